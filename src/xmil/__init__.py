@@ -1,0 +1,60 @@
+"""xmil: signed, audited explanations for multiple instance learning.
+
+>>> import numpy as np, xmil
+>>> model = xmil.create_model("attnmil", in_dim=16, n_classes=2, seed=0)
+>>> bag = np.random.default_rng(0).normal(size=(50, 16)).astype("float32")
+>>> xmil.explain(model, bag, method="lrp", target=1).scores.shape
+(50,)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from xmil._version import __version__
+
+if TYPE_CHECKING:
+    from xmil.core.bag import Bag as Bag
+    from xmil.core.errors import XmilError as XmilError
+    from xmil.core.explanation import Audit as Audit
+    from xmil.core.explanation import Explanation as Explanation
+    from xmil.core.target import Target as Target
+    from xmil.methods import explain as explain
+    from xmil.methods import explain_classes as explain_classes
+    from xmil.methods import list_methods as list_methods
+    from xmil.models import create_model as create_model
+    from xmil.models import list_models as list_models
+    from xmil.models import load_model as load_model
+    from xmil.models import save_model as save_model
+
+# Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
+# or drawing saved explanations never imports torch.
+_HOME = {
+    "Audit": "xmil.core.explanation",
+    "Bag": "xmil.core.bag",
+    "Explanation": "xmil.core.explanation",
+    "Target": "xmil.core.target",
+    "XmilError": "xmil.core.errors",
+    "create_model": "xmil.models",
+    "explain": "xmil.methods",
+    "explain_classes": "xmil.methods",
+    "list_methods": "xmil.methods",
+    "list_models": "xmil.models",
+    "load_model": "xmil.models",
+    "save_model": "xmil.models",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'xmil' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

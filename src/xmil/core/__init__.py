@@ -1,0 +1,1 @@
+"""The nouns everything else speaks of: bags, targets, explanations, errors, registries. No torch here."""

@@ -1,0 +1,96 @@
+"""An explanation: one score per instance for one explained output, with its account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray, IntArray
+from xmil.core.target import Target
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Where the explained output went: output = instances + class_token + bias + epsilon + other.
+
+    `class_token` reached parameters that are concatenated as tokens, `bias` reached added constants,
+    `epsilon` was swallowed by stabilisers, `other` is what none of these explains: near zero, or the
+    explanation does not account for the output.
+
+    >>> Audit(output=2.0, instances=1.5, bias=0.5)
+    Audit(output=2, instances=1.5, class_token=0, bias=0.5, epsilon=0, other=0)
+    """
+
+    output: float
+    instances: float
+    class_token: float = 0.0
+    bias: float = 0.0
+    epsilon: float = 0.0
+    other: float = 0.0
+
+    @classmethod
+    def close(cls, **shares: float) -> Audit:
+        """The audit whose `other` is what the given shares leave unexplained."""
+        known = sum(value for key, value in shares.items() if key != "output")
+        return cls(**shares, other=shares["output"] - known)
+
+    def as_dict(self) -> dict[str, float]:
+        """The six numbers by name."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"Audit({', '.join(f'{key}={value:.6g}' for key, value in self.as_dict().items())})"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Scores (n,) of one method for one target of one bag.
+
+    `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
+    means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name.
+    """
+
+    scores: FloatArray
+    logits: FloatArray
+    output: float
+    method: str
+    target: Target
+    signed: bool
+    audit: Audit | None = None
+    bag: str | None = None
+    coords: IntArray | None = None
+    patch_size: int | None = None
+    mpp: float | None = None
+    model: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    relevance: npt.NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __repr__(self) -> str:
+        where = f" of {self.bag!r}" if self.bag else ""
+        return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g})"
+
+    @property
+    def column(self) -> str:
+        """The name of this explanation's column in a table: `<method>:<target>`."""
+        return f"{self.method}:{self.target}"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write this explanation as a Parquet table; see `xmil.core.storage` for several in one."""
+        from xmil.core.storage import write_explanations
+
+        write_explanations([self], path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, method: str | None = None, target: Any = None) -> Explanation:
+        """Read one explanation; name the method and target where the file holds several."""
+        from xmil.core.storage import read_explanation
+
+        return read_explanation(path, method=method, target=target)

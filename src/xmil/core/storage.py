@@ -1,0 +1,212 @@
+"""Explanations as Parquet: boxes and one column per method and target, the account in the metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xmil._version import __version__
+from xmil.core.bag import FloatArray, IntArray
+from xmil.core.errors import FileError, InputError
+from xmil.core.explanation import Audit, Explanation
+from xmil.core.target import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LAYOUT = 1  # the number of the layout; files of later layouts are refused, earlier ones keep loading
+KEY = b"xmil"
+RELEVANCE = "relevance|"
+BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
+_COLUMN_FIELDS = ("method", "signed", "output", "params")
+
+Path_ = str | PathLike[str]
+
+
+def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written ({error.strerror}); check the folder.") from None
+    os.close(handle)
+    try:
+        write(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise FileError(f"{target}: cannot be written ({error}); make room or choose another place.") from None
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def write_explanations(
+    explanations: Sequence[Explanation], path: Path_, *, provenance: Mapping[str, Any] | None = None
+) -> None:
+    """Write the explanations of one bag into one Parquet file, whole or not at all."""
+    import pyarrow.parquet as pq
+
+    table = _to_table(explanations, dict(provenance or {}))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+
+
+def read_explanations(path: Path_) -> list[Explanation]:
+    """Every explanation in a file, in the file's order."""
+    header, table = _open(path)
+    return [_from_table(header, table, column, path) for column in header["columns"]]
+
+
+def read_explanation(path: Path_, *, method: str | None = None, target: Any = None) -> Explanation:
+    """The one explanation of a method and target; an error when several fit."""
+    header, table = _open(path)
+    columns = [name for name, meta in header["columns"].items() if _fits(meta, method, target)]
+    if len(columns) != 1:
+        found = ", ".join(columns or header["columns"])
+        fault = "several explanations fit" if columns else "no explanation fits"
+        raise InputError(f"{path}: {fault}; name the method and target. Found: {found}.")
+    return _from_table(header, table, columns[0], path)
+
+
+def read_header(path: Path_) -> dict[str, Any]:
+    """What a file holds, without its scores."""
+    return _open(path, columns=[])[0]
+
+
+def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -> pa.Table:
+    import pyarrow as pa
+
+    if not explanations:
+        raise InputError("There is no explanation to write.")
+    first = explanations[0]
+    _check_same_bag(explanations)
+    arrays: dict[str, Any] = dict(zip(("x0", "y0"), _box_columns(first.coords, len(first)), strict=True))
+    for e in explanations:
+        arrays[e.column] = pa.array(e.scores, type=pa.float32())
+        if e.relevance is not None:
+            flat = pa.array(e.relevance.ravel(), type=pa.float32())
+            arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])
+    header = {
+        "layout": LAYOUT,
+        "version": __version__,
+        "columns": {e.column: _column_header(e) for e in explanations},
+        "provenance": provenance,
+        **{key: getattr(first, key) for key in BAG_FIELDS},
+    }
+    return pa.table(arrays).replace_schema_metadata({KEY: json.dumps(header, default=_plain)})
+
+
+def _check_same_bag(explanations: Sequence[Explanation]) -> None:
+    first = explanations[0]
+    columns = [e.column for e in explanations]
+    if len(set(columns)) != len(columns):
+        raise InputError(f"Two explanations share a column; each method and target once. Got: {', '.join(columns)}.")
+    for e in explanations[1:]:
+        if len(e) != len(first) or not _same(e.coords, first.coords) or e.bag != first.bag:
+            raise InputError("Explanations of different bags cannot share a file; write one file for each bag.")
+
+
+def _same(a: IntArray | None, b: IntArray | None) -> bool:
+    return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _box_columns(coords: IntArray | None, n: int) -> tuple[pa.Array, pa.Array]:
+    import pyarrow as pa
+
+    if coords is None:
+        return pa.nulls(n, pa.int64()), pa.nulls(n, pa.int64())
+    return pa.array(coords[:, 0]), pa.array(coords[:, 1])
+
+
+def _column_header(e: Explanation) -> dict[str, Any]:
+    target = {key: getattr(e.target, key) for key in ("cls", "against", "name", "against_name")}
+    audit = None if e.audit is None else e.audit.as_dict()
+    logits = [float(value) for value in e.logits]
+    return {**{key: getattr(e, key) for key in _COLUMN_FIELDS}, "target": target, "audit": audit, "logits": logits}
+
+
+def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=columns, partitioning=None)
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file.") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+    raw = (table.schema.metadata or {}).get(KEY)
+    if raw is None:
+        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+    return _checked_header(raw, path), table
+
+
+def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
+    try:
+        header = json.loads(raw)
+        layout, columns = int(header["layout"]), header["columns"]
+        if not isinstance(columns, dict):
+            raise TypeError
+    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+        raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
+    if layout > LAYOUT:
+        raise FileError(f"{path}: written by a later xmil (layout {layout} > {LAYOUT}); upgrade xmil to read it.")
+    return dict(header)
+
+
+def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:
+    try:
+        meta = header["columns"][column]
+        return Explanation(
+            scores=table[column].to_numpy().astype(np.float32),
+            logits=np.asarray(meta["logits"], dtype=np.float32),
+            target=Target(**meta["target"]),
+            audit=None if meta["audit"] is None else Audit(**meta["audit"]),
+            coords=_coords(table),
+            relevance=_relevance(table, column),
+            **{key: meta[key] for key in _COLUMN_FIELDS},
+            **{key: header[key] for key in BAG_FIELDS},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path}: the explanation {column!r} is damaged ({error}); explain it again.") from None
+
+
+def _coords(table: pa.Table) -> IntArray | None:
+    if table["x0"].null_count:
+        return None
+    return np.stack([table["x0"].to_numpy(), table["y0"].to_numpy()], axis=1).astype(np.int64)
+
+
+def _relevance(table: pa.Table, column: str) -> FloatArray | None:
+    name = RELEVANCE + column
+    if name not in table.column_names:
+        return None
+    lists = table[name].combine_chunks()
+    return np.asarray(lists.flatten().to_numpy(), dtype=np.float32).reshape(len(lists), -1)
+
+
+def _fits(meta: Mapping[str, Any], method: str | None, target: Any) -> bool:
+    if method is not None and meta["method"] != method:
+        return False
+    if target is None:
+        return True
+    stored = Target(**meta["target"])
+    return stored == Target.of(target) or str(stored) == str(target)
+
+
+def _plain(value: Any) -> Any:
+    """JSON for what parameters hold: NumPy numbers and arrays as such, the rest by its text."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
