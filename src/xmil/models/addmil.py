@@ -1,0 +1,56 @@
+"""AddMIL: additive MIL, whose outputs are sums over instances.
+
+Javed et al., "Additive MIL", NeurIPS 2022, arXiv:2206.01794.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from xmil.models.base import MILModel, checked_bags
+from xmil.models.registry import MODELS
+from xmil.nn.attention import masked_softmax
+
+
+@MODELS.register("addmil")
+class AddMIL(MILModel):
+    """Attention MLP with batch norm, then a classifier MLP on each attended instance, outputs summed."""
+
+    def __init__(self, in_dim: int, n_classes: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
+        super().__init__(in_dim, n_classes)
+        self.dropout = nn.Dropout(dropout)
+        self.attention = nn.Sequential(
+            nn.Linear(in_dim, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.LeakyReLU(0.2),
+            nn.Linear(hidden, hidden),
+            nn.BatchNorm1d(hidden),
+            nn.LeakyReLU(0.2),
+            nn.Linear(hidden, 1),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(in_dim, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, n_classes),
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d)."""
+        return self.instance_logits(x, mask).sum(dim=1)
+
+    def instance_logits(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What each instance adds to the outputs, (b, n, c); zero outside the mask."""
+        x = self.dropout(checked_bags(x, mask))
+        logits: Tensor = self.classifier(masked_softmax(self.attend(x, mask), mask) * x)
+        return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Unnormalised attention (b, n, 1); batch norm sees real instances only."""
+        if mask is None:
+            scores: Tensor = self.attention(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            return scores
+        scattered = x.new_zeros(*x.shape[:2], 1)
+        scattered[mask] = self.attention(x[mask])
+        return scattered

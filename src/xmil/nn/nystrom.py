@@ -1,0 +1,156 @@
+"""Nyström attention kept as factors.
+
+Xiong et al., "Nyströmformer", AAAI 2021, arXiv:2102.03902; as used by TransMIL, arXiv:2106.00908.
+
+The n x n attention matrix is softmax(q k_l) @ pinv(softmax(q_l k_l)) @ softmax(q_l k): a product of thin
+factors over m landmarks. Only the factors' inputs are kept; everything else is linear in n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xmil.nn.attention import attention_weights, merge_heads, residual_convolution, row_blocks, split_heads
+
+
+@dataclass(frozen=True)
+class NystromFactors:
+    """softmax(q keys1 + bias1) @ core @ softmax(landmarks keys3 + bias3), less the first `skip` columns.
+
+    Shapes: q (b, h, n, e), keys1 and landmarks (b, h, m, e), core (b, h, m, m), keys3 (b, h, skip + n, e).
+    The biases are the logarithms of how many equal tokens a key stands for, or None for one each.
+    """
+
+    q: Tensor
+    keys1: Tensor
+    core: Tensor
+    landmarks: Tensor
+    keys3: Tensor
+    skip: int
+    bias1: Tensor | None = None
+    bias3: Tensor | None = None
+
+    def __matmul__(self, v: Tensor) -> Tensor:
+        """The attention matrix times values (b, h, skip + n, e), with no n x m matrix kept."""
+        gathered = F.scaled_dot_product_attention(self.landmarks, self.keys3, v, attn_mask=self.bias3)
+        return F.scaled_dot_product_attention(self.q, self.keys1, self.core @ gathered, attn_mask=self.bias1)
+
+    def left(self, u: Tensor) -> Tensor:
+        """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
+        m, n = self.keys1.shape[-2], self.q.shape[-2]
+        spread = u.new_zeros(*u.shape[:2], m)
+        for block in row_blocks(n, width=m * u.shape[0] * u.shape[1]):
+            first = attention_weights(self.q[..., block, :], self.keys1, self.bias1)
+            spread = spread + torch.einsum("bhn,bhnm->bhm", u[..., block], first)
+        return self._spread(spread)
+
+    def rows(self, block: slice) -> Tensor:
+        """Rows of the attention matrix, (b, h, rows, n)."""
+        first = attention_weights(self.q[..., block, :], self.keys1, self.bias1)
+        third = attention_weights(self.landmarks, self.keys3, self.bias3)
+        return ((first @ self.core) @ third)[..., self.skip :]
+
+    def _spread(self, spread: Tensor) -> Tensor:
+        """A row vector over the landmarks (b, h, m) times core and third factor."""
+        weights = (spread.unsqueeze(-2) @ self.core).squeeze(-2)
+        total = spread.new_zeros(*spread.shape[:2], self.keys3.shape[-2])
+        for block in row_blocks(weights.shape[-1], width=self.keys3.shape[-2] * spread.shape[0] * spread.shape[1]):
+            third = attention_weights(self.landmarks[..., block, :], self.keys3, self.bias3)
+            total = total + torch.einsum("bhm,bhmn->bhn", weights[..., block], third)
+        return total[..., self.skip :]
+
+
+class NystromAttention(nn.Module):
+    """Multi-head Nyström self-attention with a depth-wise residual convolution on the values."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int = 8,
+        landmarks: int = 128,
+        pinv_iterations: int = 6,
+        residual_kernel: int | None = 33,
+        bias: bool = True,
+        dropout: float = 0.0,
+        head_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        inner = heads * (head_dim or dim // heads)
+        self.heads = heads
+        self.n_landmarks = landmarks
+        self.pinv_iterations = pinv_iterations
+        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(inner, dim, bias=bias), nn.Dropout(dropout))
+        self.res_conv = residual_convolution(heads, residual_kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, n, d) to (b, n, d)."""
+        q, k, v = split_heads(self.to_qkv(x), self.heads)
+        factors = self.factors(q, k)
+        out = factors @ F.pad(v, (0, 0, factors.skip, 0))  # padding tokens have no bias: their values are 0
+        return merge_heads(out, v, self.res_conv, self.to_out)
+
+    def factors(self, q: Tensor, k: Tensor) -> NystromFactors:
+        """The attention matrix of queries and keys (b, h, n, e) as factors."""
+        n, m = q.shape[-2], self.n_landmarks
+        if n < m:
+            return _collapsed_factors(q, k, padding=m - n, iterations=self.pinv_iterations)
+        padding = -n % m
+        keys = F.pad(k, (0, 0, padding, 0))  # zeros in front, as published
+        q_l = _group_means(F.pad(q, (0, 0, padding, 0)), m)
+        k_l = _group_means(keys, m)
+        a = attention_weights(q_l, k_l)
+        core = iterative_pinv(a, column_sums=a.sum(dim=-2), iterations=self.pinv_iterations)
+        return NystromFactors(q, k_l, core, q_l, keys, skip=padding)
+
+    def attention(self, x: Tensor) -> NystromFactors:
+        """The attention matrix that a forward pass over x would use."""
+        q, k, _ = split_heads(self.to_qkv(x), self.heads)
+        return self.factors(q, k)
+
+
+def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor:
+    """Pseudo-inverse of a non-negative (b, h, m, m) with rows summing to one, by the paper's iteration.
+
+    The start is the transpose over the largest row and column sum of **one bag**, so that a bag does not
+    depend on its batch mates.
+    """
+    scale = column_sums.amax(dim=(1, 2), keepdim=True).unsqueeze(-1)  # row sums are 1
+    z = a.transpose(-1, -2) / scale
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    for _ in range(iterations):
+        az = a @ z
+        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    return z
+
+
+def _collapsed_factors(q: Tensor, k: Tensor, *, padding: int, iterations: int) -> NystromFactors:
+    """The factors of a sequence shorter than the landmarks, where each token is its own landmark.
+
+    The zero tokens in front are interchangeable, and attention maps every vector that sums to zero over
+    them to zero. So the m x m problem equals, exactly, one over n + 1 token classes, of which the first
+    stands for all zero tokens. In the orthonormal basis (1/sqrt(count) on each class) transposes,
+    products and the identity keep their meaning, and with them the pseudo-inverse iteration.
+    """
+    counts = torch.ones(q.shape[-2] + 1, dtype=q.dtype, device=q.device)
+    counts[0] = padding
+    q_l, k_l = F.pad(q, (0, 0, 1, 0)), F.pad(k, (0, 0, 1, 0))
+    bias = counts.log().unsqueeze(0)
+    p = attention_weights(q_l, k_l, bias)  # p_ij = count_j * a_ij
+    root = counts.sqrt()
+    a = p * root.unsqueeze(-1) / root
+    column_sums = (p * counts.unsqueeze(-1)).sum(dim=-2) / counts
+    z = iterative_pinv(a, column_sums=column_sums, iterations=iterations)
+    core = z / root.unsqueeze(-1) * root
+    return NystromFactors(q, k_l, core, q_l, k_l, skip=1, bias1=bias, bias3=bias)
+
+
+def _group_means(tokens: Tensor, m: int) -> Tensor:
+    """Means of m equal consecutive groups of tokens: (b, h, n, e) to (b, h, m, e)."""
+    b, h, n, e = tokens.shape
+    return tokens.view(b, h, m, n // m, e).mean(dim=3)
