@@ -25,9 +25,9 @@ class TransLayer(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.attn = attn
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, d)."""
-        out: Tensor = x + self.attn(self.norm(x))
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """(b, n, d) to (b, n, d), or to its first rows."""
+        out: Tensor = x[:, :rows] + self.attn(self.norm(x), rows)
         return out
 
 
@@ -117,8 +117,10 @@ class TransMIL(MILModel):
             h = torch.cat([h, h[:, : edge * edge - h.shape[1]]], dim=1)
         if self.class_token is not None:
             h = torch.cat([self.class_token.expand(len(h), -1, -1), h], dim=1)
+        last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            h = layer(h)
+            # of the last layer only the class token is read, unless positions are encoded after it
+            h = layer(h, 1 if i == last > 0 and self.class_token is not None else None)
             if i == 0 and self.ppeg is not None:
                 h = self._encode_positions(h, edge)
         return self._classify(h)

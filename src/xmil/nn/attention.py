@@ -63,8 +63,12 @@ class DenseAttention:
         return attention_weights(self.q[..., block, :], self.k)
 
 
-class DotProductAttention(nn.Module):
-    """Multi-head dot-product self-attention with the parameters of `NystromAttention`."""
+class SelfAttention(nn.Module):
+    """What Nyström and dot-product attention share: the projections and the residual convolution.
+
+    Queries, keys and values are projected one by one, so that relevance, which goes through the values
+    alone, costs a third of a gradient.
+    """
 
     def __init__(
         self,
@@ -83,31 +87,36 @@ class DotProductAttention(nn.Module):
         self.to_out = nn.Sequential(nn.Linear(inner, dim, bias=bias), nn.Dropout(dropout))
         self.res_conv = residual_convolution(heads, residual_kernel)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, d)."""
-        q, k, v = split_heads(self.to_qkv(x), self.heads)
-        out = F.scaled_dot_product_attention(q, k, v)
-        return merge_heads(out, v, self.res_conv, self.to_out)
+    def project(self, x: Tensor, part: int) -> Tensor:
+        """Queries (0), keys (1) or values (2) of tokens: (b, n, d) to (b, h, n, e)."""
+        weight = self.to_qkv.weight.chunk(3)[part]
+        return F.linear(x, weight).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def finish(self, out: Tensor, v: Tensor) -> Tensor:
+        """Add the residual convolution of the values, join the heads and project: (b, n, d).
+
+        `out` may hold the first rows only.
+        """
+        if self.res_conv is not None:
+            rows = out.shape[2]
+            reach = int(self.res_conv.kernel_size[0]) // 2
+            out = out + self.res_conv(v[:, :, : rows + reach])[:, :, :rows]
+        joined: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
+        return joined
+
+
+class DotProductAttention(SelfAttention):
+    """Multi-head dot-product self-attention."""
+
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """(b, n, d) to (b, n, d), or to its first rows."""
+        v = self.project(x, 2)
+        out = F.scaled_dot_product_attention(self.project(x[:, :rows], 0), self.project(x, 1), v)
+        return self.finish(out, v)
 
     def attention(self, x: Tensor) -> DenseAttention:
         """The attention matrix that a forward pass over x would use."""
-        q, k, _ = split_heads(self.to_qkv(x), self.heads)
-        return DenseAttention(q, k)
-
-
-def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(b, n, 3 h e) to three times (b, h, n, e)."""
-    b, n, width = qkv.shape
-    q, k, v = qkv.view(b, n, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def merge_heads(out: Tensor, v: Tensor, res_conv: nn.Module | None, to_out: nn.Module) -> Tensor:
-    """Add the residual convolution of the values, join the heads and project: (b, h, n, e) to (b, n, d)."""
-    if res_conv is not None:
-        out = out + res_conv(v)
-    joined: Tensor = to_out(out.transpose(1, 2).flatten(2))
-    return joined
+        return DenseAttention(self.project(x, 0), self.project(x, 1))
 
 
 def residual_convolution(heads: int, kernel: int | None) -> nn.Conv2d | None:

@@ -9,12 +9,13 @@ factors over m landmarks. Only the factors' inputs are kept; everything else is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from xmil.nn.attention import attention_weights, merge_heads, residual_convolution, row_blocks, split_heads
+from xmil.nn.attention import SelfAttention, attention_weights, row_blocks
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class NystromFactors:
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
-        m, n = self.keys1.shape[-2], self.q.shape[-2]
+        m = self.keys1.shape[-2]
         spread = u.new_zeros(*u.shape[:2], m)
-        for block in row_blocks(n, width=m * u.shape[0] * u.shape[1]):
+        for block in row_blocks(u.shape[-1], width=m * u.shape[0] * u.shape[1]):
             first = attention_weights(self.q[..., block, :], self.keys1, self.bias1)
             spread = spread + torch.einsum("bhn,bhnm->bhm", u[..., block], first)
         return self._spread(spread)
@@ -64,54 +65,35 @@ class NystromFactors:
         return total[..., self.skip :]
 
 
-class NystromAttention(nn.Module):
+class NystromAttention(SelfAttention):
     """Multi-head Nyström self-attention with a depth-wise residual convolution on the values."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        heads: int = 8,
-        landmarks: int = 128,
-        pinv_iterations: int = 6,
-        residual_kernel: int | None = 33,
-        bias: bool = True,
-        dropout: float = 0.0,
-        head_dim: int | None = None,
-    ) -> None:
-        super().__init__()
-        inner = heads * (head_dim or dim // heads)
-        self.heads = heads
+    def __init__(self, dim: int, *, landmarks: int = 128, pinv_iterations: int = 6, **shared: Any) -> None:
+        super().__init__(dim, **shared)
         self.n_landmarks = landmarks
         self.pinv_iterations = pinv_iterations
-        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(inner, dim, bias=bias), nn.Dropout(dropout))
-        self.res_conv = residual_convolution(heads, residual_kernel)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, d)."""
-        q, k, v = split_heads(self.to_qkv(x), self.heads)
-        factors = self.factors(q, k)
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """(b, n, d) to (b, n, d), or to its first rows."""
+        v = self.project(x, 2)
+        factors = self.attention(x, rows)
         out = factors @ F.pad(v, (0, 0, factors.skip, 0))  # padding tokens have no bias: their values are 0
-        return merge_heads(out, v, self.res_conv, self.to_out)
+        return self.finish(out, v)
 
-    def factors(self, q: Tensor, k: Tensor) -> NystromFactors:
-        """The attention matrix of queries and keys (b, h, n, e) as factors."""
-        n, m = q.shape[-2], self.n_landmarks
+    def attention(self, x: Tensor, rows: int | None = None) -> NystromFactors:
+        """The attention matrix over x as factors, or its first rows."""
+        n, m = x.shape[1], self.n_landmarks
+        q, k = self.project(x[:, :rows], 0), self.project(x, 1)
         if n < m:
-            return _collapsed_factors(q, k, padding=m - n, iterations=self.pinv_iterations)
+            every = q if q.shape[-2] == n else self.project(x, 0)
+            return _collapsed_factors(q, every, k, padding=m - n, iterations=self.pinv_iterations)
         padding = -n % m
         keys = F.pad(k, (0, 0, padding, 0))  # zeros in front, as published
-        q_l = _group_means(F.pad(q, (0, 0, padding, 0)), m)
-        k_l = _group_means(keys, m)
+        means = _group_means(F.pad(x, (0, 0, padding, 0)), m)
+        q_l, k_l = self.project(means, 0), self.project(means, 1)  # projections are linear: of the means
         a = attention_weights(q_l, k_l)
         core = iterative_pinv(a, column_sums=a.sum(dim=-2), iterations=self.pinv_iterations)
         return NystromFactors(q, k_l, core, q_l, keys, skip=padding)
-
-    def attention(self, x: Tensor) -> NystromFactors:
-        """The attention matrix that a forward pass over x would use."""
-        q, k, _ = split_heads(self.to_qkv(x), self.heads)
-        return self.factors(q, k)
 
 
 def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor:
@@ -129,7 +111,7 @@ def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor
     return z
 
 
-def _collapsed_factors(q: Tensor, k: Tensor, *, padding: int, iterations: int) -> NystromFactors:
+def _collapsed_factors(q: Tensor, every: Tensor, k: Tensor, *, padding: int, iterations: int) -> NystromFactors:
     """The factors of a sequence shorter than the landmarks, where each token is its own landmark.
 
     The zero tokens in front are interchangeable, and attention maps every vector that sums to zero over
@@ -137,9 +119,9 @@ def _collapsed_factors(q: Tensor, k: Tensor, *, padding: int, iterations: int) -
     stands for all zero tokens. In the orthonormal basis (1/sqrt(count) on each class) transposes,
     products and the identity keep their meaning, and with them the pseudo-inverse iteration.
     """
-    counts = torch.ones(q.shape[-2] + 1, dtype=q.dtype, device=q.device)
+    counts = torch.ones(k.shape[-2] + 1, dtype=q.dtype, device=q.device)
     counts[0] = padding
-    q_l, k_l = F.pad(q, (0, 0, 1, 0)), F.pad(k, (0, 0, 1, 0))
+    q_l, k_l = F.pad(every, (0, 0, 1, 0)), F.pad(k, (0, 0, 1, 0))
     bias = counts.log().unsqueeze(0)
     p = attention_weights(q_l, k_l, bias)  # p_ij = count_j * a_ij
     root = counts.sqrt()
@@ -151,6 +133,5 @@ def _collapsed_factors(q: Tensor, k: Tensor, *, padding: int, iterations: int) -
 
 
 def _group_means(tokens: Tensor, m: int) -> Tensor:
-    """Means of m equal consecutive groups of tokens: (b, h, n, e) to (b, h, m, e)."""
-    b, h, n, e = tokens.shape
-    return tokens.view(b, h, m, n // m, e).mean(dim=3)
+    """Means of m equal consecutive groups of tokens: (b, n, d) to (b, m, d)."""
+    return tokens.unflatten(1, (m, -1)).mean(dim=2)

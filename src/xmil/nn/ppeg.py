@@ -19,7 +19,7 @@ class PPEG(nn.Module):
     def forward(self, tokens: Tensor, edge: int) -> Tensor:
         """Instance tokens (b, edge * edge, d), without the class token, to the same shape."""
         b, _, d = tokens.shape
-        grid = tokens.transpose(1, 2).reshape(b, d, edge, edge)
+        grid = tokens.transpose(1, 2).contiguous().view(b, d, edge, edge)  # far faster than channels-last
         grid = grid + self.proj(grid) + self.proj1(grid) + self.proj2(grid)
         return grid.flatten(2).transpose(1, 2)
 
