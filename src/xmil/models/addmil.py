@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xmil.models.base import MILModel, checked_bags
+from xmil.models.base import MILModel
 from xmil.models.registry import MODELS
 from xmil.nn.attention import masked_softmax
 
@@ -36,21 +36,25 @@ class AddMIL(MILModel):
             nn.Linear(hidden, n_classes),
         )
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        return self.instance_logits(x, mask).sum(dim=1)
+    def embed(self, x: Tensor) -> Tensor:
+        """Instances as they are."""
+        h: Tensor = self.dropout(x)
+        return h
 
-    def instance_logits(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c): the sum over instances."""
+        return self.instance_logits(h, mask).sum(dim=1)
+
+    def instance_logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """What each instance adds to the outputs, (b, n, c); zero outside the mask."""
-        x = self.dropout(checked_bags(x, mask))
-        logits: Tensor = self.classifier(masked_softmax(self.attend(x, mask), mask) * x)
+        logits: Tensor = self.classifier(masked_softmax(self.attend(h, mask), mask) * h)
         return logits if mask is None else logits.masked_fill(~mask.unsqueeze(-1), 0.0)
 
-    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Unnormalised attention (b, n, 1); batch norm sees real instances only."""
         if mask is None:
-            scores: Tensor = self.attention(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+            scores: Tensor = self.attention(h.flatten(0, 1)).unflatten(0, h.shape[:2])
             return scores
-        scattered = x.new_zeros(*x.shape[:2], 1)
-        scattered[mask] = self.attention(x[mask])
+        scattered = h.new_zeros(*h.shape[:2], 1)
+        scattered[mask] = self.attention(h[mask])
         return scattered

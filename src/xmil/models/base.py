@@ -31,9 +31,10 @@ class ModelSpec:
 
 
 class MILModel(nn.Module, ABC):
-    """A bag classifier. `forward` takes (b, n, d) and an optional mask (b, n), true for real instances.
+    """A bag classifier: instances are embedded one by one, then aggregated to the bag's outputs.
 
-    The output of a bag depends neither on its batch mates nor on its padding.
+    `forward` takes (b, n, d) and an optional mask (b, n), true for real instances. The output of a bag
+    depends neither on its batch mates nor on its padding.
     """
 
     spec: ModelSpec
@@ -48,21 +49,24 @@ class MILModel(nn.Module, ABC):
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
 
-    @abstractmethod
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) of bags (b, n, d)."""
+        return self.aggregate(self.embed(checked_bags(x, mask)), mask)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Instances, each by itself: (b, n, d) to (b, n, e)."""
+        return x
+
+    @abstractmethod
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e)."""
 
 
 class PooledMIL(MILModel):
-    """A model that embeds instances, weighs them by a softmax, and reads the weighted means.
+    """A model that weighs embedded instances by a softmax and reads the weighted means.
 
-    embed: (b, n, d) to (b, n, e); attend: (b, n, e) to attention logits (b, n, k); head: the k weighted
-    means (b, k, e) to outputs (b, c).
+    attend: (b, n, e) to attention logits (b, n, k); head: the k weighted means (b, k, e) to outputs (b, c).
     """
-
-    @abstractmethod
-    def embed(self, x: Tensor) -> Tensor:
-        """Instances, each by itself."""
 
     @abstractmethod
     def attend(self, h: Tensor) -> Tensor:
@@ -72,10 +76,8 @@ class PooledMIL(MILModel):
     def head(self, z: Tensor) -> Tensor:
         """Outputs from the weighted means."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        x = checked_bags(x, mask)
-        h = self.embed(x)
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e)."""
         weights = masked_softmax(self.attend(h), mask)  # (b, n, k)
         return self.head(weights.transpose(1, 2) @ h)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.models.base import MILModel, checked_bags
+from xmil.models.base import MILModel
 from xmil.models.registry import MODELS
 
 
@@ -28,18 +28,17 @@ class DSMIL(MILModel):
         self.dropout = nn.Dropout(dropout)
         self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=in_dim)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        x = checked_bags(x, mask)
-        scores = self._scores(x, mask)
-        weights = F.softmax(self._likeness(x, scores, mask), dim=1)  # (b, n, c)
-        pooled = weights.transpose(1, 2) @ self.dropout(x)  # (b, c, d)
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from instances (b, n, d)."""
+        scores = self._scores(h, mask)
+        weights = F.softmax(self._likeness(h, scores, mask), dim=1)  # (b, n, c)
+        pooled = weights.transpose(1, 2) @ self.dropout(h)  # (b, c, d)
         bag: Tensor = self.bag_classifier(pooled).squeeze(-1)
         return 0.5 * (scores.amax(dim=1) + bag) if self.average else bag
 
-    def attend(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Unnormalised attention (b, n, c): likeness of each instance to each class's critical one."""
-        return self._likeness(x, self._scores(x, mask), mask)
+        return self._likeness(h, self._scores(h, mask), mask)
 
     def _scores(self, x: Tensor, mask: Tensor | None) -> Tensor:
         scores: Tensor = self.instance_classifier(x)  # (b, n, c)

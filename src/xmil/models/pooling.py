@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xmil.models.base import MILModel, PooledMIL, checked_bags, linear_relu_stack
+from xmil.models.base import MILModel, PooledMIL, linear_relu_stack
 from xmil.models.registry import MODELS
 
 
@@ -52,10 +52,13 @@ class MaxPool(MILModel):
         h: Tensor = self.instance(self.dropout(x))
         return h
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        h = self.embed(checked_bags(x, mask))
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e)."""
         if mask is not None:
             h = h.masked_fill(~mask.unsqueeze(-1), float("-inf"))
-        logits: Tensor = self.classifier(h.amax(dim=1))
+        return self.head(h.amax(dim=1))
+
+    def head(self, z: Tensor) -> Tensor:
+        """Outputs from the largest values."""
+        logits: Tensor = self.classifier(z)
         return logits

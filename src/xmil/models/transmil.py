@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import bad_parameter
-from xmil.models.base import MILModel, checked_bags, linear_relu_stack
+from xmil.models.base import MILModel, linear_relu_stack
 from xmil.models.registry import MODELS
 from xmil.nn.attention import DotProductAttention
 from xmil.nn.nystrom import NystromAttention
@@ -91,27 +91,25 @@ class TransMIL(MILModel):
         self.bag_dropout = nn.Dropout(bag_dropout)
         self.classifier = nn.Linear(dim, n_classes, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d); bags of different lengths are run by length."""
-        x = checked_bags(x, mask)
-        if mask is None:
-            return self.head(self.embed(x))
-        lengths = mask.sum(dim=1)
-        logits: list[Tensor] = [x.new_empty(0)] * len(x)
-        for n in lengths.unique().tolist():
-            index = (lengths == n).nonzero().squeeze(1)
-            bags = x[index][mask[index]].view(len(index), int(n), -1)
-            for i, row in zip(index.tolist(), self.head(self.embed(bags)), strict=True):
-                logits[i] = row
-        return torch.stack(logits)
-
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
         h: Tensor = self.feature_dropout(self.instance(x))
         return h
 
-    def head(self, h: Tensor) -> Tensor:
-        """Outputs (b, c) from embedded instances (b, n, e)."""
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths are run by length."""
+        if mask is None:
+            return self._aggregate(h)
+        lengths = mask.sum(dim=1)
+        logits: list[Tensor] = [h.new_empty(0)] * len(h)
+        for n in lengths.unique().tolist():
+            index = (lengths == n).nonzero().squeeze(1)
+            bags = h[index][mask[index]].view(len(index), int(n), -1)
+            for i, row in zip(index.tolist(), self._aggregate(bags), strict=True):
+                logits[i] = row
+        return torch.stack(logits)
+
+    def _aggregate(self, h: Tensor) -> Tensor:
         edge = square_edge(h.shape[1])
         if self.ppeg is not None:
             h = torch.cat([h, h[:, : edge * edge - h.shape[1]]], dim=1)

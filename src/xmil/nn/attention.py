@@ -49,6 +49,7 @@ class DenseAttention:
 
     q: Tensor
     k: Tensor
+    skip: int = 0  # no padding
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
@@ -61,6 +62,10 @@ class DenseAttention:
     def rows(self, block: slice) -> Tensor:
         """Rows of the attention matrix, (b, h, rows, n)."""
         return attention_weights(self.q[..., block, :], self.k)
+
+    def row_sums(self) -> Tensor:
+        """Sums of the rows of the attention matrix, (b, h, n)."""
+        return torch.ones_like(self.q[..., 0])
 
 
 class SelfAttention(nn.Module):

@@ -20,10 +20,11 @@ from xmil.nn.attention import SelfAttention, attention_weights, row_blocks
 
 @dataclass(frozen=True)
 class NystromFactors:
-    """softmax(q keys1 + bias1) @ core @ softmax(landmarks keys3 + bias3), less the first `skip` columns.
+    """softmax(q keys1 + bias1) @ core @ softmax(landmarks keys3 + bias3).
 
     Shapes: q (b, h, n, e), keys1 and landmarks (b, h, m, e), core (b, h, m, m), keys3 (b, h, skip + n, e).
-    The biases are the logarithms of how many equal tokens a key stands for, or None for one each.
+    The first `skip` keys are the zero tokens that pad the sequence; their queries are zero as well. The
+    biases are the logarithms of how many equal tokens a key stands for, or None for one each.
     """
 
     q: Tensor
@@ -41,28 +42,36 @@ class NystromFactors:
         return F.scaled_dot_product_attention(self.q, self.keys1, self.core @ gathered, attn_mask=self.bias1)
 
     def left(self, u: Tensor) -> Tensor:
-        """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
+        """A row vector over all tokens, padding first (b, h, skip + n), times the attention matrix."""
         m = self.keys1.shape[-2]
-        spread = u.new_zeros(*u.shape[:2], m)
-        for block in row_blocks(u.shape[-1], width=m * u.shape[0] * u.shape[1]):
-            first = attention_weights(self.q[..., block, :], self.keys1, self.bias1)
-            spread = spread + torch.einsum("bhn,bhnm->bhm", u[..., block], first)
-        return self._spread(spread)
-
-    def rows(self, block: slice) -> Tensor:
-        """Rows of the attention matrix, (b, h, rows, n)."""
-        first = attention_weights(self.q[..., block, :], self.keys1, self.bias1)
-        third = attention_weights(self.landmarks, self.keys3, self.bias3)
-        return ((first @ self.core) @ third)[..., self.skip :]
-
-    def _spread(self, spread: Tensor) -> Tensor:
-        """A row vector over the landmarks (b, h, m) times core and third factor."""
+        spread = u[..., : self.skip].sum(dim=-1, keepdim=True) * self._first(self.q[..., :1, :] * 0)[..., 0, :]
+        real = u[..., self.skip :]
+        for block in row_blocks(real.shape[-1], width=m * u.shape[0] * u.shape[1]):
+            spread = spread + torch.einsum("bhn,bhnm->bhm", real[..., block], self._first(self.q[..., block, :]))
         weights = (spread.unsqueeze(-2) @ self.core).squeeze(-2)
-        total = spread.new_zeros(*spread.shape[:2], self.keys3.shape[-2])
-        for block in row_blocks(weights.shape[-1], width=self.keys3.shape[-2] * spread.shape[0] * spread.shape[1]):
+        total = torch.zeros_like(u)
+        for block in row_blocks(m, width=u.numel()):
             third = attention_weights(self.landmarks[..., block, :], self.keys3, self.bias3)
             total = total + torch.einsum("bhm,bhmn->bhn", weights[..., block], third)
-        return total[..., self.skip :]
+        return total
+
+    def rows(self, block: slice) -> Tensor:
+        """Rows of the attention matrix over all tokens, padding first: (b, h, rows, skip + n)."""
+        start, stop, _ = block.indices(self.skip + self.q.shape[-2])
+        padding = self.q[..., :1, :].expand(-1, -1, max(0, min(stop, self.skip) - start), -1) * 0
+        real = self.q[..., max(0, start - self.skip) : max(0, stop - self.skip), :]
+        first = self._first(torch.cat([padding, real], dim=-2))
+        return (first @ self.core) @ attention_weights(self.landmarks, self.keys3, self.bias3)
+
+    def row_sums(self) -> Tensor:
+        """Sums of the rows of the attention matrix, padding first: (b, h, skip + n)."""
+        inner = self.core.sum(dim=-1, keepdim=True)  # the third factor's rows sum to one
+        real = F.scaled_dot_product_attention(self.q, self.keys1, inner, attn_mask=self.bias1)
+        padding = self._first(self.q[..., :1, :] * 0) @ inner
+        return torch.cat([padding.expand(-1, -1, self.skip, -1), real], dim=-2).squeeze(-1)
+
+    def _first(self, q: Tensor) -> Tensor:
+        return attention_weights(q, self.keys1, self.bias1)
 
 
 class NystromAttention(SelfAttention):
