@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
+    from xmil.evaluate.evidence import auprc2 as auprc2
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -36,6 +37,7 @@ _HOME = {
     "Explanation": "xmil.core.explanation",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
+    "auprc2": "xmil.evaluate.evidence",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
