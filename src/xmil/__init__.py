@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
     from xmil.evaluate.evidence import auprc2 as auprc2
+    from xmil.evaluate.flip import flip as flip
+    from xmil.evaluate.flip import srg as srg
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -41,10 +43,12 @@ _HOME = {
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "flip": "xmil.evaluate.flip",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
     "load_model": "xmil.models",
     "save_model": "xmil.models",
+    "srg": "xmil.evaluate.flip",
 }
 
 __all__ = ["__version__", *_HOME]

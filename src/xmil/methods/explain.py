@@ -84,7 +84,7 @@ def _explain(
     chosen.check_parameters(params)
     _check_support(chosen, network)
     question = Question(targets, _output_kind(chosen, output), network)
-    x = _as_tensor(bag, network)
+    x = as_tensor(bag, network)
     with frozen(model):
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()
@@ -121,7 +121,7 @@ def _output_kind(method: Method, output: str | None) -> str:
     return output
 
 
-def _as_tensor(bag: Any, network: Network) -> Tensor:
+def as_tensor(bag: Any, network: Network) -> Tensor:
     """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
     name = f"bag {bag.slide_id!r}" if isinstance(bag, Bag) and bag.slide_id else "the bag"
     like = next(iter(network.module.parameters()), torch.zeros(0))

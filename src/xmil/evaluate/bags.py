@@ -1,0 +1,226 @@
+"""Outputs of a bag's nested parts, from instances that are embedded once.
+
+A part is the first m instances of a sequence, laid out in the order of the bag; the others are removed, or
+masked: their features become zeros in place. Models that pool by a softmax, a mean or a maximum give all
+parts from running sums in one pass; AddMIL keeps its attention and first layer; other models, TransMIL
+among them, are run part by part on the embedded instances, parts of one length in batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xmil.methods.network import Network
+from xmil.models.addmil import AddMIL
+from xmil.models.base import MILModel, PooledMIL
+from xmil.models.pooling import MaxPool
+
+MODES = ("remove", "mask")
+
+
+class Parts(ABC):
+    """The parts of one bag (1, n, d); `full` and `empty` are the logits (1, c) of all and of none of it."""
+
+    def __init__(self, network: Network, x: Tensor, mode: str) -> None:
+        self.network, self.x, self.mode = network, x, mode
+        self.n = x.shape[1]
+        self.full = self._full()
+        self.empty = self._empty()
+
+    def nested(self, sequence: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Logits (len(sizes), c) of the first m instances of the sequence, for each of the sizes m."""
+        known = {0: self.empty, self.n: self.full}
+        inner = sorted({m for m in sizes if 0 < m < self.n})
+        if inner:
+            known.update(zip(inner, self._nested(sequence, inner).split(1), strict=True))
+        return torch.cat([known[m] for m in sizes])
+
+    def _full(self) -> Tensor:
+        return self.network(self.x)
+
+    def _empty(self) -> Tensor:
+        """The empty bag is n zero vectors."""
+        return self.network(torch.zeros_like(self.x))
+
+    @abstractmethod
+    def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        """Logits of the parts with the given sizes, ascending and within (0, n)."""
+
+
+class PooledParts(Parts):
+    """Softmax-weighted means: running sums in double precision, scaled by the running maximum."""
+
+    model: PooledMIL
+
+    def __init__(self, network: Network, x: Tensor, mode: str) -> None:
+        assert isinstance(network.model, PooledMIL)  # noqa: S101  # narrows the type for mypy
+        self.model = network.model
+        self.h = self.model.embed(x)[0]  # (n, e)
+        self.a = self.model.attend(self.h.unsqueeze(0))[0]  # (n, k)
+        zero = self.model.embed(torch.zeros_like(x[:, :1]))
+        self.h0, self.a0 = zero[0, 0].double(), self.model.attend(zero)[0, 0].double()  # (e,), (k,)
+        super().__init__(network, x, mode)
+
+    def _full(self) -> Tensor:
+        return self.model.head((F.softmax(self.a, dim=0).T @ self.h).unsqueeze(0))
+
+    def _empty(self) -> Tensor:
+        """Equal instances share the weight: n zero vectors have the mean of one."""
+        return self.model.head(self.h0.to(self.h.dtype).expand(1, len(self.a0), -1))
+
+    def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        top = torch.full_like(self.a0, float("-inf"))  # (k,), the largest attention so far
+        total = torch.zeros_like(self.a0)  # (k,), sum of exp(a - top)
+        mean = self.h0.new_zeros(len(self.a0), len(self.h0))  # (k, e), sum of exp(a - top) h
+        pooled = []
+        for segment, size in _segments(sequence, sizes):
+            a, h = self.a[segment].double(), self.h[segment].double()
+            higher = torch.maximum(top, a.amax(dim=0))
+            weights, kept = (a - higher).exp(), (top - higher).exp()
+            total = total * kept + weights.sum(dim=0)
+            mean = mean * kept.unsqueeze(-1) + weights.T @ h
+            top = higher
+            pooled.append(self._with_masked(top, total, mean, self.n - size))
+        return self.model.head(torch.stack(pooled).to(self.h.dtype))
+
+    def _with_masked(self, top: Tensor, total: Tensor, mean: Tensor, n_masked: int) -> Tensor:
+        """The weighted means (k, e) once the masked instances have joined, all of them alike."""
+        if self.mode == "remove":
+            return mean / total.unsqueeze(-1)
+        higher = torch.maximum(top, self.a0)
+        kept, joined = (top - higher).exp(), n_masked * (self.a0 - higher).exp()
+        return (mean * kept.unsqueeze(-1) + joined.unsqueeze(-1) * self.h0) / (total * kept + joined).unsqueeze(-1)
+
+
+class MaxParts(Parts):
+    """The running maximum of each feature."""
+
+    def __init__(self, network: Network, x: Tensor, mode: str) -> None:
+        assert isinstance(network.model, MaxPool)  # noqa: S101  # narrows the type for mypy
+        self.model = network.model
+        self.h = self.model.embed(x)[0]  # (n, e)
+        self.h0 = self.model.embed(torch.zeros_like(x[:, :1]))[0, 0]
+        super().__init__(network, x, mode)
+
+    def _full(self) -> Tensor:
+        return self.model.head(self.h.amax(dim=0, keepdim=True))
+
+    def _empty(self) -> Tensor:
+        return self.model.head(self.h0.unsqueeze(0))
+
+    def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        top = self.h0 if self.mode == "mask" else torch.full_like(self.h0, float("-inf"))
+        pooled = []
+        for segment, _ in _segments(sequence, sizes):
+            top = torch.maximum(top, self.h[segment].amax(dim=0))
+            pooled.append(top)
+        return self.model.head(torch.stack(pooled))
+
+
+class AdditiveParts(Parts):
+    """Attention logits and the classifier's first product once; the rest of the classifier for each part.
+
+    An instance enters the classifier times its attention, which every removal changes for all, so that no
+    running sum is exact.
+    """
+
+    model: AddMIL
+
+    def __init__(self, network: Network, x: Tensor, mode: str) -> None:
+        assert isinstance(network.model, AddMIL)  # noqa: S101  # narrows the type for mypy
+        self.model = network.model
+        first = self.model.classifier[0]
+        h = self.model.embed(x)
+        self.a = self.model.attend(h)[0, :, 0].double()  # (n,)
+        self.a0 = self.model.attend(torch.zeros_like(h[:, :1]))[0, 0, 0].double()
+        self.u = F.linear(h[0], first.weight)  # type: ignore[arg-type]  # (n, hidden), before bias and attention
+        super().__init__(network, x, mode)
+
+    def _full(self) -> Tensor:
+        return self._sum(self.a, self.u, 0).unsqueeze(0)
+
+    def _empty(self) -> Tensor:
+        """Zero vectors contribute alike, whatever their attention."""
+        return self._rest(torch.zeros_like(self.u[:1])) * self.n
+
+    def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        a, u = self.a[sequence], self.u[sequence]
+        outside = [self.n - m if self.mode == "mask" else 0 for m in sizes]
+        logits = [self._sum(a[:m], u[:m], r) for m, r in zip(sizes, outside, strict=True)]
+        return torch.stack(logits)
+
+    def _sum(self, a: Tensor, u: Tensor, n_masked: int) -> Tensor:
+        top = torch.maximum(a.max(), self.a0) if n_masked else a.max()
+        weights = (a - top).exp()
+        weights = weights / (weights.sum() + n_masked * (self.a0 - top).exp())
+        scaled = weights.to(u.dtype).unsqueeze(-1)
+        parts = [self._rest(scaled[b] * u[b]).sum(dim=0) for b in self.network.batches(len(u), 1)]
+        return torch.stack(parts).sum(dim=0) + n_masked * self._rest(torch.zeros_like(u[:1]))[0]
+
+    def _rest(self, u: Tensor) -> Tensor:
+        """The classifier behind its first product."""
+        first, *others = self.model.classifier
+        out = u if first.bias is None else u + first.bias  # type: ignore[operator]
+        for layer in others:
+            out = layer(out)
+        return out
+
+
+class RunParts(Parts):
+    """Any other model: each part is run, on embedded instances where the model embeds them one by one."""
+
+    def __init__(self, network: Network, x: Tensor, mode: str) -> None:
+        self.h = network.embed(x)[0]  # (n, e)
+        self.h0 = network.embed(torch.zeros_like(x[:, :1]))[0, 0]
+        super().__init__(network, x, mode)
+
+    def _full(self) -> Tensor:
+        return self.network.aggregate(self.h.unsqueeze(0))
+
+    def _empty(self) -> Tensor:
+        return self.network.aggregate(self.h0.expand(1, self.n, -1))
+
+    def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        rank = torch.empty_like(sequence)
+        rank[sequence] = torch.arange(self.n, device=sequence.device)
+        if self.mode == "remove":
+            return torch.cat([self.network.aggregate(self.h[rank < m].unsqueeze(0)) for m in sizes])
+        limits = torch.tensor(sizes, device=rank.device)
+
+        def masked(batch: slice) -> Tensor:
+            kept = rank < limits[batch].unsqueeze(1)  # (b, n)
+            return torch.where(kept.unsqueeze(-1), self.h, self.h0)
+
+        return self.network.aggregate_batches(len(sizes), self.n, masked)
+
+
+def parts_of(network: Network, x: Tensor, mode: str) -> Parts:
+    """The quickest exact way for the model."""
+    model = network.model
+    if isinstance(model, PooledMIL) and _untouched(model, PooledMIL):
+        return PooledParts(network, x, mode)
+    if isinstance(model, MaxPool) and _untouched(model, MaxPool):
+        return MaxParts(network, x, mode)
+    if isinstance(model, AddMIL) and _untouched(model, AddMIL):
+        return AdditiveParts(network, x, mode)
+    return RunParts(network, x, mode)
+
+
+def _untouched(model: MILModel, base: type[MILModel]) -> bool:
+    """Whether a subclass left alone what the closed form relies on."""
+    kind = type(model)
+    names = ("forward", "aggregate", "instance_logits")
+    return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
+
+
+def _segments(sequence: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, int]]:
+    """What each part adds to the one before, with the part's size."""
+    start = 0
+    for size in sizes:
+        yield sequence[start:size], size
+        start = size
