@@ -32,7 +32,9 @@ def main() -> None:
             for task in TASKS:
                 path = args.out / f"{task}_{name}_{run}.json"
                 if not path.exists():
-                    done = measure(name, bags, task, run=run, thorough=run < args.thorough, epochs=args.epochs)
+                    done = measure(
+                        name, bags, task, run=run, thorough=run < args.thorough, epochs=args.epochs
+                    )
                     write_atomically(path, lambda part, d=done: Path(part).write_text(json.dumps(d)))
     print(tables([json.loads(path.read_text()) for path in sorted(args.out.glob("*.json"))]))
 
@@ -52,7 +54,12 @@ def tables(runs: list[dict]) -> str:
     """A Markdown table for each task: mean and standard deviation over runs of the runs' means."""
     parts = []
     for task in TASKS:
-        lines = [f"### {task}", "", "| model | method | " + " | ".join(METRICS) + " |", "|---|---|" + "---|" * 4]
+        lines = [
+            f"### {task}",
+            "",
+            "| model | method | " + " | ".join(METRICS) + " |",
+            "|---|---|" + "---|" * 4,
+        ]
         for name in MODELS:
             chosen = [run for run in runs if run["task"] == task and run["model"] == name]
             if chosen:
@@ -67,10 +74,13 @@ def _rows(name: str, runs: list[dict]) -> list[str]:
     lines = [f"| {name} | *bag AUROC* | {auroc} ({len(runs)} runs, {left_out} bags misclassified) | | | |"]
     for row in ROWS:
         means = {
-            metric: [np.mean(run["rows"][row][metric]) for run in runs if _has(run, row, metric)] for metric in METRICS
+            metric: [np.mean(run["rows"][row][metric]) for run in runs if _has(run, row, metric)]
+            for metric in METRICS
         }
         if means["auprc2"]:
-            lines.append(f"| {name} | {row} | " + " | ".join(_spread(means[metric]) for metric in METRICS) + " |")
+            lines.append(
+                f"| {name} | {row} | " + " | ".join(_spread(means[metric]) for metric in METRICS) + " |"
+            )
     return lines
 
 

@@ -43,7 +43,9 @@ def nuclei(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found: dict[str, list[tuple[float, float, int]]] = {}
     with (folder / "nuclei.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["image"], []).append((float(row["x"]), float(row["y"]), CELLS.index(row["cell"])))
+            found.setdefault(row["image"], []).append(
+                (float(row["x"]), float(row["y"]), CELLS.index(row["cell"]))
+            )
     tables = {name: np.array(rows) for name, rows in found.items()}
     return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
 

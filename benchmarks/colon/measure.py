@@ -34,7 +34,14 @@ UNCURVED = ("combined", "lrp, preset paper", "lrp, log-odds")  # evidence only
 
 
 def measure(
-    name: str, bags: list[ColonBag], task: str, *, run: int, thorough: bool, epochs: int = EPOCHS, steps: int = 100
+    name: str,
+    bags: list[ColonBag],
+    task: str,
+    *,
+    run: int,
+    thorough: bool,
+    epochs: int = EPOCHS,
+    steps: int = 100,
 ) -> dict[str, Any]:
     """Bag AUROC, and for each row the test bags' AUPRC-2, AUPC and SRG.
 
@@ -50,7 +57,9 @@ def measure(
     found = {row: _evidence(model, held, task, *how) for row, how in rows.items()}
     right = [bag for bag, y, p in zip(held, labels, chances, strict=True) if (p > 0.5) == (y == 1)]
     if thorough:
-        _add_curves(model, right, task, {r: m for r, m in rows.items() if r not in UNCURVED}, found, steps=steps)
+        _add_curves(
+            model, right, task, {r: m for r, m in rows.items() if r not in UNCURVED}, found, steps=steps
+        )
     return {
         "model": name,
         "task": task,

@@ -1,4 +1,4 @@
-"""A small seeded training loop for the colon bags: Adam, eight bags a step, the lowest validation loss wins."""
+"""A small seeded training loop: Adam, eight bags a step, the lowest validation loss wins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def fit(name: str, bags: list[ColonBag], task: str, *, seed: int, epochs: int = 
 
 
 def _epoch(
-    model: MILModel, bags: list[ColonBag], task: str, optimiser: torch.optim.Optimizer, rng: np.random.Generator
+    model: MILModel,
+    bags: list[ColonBag],
+    task: str,
+    optimiser: torch.optim.Optimizer,
+    rng: np.random.Generator,
 ) -> None:
     model.train()
     order = rng.permutation(len(bags))

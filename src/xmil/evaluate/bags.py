@@ -94,7 +94,9 @@ class PooledParts(Parts):
             return mean / total.unsqueeze(-1)
         higher = torch.maximum(top, self.a0)
         kept, joined = (top - higher).exp(), n_masked * (self.a0 - higher).exp()
-        return (mean * kept.unsqueeze(-1) + joined.unsqueeze(-1) * self.h0) / (total * kept + joined).unsqueeze(-1)
+        return (mean * kept.unsqueeze(-1) + joined.unsqueeze(-1) * self.h0) / (
+            total * kept + joined
+        ).unsqueeze(-1)
 
 
 class MaxParts(Parts):
@@ -211,7 +213,7 @@ def parts_of(network: Network, x: Tensor, mode: str) -> Parts:
     return RunParts(network, x, mode)
 
 
-def _untouched(model: MILModel, base: type[MILModel]) -> bool:
+def _untouched(model: MILModel, base: type) -> bool:
     """Whether a subclass left alone what the closed form relies on."""
     kind = type(model)
     names = ("forward", "aggregate", "instance_logits")

@@ -1,4 +1,4 @@
-"""Flip curves: the explained output while instances leave a bag, or enter it, in the order of their scores."""
+"""Flip curves: the explained output while instances leave or enter a bag in the order of their scores."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Flips:
         seed: int = 0,
     ) -> Curve:
         """The curve of scores (n,); parameters as for `flip`."""
-        ranked = _checked_scores(scores, self.n)
+        ranked = checked_scores(scores, self.n)
         counts = step_counts(self.n, steps)
         leaving = flip_order(ranked, order=order, seed=seed)
         if action not in ACTIONS:
@@ -140,7 +140,9 @@ class Flips:
             mode=self.mode,
         )
 
-    def logits_of(self, sequence: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]) -> Tensor:
+    def logits_of(
+        self, sequence: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
+    ) -> Tensor:
         """Logits of the bags of the first m instances of a sequence, for each size m."""
         order = torch.from_numpy(sequence.copy()).to(self._parts.full.device)
         with frozen(self.network.module), torch.no_grad():
@@ -209,7 +211,9 @@ def srg(
     0.0
     """
     flips = Flips(model, bag, target=target, mode=mode, forward=forward)
-    first, last = (flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf"))
+    first, last = (
+        flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
+    )
     return last - first
 
 
@@ -252,7 +256,8 @@ def _first_change(decided: npt.NDArray[np.int64]) -> int | None:
     return int(changed[0]) if len(changed) else None
 
 
-def _checked_scores(scores: Any, n: int) -> Floats:
+def checked_scores(scores: Any, n: int) -> Floats:
+    """Scores (n,) as finite numbers in double precision."""
     values = scores.detach().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores)
     if values.dtype.kind not in "fiub" or values.shape != (n,):
         raise InputError(f"The scores must be {n} numbers, one for each instance. Got shape {values.shape}.")

@@ -105,7 +105,9 @@ def load_resnet(state: Mapping[str, Any], name: str = "resnet18") -> ResNet:
     missing, unexpected = net.load_state_dict(weights, strict=False)
     lost = [key for key in missing if not key.endswith("num_batches_tracked")]
     if lost or unexpected:
-        raise CheckpointError(f"These are not the weights of a {name}: missing {lost[:3]}, unexpected {unexpected[:3]}.")
+        raise CheckpointError(
+            f"These are not the weights of a {name}: missing {lost[:3]}, unexpected {unexpected[:3]}."
+        )
     return net.eval()
 
 
