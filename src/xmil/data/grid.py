@@ -42,5 +42,5 @@ def _line_gaps(coords: npt.NDArray[Any], along: int) -> Gaps:
 
 
 def _positive(gaps: npt.NDArray[Any]) -> Gaps:
-    whole = np.rint(gaps).astype(np.int64)
+    whole: Gaps = np.rint(gaps).astype(np.int64)
     return whole[whole > 0]

@@ -9,20 +9,10 @@ from xmil.core.errors import InputError
 
 # `.index.npz` before `.npz`: the longest suffix wins.
 FEATURE_SUFFIXES = (".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".zarr")
-SLIDE_SUFFIXES = (
-    ".svs",
-    ".ndpi",
-    ".mrxs",
-    ".scn",
-    ".tif",
-    ".tiff",
-    ".bif",
-    ".vms",
-    ".vmu",
-    ".svslide",
-    ".dcm",
+SLIDE_SUFFIXES: tuple[str, ...] = (
+    *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
+    *(".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax"),
 )
-SLIDE_SUFFIXES += (".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax")
 
 
 def slide_name(path: Path) -> str:

@@ -36,7 +36,8 @@ def _claims_patches(found: Contents) -> bool:
 
 
 def _claims_features(found: Contents) -> bool:
-    return "features" in found and "coords" in found and not _coords_attrs(found) and "imgs" not in found
+    named = found.kind == "h5" and "features" in found and "coords" in found
+    return named and not _coords_attrs(found) and "imgs" not in found
 
 
 def _claims_tensor(found: Contents) -> bool:

@@ -1,4 +1,4 @@
-"""Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` with named arrays."""
+"""Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` of named arrays."""
 
 from __future__ import annotations
 
