@@ -20,7 +20,7 @@ def smallest_gap(coords: npt.NDArray[Any]) -> int | None:
     >>> smallest_gap(np.array([[0, 0], [512, 0], [1536, 0], [300, 77], [812, 77]]))
     512
     """
-    if len(coords) < 2:
+    if len(coords) < 2 or not np.all(np.abs(coords) < 2**40):  # damage, which placing will name
         return None
     gaps = np.concatenate([_line_gaps(coords, along) for along in (0, 1)])
     if not gaps.size:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
 from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.heap import read_texts
 
 _MANY = 64  # no feature file has more names at its root; beyond lies something else
 _GAP = 4  # a few rows read in vain are cheaper than another call into HDF5
@@ -27,7 +28,7 @@ class H5Contents(Contents):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with _opened(path) as file:
-            self.attrs = _attributes(file)
+            self.attrs = _attributes(file, path)
             for name in _names(file):
                 self._note(file, name)
 
@@ -38,7 +39,7 @@ class H5Contents(Contents):
             for key in inner:
                 self._note(file, key)
         elif node is not None:
-            self.arrays[name] = ArrayInfo(tuple(node.shape or ()), node.dtype, _attributes(node))
+            self.arrays[name] = ArrayInfo(tuple(node.shape or ()), node.dtype, _attributes(node, self.path))
 
     def _read(self, name: str) -> npt.NDArray[Any]:
         with _opened(self.path) as file:
@@ -154,6 +155,8 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
         raise FileError(
             f"{path}: {name!r} is stored in other files, which are not followed; copy the data in."
         )
+    if not _is_standard(dataset.id.get_type()):
+        raise FileError(f"{path}: {name!r} must hold plain numbers. Got another type; the file is damaged.")
     packed = bool(dataset.id.get_create_plist().get_nfilters())
     stored = min(int(dataset.id.get_storage_size()), path.stat().st_size)
     declared = int(dataset.dtype.itemsize * np.prod(dataset.shape or (1,), dtype=object))
@@ -164,14 +167,33 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
     return dataset
 
 
-def _attributes(node: Any) -> dict[str, Any]:
-    """Small attributes as plain Python values; `'None'` means none, as TRIDENT writes it."""
-    found: dict[str, Any] = {}
-    for key in list(node.attrs)[:_MANY]:
-        kind = node.attrs.get_id(key)
-        if kind.get_storage_size() <= 1 << 16:
-            found[str(key)] = _plain(node.attrs[key])
+def _attributes(node: Any, path: Path) -> dict[str, Any]:
+    """Small attributes as plain values; those that cannot be read safely are named, with None.
+
+    `'None'` means none, as TRIDENT writes it.
+    """
+    from h5py import h5o
+
+    names = list(node.attrs)[:_MANY]
+    found: dict[str, Any] = dict.fromkeys(map(str, names))
+    texts = read_texts(path, int(h5o.get_info(node.id).addr)) if names else {}
+    for name in names:
+        stored = node.attrs.get_id(name)
+        if name in texts:
+            found[str(name)] = _plain(texts[name])
+        elif _is_standard(stored.get_type()) and stored.get_storage_size() <= 1 << 16:
+            found[str(name)] = _plain(node.attrs[name])
     return found
+
+
+def _is_standard(kind: Any) -> bool:
+    """Whether HDF5 can hand the values over without converting them: damaged types can make it hang."""
+    from h5py import h5t
+
+    if isinstance(kind, h5t.TypeStringID):
+        return not kind.is_variable_str()
+    simple = isinstance(kind, h5t.TypeIntegerID | h5t.TypeFloatID | h5t.TypeEnumID)
+    return simple and bool(kind.equal(h5t.py_create(kind.dtype, logical=True)))
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,8 @@ def load(path: Path) -> Any:
     """What a torch file holds, by torch's restricted unpickler."""
     import torch
 
-    zipped = zipfile.is_zipfile(path)
+    with open(path, "rb") as stream:
+        zipped = stream.read(2) == b"PK"
     if zipped:
         _check_zip(path)
     try:
