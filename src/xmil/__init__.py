@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
+    from xmil.data import Cohort as Cohort
     from xmil.data import list_formats as list_formats
     from xmil.data import open_bag as open_bag
     from xmil.data import read_bag as read_bag
+    from xmil.data import read_cohort as read_cohort
     from xmil.data import write_bag as write_bag
+    from xmil.evaluate.evidence import auprc2 as auprc2
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -37,9 +40,11 @@ if TYPE_CHECKING:
 _HOME = {
     "Audit": "xmil.core.explanation",
     "Bag": "xmil.core.bag",
+    "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
+    "auprc2": "xmil.evaluate.evidence",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
@@ -49,6 +54,7 @@ _HOME = {
     "load_model": "xmil.models",
     "open_bag": "xmil.data",
     "read_bag": "xmil.data",
+    "read_cohort": "xmil.data",
     "save_model": "xmil.models",
     "write_bag": "xmil.data",
 }

@@ -184,7 +184,7 @@ class EpochSampler(Sampler[Draw]):
 
     >>> sampler = EpochSampler(4, seed=0)
     >>> list(sampler), len(sampler)
-    ([(0, 1), (0, 2), (0, 3), (0, 0)], 4)
+    ([(0, 2), (0, 0), (0, 1), (0, 3)], 4)
     """
 
     def __init__(self, n: int, *, seed: int = 0, shuffle: bool = True) -> None:

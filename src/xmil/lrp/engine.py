@@ -1,0 +1,213 @@
+"""One forward pass under the rules, then a backward pass for each explained output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.lrp.composite import AffineRule, Composite
+from xmil.lrp.ledger import Ledger
+from xmil.lrp.operations import GRADIENT_IS_RULE, NO_RELEVANCE, RULES, is_live, live_tensors, name_of
+
+Forward = Callable[[Tensor], Tensor]
+OutputFunction = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A tensor and its gradient under the rules; their product is its relevance."""
+
+    tensor: Tensor
+    gradient: Tensor | None
+
+    @property
+    def features(self) -> Tensor:
+        """Relevance of every number of the tensor."""
+        return torch.zeros_like(self.tensor) if self.gradient is None else self.tensor * self.gradient
+
+    @property
+    def instances(self) -> Tensor:
+        """Relevance summed over the last dimension."""
+        if self.gradient is None:
+            return self.tensor.new_zeros(self.tensor.shape[:-1])
+        rows = zip(self.tensor.split(4096, dim=-2), self.gradient.split(4096, dim=-2), strict=True)
+        return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """Relevance of one explained output: at the input, at the asked layers, and what constants kept."""
+
+    output: Tensor
+    input: Flow
+    layers: Mapping[str, Flow]
+    shares: Mapping[str, float]
+
+
+class Engine(TorchFunctionMode):
+    """Sees every operation of a forward pass and puts the rules in place of gradients.
+
+    The mode belongs to the thread that entered it; no module is changed.
+    """
+
+    def __init__(self, composite: Composite, module: nn.Module) -> None:
+        super().__init__()
+        self.composite = composite
+        self.module = module
+        self.ledger = Ledger()
+        self.gates: dict[int, Tensor] = {}  # outputs of sigmoids, kept alive so that ids stay theirs
+        self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if not live_tensors(args) and not live_tensors(dict(kwargs)):
+            return func(*args, **kwargs)
+        if name in RULES:
+            return RULES[name](self, func, *args, **kwargs)
+        out = func(*args, **kwargs)
+        if name in GRADIENT_IS_RULE or name in NO_RELEVANCE or not live_tensors(out):
+            return out
+        self.refuse(func)
+
+    def rule_for(self, weight: Tensor | None) -> AffineRule:
+        """The affine rule of a weight, by the name of the parameter it is or is a view of."""
+        name = None if weight is None else self._names.get(_storage(weight))
+        return self.composite.rule_for(name)
+
+    def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
+        """Refuse an affine operation whose weights themselves depend on the input."""
+        for role, value in parameters.items():
+            if is_live(value):
+                raise UnsupportedError(
+                    f"No LRP rule for {operation!r} with a {role} that depends on the input, {self.where()}. "
+                    f"{_WAY_OUT}"
+                )
+
+    def refuse(self, function: Any, detail: str = "") -> NoReturn:
+        """The error for an operation without a rule, with the module that called it."""
+        what = f"{name_of(function)!r} {detail}".rstrip()
+        raise UnsupportedError(f"No LRP rule for the operation {what}, {self.where()}. {_WAY_OUT}")
+
+    def where(self) -> str:
+        """The innermost module on the call stack, by its path in the explained module."""
+        paths = {id(m): path for path, m in self.module.named_modules()}
+        frame = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in paths:
+                path = paths[id(owner)]
+                return f"in module {path!r} ({type(owner).__name__})" if path else f"in {type(owner).__name__}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return "outside any module"
+
+
+_WAY_OUT = (
+    "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
+    "ig, gxi, grad2, single, one_removed."
+)
+
+
+class Trace:
+    """A finished forward pass under the rules, ready for backward passes."""
+
+    def __init__(self, engine: Engine, x: Tensor, logits: Tensor, layers: Mapping[str, Tensor]) -> None:
+        self._engine = engine
+        self._x = x
+        self._logits = logits
+        self._layers = layers
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's own outputs (b, c), detached."""
+        return self._logits.detach()
+
+    def relevance(self, output: OutputFunction, *, keep: bool = False) -> Relevance:
+        """Relevance of output(logits), a tensor (b,); `keep` leaves the graph for another output."""
+        ledger = self._engine.ledger
+        ledger.clear()
+        logits = self.logits.requires_grad_(True)
+        value = output(logits)
+        (seed,) = torch.autograd.grad(value.sum(), logits)
+        wanted = [self._x, *self._layers.values()]
+        gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
+        at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
+        shares = ledger.totals()
+        shares["bias"] += float((value.detach().double() - (seed * self.logits).sum(dim=-1).double()).sum())
+        return Relevance(value.detach(), at[0], dict(zip(self._layers, at[1:], strict=True)), shares)
+
+
+def trace(
+    forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None, layers: Sequence[str] = ()
+) -> Trace:
+    """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
+
+    `layers` are dotted names of submodules whose outputs' relevance is wanted.
+    """
+    engine = Engine(composite or Composite(), module)
+    x = x.detach().requires_grad_(True)
+    captured: dict[str, Tensor] = {}
+    with torch.enable_grad(), ExitStack() as stack:
+        for name in layers:
+            stack.enter_context(_capture(module, name, captured))
+        with engine:
+            logits = forward(x)
+    _check_graph(engine, logits)
+    return Trace(engine, x, logits, {name: captured[name] for name in layers})
+
+
+def _check_graph(engine: Engine, logits: Tensor) -> None:
+    """Refuse an output without relevance, and custom autograd functions, which pass by every mode."""
+    if not logits.requires_grad:
+        raise UnsupportedError(
+            "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
+            "detached tensor is. Let the model return logits, or pass forward= to pick them."
+        )
+    seen, stack = set(), [logits.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        cls = getattr(type(node), "_forward_cls", None)
+        if cls is not None and not cls.__module__.startswith("xmil.lrp."):
+            name = f"{cls.__module__}.{cls.__name__}"
+            raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {_WAY_OUT}")
+        stack.extend(following for following, _ in node.next_functions)
+
+
+class _capture:  # noqa: N801  # reads as a verb
+    """Keep the output of a submodule during a forward pass."""
+
+    def __init__(self, module: nn.Module, name: str, into: dict[str, Tensor]) -> None:
+        modules = dict(module.named_modules())
+        if name not in modules:
+            raise unknown_name("layer", name, (path for path in modules if path))
+        self._module, self._name, self._into = modules[name], name, into
+
+    def __enter__(self) -> None:
+        self._handle = self._module.register_forward_hook(self._keep)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+        if self._name not in self._into and sys.exc_info()[0] is None:
+            raise InputError(f"The layer {self._name!r} gave no tensor that depends on the input.")
+
+    def _keep(self, module: nn.Module, args: Any, out: Any) -> None:
+        if tensors := live_tensors(out):
+            self._into[self._name] = tensors[0]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+

@@ -1,0 +1,47 @@
+"""The account of a backward pass: what did not go on towards the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SHARES = ("class_token", "bias", "epsilon")
+
+
+class Ledger:
+    """Adds up the shares of relevance that constants and stabilisers keep, on the tensors' own device."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+
+    def clear(self) -> None:
+        """Start the next backward pass."""
+        self._totals.clear()
+
+    def add(self, share: str, amount: Tensor) -> None:
+        """Book an amount (a scalar tensor)."""
+        amount = amount.detach().double()
+        self._totals[share] = self._totals[share] + amount if share in self._totals else amount
+
+    def totals(self) -> dict[str, float]:
+        """The shares by name."""
+        return {share: float(self._totals.get(share, 0.0)) for share in SHARES}
+
+    def keep(self, share: str, constant: Tensor | float, out: Tensor) -> None:
+        """Book what a constant term of `out` will receive: the sum of constant times gradient."""
+        if isinstance(constant, Tensor):
+            constant = constant.detach()
+        out.register_hook(lambda gradient: self.add(share, product_sum(constant, gradient)))
+
+
+def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:
+    """Sum of constant * gradient; the constant broadcasts, infinities count nothing.
+
+    An infinite constant only ever stands where a softmax leaves no gradient.
+    """
+    if not isinstance(constant, Tensor):
+        constant = torch.tensor(float(constant), device=gradient.device)
+    constant = constant.to(gradient.dtype).nan_to_num(posinf=0.0, neginf=0.0)
+    if constant.shape == gradient.shape:
+        return (gradient * constant).sum()
+    return (gradient.sum_to_size(constant.shape).double() * constant.double()).sum()

@@ -1,0 +1,109 @@
+"""The table of operations: those whose gradient is the rule, those with a rule of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from xmil.core.registry import Registry
+
+Operation = Callable[..., Any]
+Rule = Callable[..., Any]
+
+RULES: Registry[Rule] = Registry("LRP rule", group="xmil.rules")
+
+
+def register_rule(*operations: str) -> Callable[[Rule], Rule]:
+    """Decorator that makes a function the rule of the named operations.
+
+    The rule is called as `rule(engine, function, *args, **kwargs)` and returns what `function` would.
+    """
+
+    def add(rule: Rule) -> Rule:
+        for operation in operations:
+            RULES.add(operation, rule)
+        return rule
+
+    return add
+
+
+# Operations f with f(x) = J x for their Jacobian J: linear ones, selections, and all that are homogeneous of
+# degree one, such as ReLU and the maximum. Autograd's gradient conserves relevance through them (Euler).
+GRADIENT_IS_RULE = frozenset(
+    """
+    T mT H mH real data
+    alias as_strided broadcast_tensors broadcast_to chunk clone contiguous conj expand expand_as flatten
+    movedim moveaxis narrow permute ravel reshape reshape_as resolve_conj select slice split
+    split_with_sizes squeeze squeeze_ swapaxes swapdims t tensor_split tile transpose unbind unflatten
+    unfold fold unsqueeze unsqueeze_ view view_as vsplit hsplit __getitem__ index_select gather take
+    take_along_dim diagonal diag diag_embed flip fliplr flipud roll rot90 repeat repeat_interleave
+    masked_select pixel_shuffle pixel_unshuffle channel_shuffle triu tril select_scatter
+    to float double half bfloat16 type type_as cpu cuda detach_ requires_grad_ pin_memory
+    sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num diff
+    relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__ threshold
+    max min amax amin aminmax topk sort kthvalue median nanmedian mode cummax cummin msort
+    maximum minimum fmax fmin
+    max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    interpolate upsample grid_sample
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout dropout_ feature_alpha_dropout
+    norm std vector_norm linalg_norm linalg_vector_norm
+    segment_reduce scatter_reduce index_reduce
+    """.split()
+)
+
+# Attributes and methods that give no live tensor pass anyway; these give one that carries no relevance.
+NO_RELEVANCE = frozenset({"detach", "argmax", "argmin", "argsort", "sign", "sgn", "floor", "ceil", "round", "trunc"})
+
+
+def name_of(function: Operation) -> str:
+    """The name an operation is filed under: `add` for `x + y`, `torch.add` and `Tensor.add_` alike.
+
+    >>> import torch
+    >>> name_of(torch.add), name_of(torch.Tensor.mT.__get__)
+    ('add', 'mT')
+    """
+    name = getattr(function, "__name__", str(function))
+    if name == "__get__":
+        return str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return _ALIASES.get(name, name)
+
+
+_ALIASES = {
+    "__radd__": "add",
+    "__iadd__": "add_",
+    "__isub__": "sub_",
+    "__imul__": "mul_",
+    "__rmul__": "mul",
+    "__rdiv__": "rdiv",
+    "__rtruediv__": "rdiv",
+    "__rsub__": "rsub",
+    "__matmul__": "matmul",
+    "__rmatmul__": "rmatmul",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "concat": "cat",
+    "concatenate": "cat",
+    "__pow__": "pow",
+}
+
+
+def is_live(value: Any) -> bool:
+    """Whether a value is a tensor that depends on the input."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def live_tensors(values: Any) -> list[Tensor]:
+    """The live tensors in nested tuples, lists and dictionaries."""
+    if isinstance(values, Tensor):
+        return [values] if values.requires_grad else []
+    if isinstance(values, dict):
+        values = values.values()
+    if isinstance(values, list | tuple) or hasattr(values, "__iter__") and not isinstance(values, str | bytes):
+        return [tensor for value in values for tensor in live_tensors(value)]
+    return []
+

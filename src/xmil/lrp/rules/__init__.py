@@ -1,0 +1,9 @@
+"""The rules, by kind of operation. Each keeps the forward value bit for bit and replaces the gradient.
+
+A rule is a function `rule(engine, function, *args, **kwargs)` called in place of `function(*args, **kwargs)`
+when one of the arguments is live, that is, depends on the input. Importing this package registers them.
+"""
+
+from xmil.lrp.rules import activations, affine, attention, norms, products, structure
+
+__all__ = ["activations", "affine", "attention", "norms", "products", "structure"]

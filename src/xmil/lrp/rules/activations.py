@@ -1,0 +1,62 @@
+"""Smooth activations: relevance passes each neuron unchanged, less the share of the constant f(0)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import UnsupportedError
+from xmil.lrp.ledger import Ledger
+from xmil.lrp.operations import register_rule
+from xmil.lrp.rules.affine import stabilised
+
+if TYPE_CHECKING:
+    from xmil.lrp.engine import Engine
+
+EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
+
+
+@register_rule(
+    "gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "tanh", "softsign", "tanhshrink", "hardswish",
+    "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan", "special_expit",
+)  # fmt: skip
+def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+    """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x."""
+    if kwargs.get("inplace"):
+        raise UnsupportedError(f"An in-place smooth activation cannot be explained, {engine.where()}; use inplace=False.")
+    with torch.no_grad():
+        out = function(input, *args, **kwargs)
+        at_zero = function(input.new_zeros(1), *args, **kwargs)
+    ruled: Tensor = _Smooth.apply(input, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
+    if function.__name__ in ("sigmoid", "hardsigmoid", "special_expit"):
+        engine.gates[id(ruled)] = ruled
+    return ruled
+
+
+@register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")
+def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+    """Inside the bounds the identity; outside, a constant that keeps its relevance."""
+    if kwargs.get("inplace"):
+        raise UnsupportedError(f"An in-place clamp cannot be explained, {engine.where()}; use inplace=False.")
+    out: Tensor = function(input, *args, **kwargs)
+    held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
+    engine.ledger.keep("bias", held, out)
+    return out
+
+
+class _Smooth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, at_zero: Tensor, ledger: Ledger) -> Tensor:
+        ctx.save_for_backward(x, out, at_zero)
+        ctx.ledger = ledger
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        x, out, at_zero = ctx.saved_tensors
+        passed = gradient * (out - at_zero) / stabilised(x, EPSILON)
+        ctx.ledger.add("bias", at_zero.double().squeeze() * gradient.sum())
+        return passed, None, None, None

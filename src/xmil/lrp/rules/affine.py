@@ -1,0 +1,156 @@
+"""Epsilon and gamma rules for linear layers, convolutions and batch norm in eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import UnsupportedError
+from xmil.lrp.composite import AffineRule
+from xmil.lrp.ledger import Ledger, product_sum
+from xmil.lrp.operations import is_live, register_rule
+from xmil.lrp.rules.values import contiguous_gradient
+
+if TYPE_CHECKING:
+    from xmil.lrp.engine import Engine
+
+
+@register_rule("linear")
+def linear(engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """y = x W + b."""
+    engine.check_constant("linear", weight=weight, bias=bias)
+    return _affine(engine, lambda w, b: function(input, w, b), weight, bias, bias_shape=(-1,))
+
+
+@register_rule("addmm", "addbmm", "baddbmm", "addmv")
+def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """y = b + x W, as some write a linear layer."""
+    constant, first, second = args[:3]
+    if is_live(first) and is_live(second) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
+        engine.refuse(function, "with more than one live argument")
+    out: Tensor = function(*args, **kwargs)
+    engine.ledger.keep("bias", constant * kwargs.get("beta", 1), out)
+    return out
+
+
+def _register_convolution(name: str, spatial: int) -> None:
+    @register_rule(name)
+    def convolution(
+        engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any  # noqa: A002
+    ) -> Tensor:
+        """A convolution is a linear layer with shared weights."""
+        engine.check_constant(name, weight=weight, bias=bias)
+        return _affine(
+            engine,
+            lambda w, b: contiguous_gradient(function(input, w, b, *args, **kwargs)),
+            weight,
+            bias,
+            bias_shape=(-1, *[1] * spatial),
+        )
+
+
+for _name in ("conv", "conv_transpose"):
+    for _spatial in (1, 2, 3):
+        _register_convolution(f"{_name}{_spatial}d", _spatial)
+
+
+@register_rule("batch_norm")
+def batch_norm(
+    engine: Engine,
+    function: Any,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """In eval mode y = s x + t with constant s and t."""
+    if training or running_mean is None or running_var is None:
+        raise UnsupportedError(
+            f"batch_norm {engine.where()} uses the statistics of the batch, which mixes bags; "
+            "put the module in eval mode with running statistics."
+        )
+    scale = torch.rsqrt(running_var + eps) if weight is None else weight * torch.rsqrt(running_var + eps)
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    shape = (-1, *[1] * (input.ndim - 2))
+    out: Tensor = function(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    rule = engine.rule_for(weight)
+    if rule.gamma:
+        rule = AffineRule(rule.epsilon, 0.0, rule.bias)  # one input per output: gamma changes nothing
+    return apply_affine(engine, out - shift.view(shape), out, shift.view(shape), rule)
+
+
+def _affine(
+    engine: Engine,
+    compute: Callable[[Tensor, Tensor | None], Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    bias_shape: tuple[int, ...],
+) -> Tensor:
+    rule = engine.rule_for(weight)
+    shaped = None if bias is None else bias.view(bias_shape)
+    if rule.is_gradient or (rule.gamma == 0 and bias is None):
+        out = compute(weight, bias)
+        return apply_affine(engine, out, out, shaped, rule)
+    with torch.no_grad():
+        out = compute(weight, bias)
+    # computed without the bias rather than by taking it off: denominators near zero keep their digits
+    carrier = compute(weight + rule.gamma * weight.clamp(min=0) if rule.gamma else weight, None)
+    shaped = None if shaped is None else shaped + rule.gamma * shaped.clamp(min=0)
+    return apply_affine(engine, carrier, out, shaped, rule)
+
+
+def apply_affine(engine: Engine, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule) -> Tensor:
+    """The output, with relevance going to the carrier as the rule says."""
+    if rule.is_gradient:
+        if bias is not None:
+            engine.ledger.keep("bias", bias, out)
+        return out
+    ruled: Tensor = _EpsilonGamma.apply(carrier, out.detach(), bias, rule, engine.ledger)  # type: ignore[no-untyped-call]
+    return ruled
+
+
+class _EpsilonGamma(torch.autograd.Function):
+    """Value `out`; relevance to `carrier` = x rho(w), in shares of the stabilised denominator."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule, ledger: Ledger
+    ) -> Tensor:
+        ctx.save_for_backward(carrier, out, bias)
+        ctx.rule, ctx.ledger = rule, ledger
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = gradients
+        rule, ledger = ctx.rule, ctx.ledger
+        inputs, out, bias = ctx.saved_tensors
+        absorbs = rule.bias == "absorb" and bias is not None
+        denominator = inputs + bias if absorbs else inputs
+        received = out * gradient
+        passed = received / stabilised(denominator, rule.epsilon)
+        book(ledger, received=received, inputs=inputs * passed, bias=bias if absorbs else None, passed=passed)
+        return passed, None, None, None, None
+
+
+def book(ledger: Ledger, *, received: Tensor, inputs: Tensor, bias: Tensor | None, passed: Tensor) -> None:
+    """Book the bias's share, and to epsilon what neither it nor the inputs received."""
+    kept = product_sum(bias, passed) if bias is not None else passed.new_zeros((), dtype=torch.float64)
+    ledger.add("bias", kept)
+    ledger.add("epsilon", (received - inputs).sum().double() - kept)
+
+
+def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
+    """denominator + epsilon * sign, with sign(0) = 1; where all is zero, one (nothing is to be shared)."""
+    signed = torch.where(denominator >= 0, epsilon, -epsilon).to(denominator.dtype)
+    total = denominator + signed
+    return torch.where(total == 0, torch.ones_like(total), total)
+

@@ -1,0 +1,85 @@
+"""Products of live tensors share relevance between their factors; normalisers are constants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from xmil.lrp.operations import is_live, live_tensors, register_rule
+from xmil.lrp.rules.affine import apply_affine
+from xmil.lrp.rules.values import scaled_gradient
+
+if TYPE_CHECKING:
+    from xmil.lrp.engine import Engine
+
+
+@register_rule("mul")
+def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
+    """By a constant: linear. Of two live tensors: a gate, or half each."""
+    if not (is_live(first) and is_live(second)):
+        out: Tensor = function(first, second)
+        return out
+    if engine.composite.gates == "signal" and first is not second:
+        gates = [id(factor) in engine.gates for factor in (first, second)]
+        if gates == [True, False]:
+            return function(first.detach(), second)  # type: ignore[no-any-return]
+        if gates == [False, True]:
+            return function(first, second.detach())  # type: ignore[no-any-return]
+    return scaled_gradient(function(first, second), 0.5)
+
+
+@register_rule("matmul", "rmatmul", "bmm", "mm", "mv", "dot", "inner", "outer", "vdot", "kron", "bilinear", "chain_matmul")
+def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Linear in each live factor: an equal share each."""
+    return _shared(engine, function, args, kwargs)
+
+
+@register_rule("einsum")
+def einsum(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Linear in each live operand: an equal share each."""
+    return _shared(engine, function, args, kwargs)
+
+
+@register_rule("div")
+def div(engine: Engine, function: Any, first: Any, second: Any, **kwargs: Any) -> Tensor:
+    """The denominator is a constant: it normalises."""
+    if kwargs.get("rounding_mode") is not None:
+        engine.refuse(function, "with a rounding mode")
+    out: Tensor = function(first, second.detach() if is_live(second) else second)
+    return out
+
+
+@register_rule("rdiv", "reciprocal", "rsqrt")
+def normaliser(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """One over a live tensor is a constant that normalises whatever it multiplies."""
+    with torch.no_grad():
+        out: Tensor = function(*args, **kwargs)
+    return out
+
+
+@register_rule("pow", "square", "sqrt", "float_power")
+def power(engine: Engine, function: Any, base: Any, exponent: Any = None) -> Tensor:
+    """Homogeneous of degree p: the gradient over p conserves; a negative power normalises."""
+    degree = {"square": 2.0, "sqrt": 0.5}.get(function.__name__, exponent)
+    args = (base,) if exponent is None else (base, exponent)
+    if not isinstance(degree, int | float) or degree == 0:
+        engine.refuse(function, "with an exponent that is not a number above or below zero")
+    if degree < 0:
+        return normaliser(engine, function, *args)
+    return scaled_gradient(function(*args), 1.0 / degree)
+
+
+@register_rule("var")
+def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Homogeneous of degree two."""
+    return scaled_gradient(function(*args, **kwargs), 0.5)
+
+
+def _shared(engine: Engine, function: Any, args: Any, kwargs: Any) -> Tensor:
+    factors = len(live_tensors(args)) + len(live_tensors(kwargs))
+    out: Tensor = function(*args, **kwargs)
+    if factors == 1:  # a sum weighted by constants, such as attention
+        return apply_affine(engine, out, out, None, engine.composite.attention)
+    return scaled_gradient(out, 1.0 / factors)

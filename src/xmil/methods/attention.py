@@ -1,0 +1,151 @@
+"""Attention as an explanation: pooling weights, or class-token attention of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xmil.core.errors import bad_parameter
+from xmil.core.target import Target
+from xmil.methods.network import Network
+from xmil.methods.outputs import Question
+from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.models.addmil import AddMIL
+from xmil.models.base import PooledMIL
+from xmil.models.dsmil import DSMIL
+from xmil.models.pooling import MeanPool
+from xmil.models.transmil import TransMIL
+from xmil.nn.attention import SelfAttention, row_blocks
+
+FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
+
+
+def _unsupported(network: Network) -> str | None:
+    model = network.model
+    if isinstance(model, TransMIL):
+        return None if model.class_token is not None else "it has no class token"
+    if isinstance(model, PooledMIL | AddMIL | DSMIL) and not isinstance(model, MeanPool):
+        return None
+    return "it has no attention of a known kind"
+
+
+@register_method("attention", signed=False, cost="1 to 2", supports=_unsupported)
+@torch.no_grad()
+def attention(
+    network: Network,
+    x: Tensor,
+    question: Question,
+    *,
+    layer: int | str = "rollout",
+    heads: str = "mean",
+    normalise: bool = False,
+) -> Attributions:
+    """Attention to each instance.
+
+    Pooling models: the softmax weights, of the class's own branch where there is one. TransMIL: what the
+    class token attends to, in one `layer` (0, 1, ..., or -1 for the last) or by "rollout", the product over
+    layers of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one.
+    A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
+    and what falls on the repeated instances that fill the square is given back to them.
+    """
+    if heads not in FUSIONS:
+        raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
+    if isinstance(network.model, TransMIL):
+        logits, scores = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
+        weights = scores.unsqueeze(-1)
+    else:
+        logits, weights = network(x), _pooling_weights(network.model, x)
+    outputs = question.outputs(logits)
+    return Attributions(
+        logits, [Attribution(o, float(o(logits)), _branch(weights, o.target, network)) for o in outputs]
+    )
+
+
+def _pooling_weights(model: Any, x: Tensor) -> Tensor:
+    """Softmax weights (n, branches)."""
+    return F.softmax(model.attend(model.embed(x)), dim=1)[0]
+
+
+def _branch(weights: Tensor, target: Target, network: Network) -> Tensor:
+    """The column of the target's class, where each class has its own; else the mean of the columns."""
+    per_class = weights.shape[1] == getattr(network.model, "n_classes", 1) and network.name in ("clam_mb", "dsmil")
+    return weights[:, min(int(target), weights.shape[1] - 1)] if per_class else weights.mean(dim=1)
+
+
+def _transformer(
+    network: Network, model: TransMIL, x: Tensor, *, layer: int | str, heads: str, normalise: bool
+) -> tuple[Tensor, Tensor]:
+    inputs: list[tuple[SelfAttention, Tensor]] = []
+    with ExitStack() as stack:
+        for block in model.layers:
+            handle = block.attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))  # type: ignore[union-attr,operator]
+            stack.callback(handle.remove)
+        logits = network(x)
+    row = torch.zeros(0)
+    for i in reversed(_chosen_layers(layer, len(inputs))):
+        attn, h = inputs[i]
+        matrix = attn.attention(h)  # type: ignore[operator]
+        if not row.numel():
+            row = _class_token_row(matrix.skip, h)
+        residual = 0.5 if layer == "rollout" else 0.0
+        row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
+    return logits, _folded(row[0, -h.shape[1] + 1 :], x.shape[1])
+
+
+def _class_token_row(skip: int, h: Tensor) -> Tensor:
+    row = h.new_zeros(1, skip + h.shape[1])
+    row[0, skip] = 1.0  # the class token comes first, behind the padding
+    return row
+
+
+def _step(
+    matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool
+) -> Tensor:
+    """The row vector times (1 - residual) A + residual I, rows scaled to one on demand.
+
+    The mean over heads commutes with the product, which stays linear in n; the other fusions need the rows
+    of the matrix and take them in blocks.
+    """
+    if fusion == "mean":
+        if normalise:
+            row = row / ((1 - residual) * matrix.row_sums().mean(dim=1) + residual)
+        attended = matrix.left(row.unsqueeze(1).expand(-1, n_heads, -1)).mean(dim=1)
+        return (1 - residual) * attended + residual * row
+    total = torch.zeros_like(row)
+    for block in _nonzero_blocks(row, n_heads):
+        fused = FUSIONS[fusion](matrix.rows(block), dim=1)  # type: ignore[operator]
+        part = row[:, block]
+        if normalise:
+            part = part / ((1 - residual) * fused.sum(dim=-1) + residual)
+        total = total + (1 - residual) * torch.einsum("bn,bnm->bm", part, fused)
+        total[:, block] += residual * part
+    return total
+
+
+def _chosen_layers(layer: int | str, n_layers: int) -> list[int]:
+    if layer == "rollout":
+        return list(range(n_layers))
+    if isinstance(layer, int) and -n_layers <= layer < n_layers:
+        return [layer % n_layers]
+    raise bad_parameter("layer", "attention", f"'rollout' or an int in the range [0, {n_layers})", layer)
+
+
+def _nonzero_blocks(row: Tensor, n_heads: int) -> Iterator[slice]:
+    if int((row != 0).sum()) == 1:  # the first step: the class token alone
+        k = int(row[0].argmax())
+        return iter([slice(k, k + 1)])
+    return row_blocks(row.shape[1], width=row.shape[1] * n_heads)
+
+
+def _folded(row: Tensor, n: int) -> Tensor:
+    """Attention to the tokens that repeat the first instances, given back to those instances."""
+    folded = row[:n].clone()
+    repeats = row[n:]
+    folded[: len(repeats)] += repeats
+    return folded
+

@@ -1,0 +1,65 @@
+"""Gradient methods: gradient times input, squared gradients, integrated gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import bad_parameter
+from xmil.core.explanation import Audit
+from xmil.methods.network import Network
+from xmil.methods.outputs import Question
+from xmil.methods.registry import Attribution, Attributions, register_method
+
+
+@register_method("gxi", signed=True, cost="about 3")
+def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
+    """Sum over features of gradient * input."""
+    return _from_gradients(network, x, question, lambda gradient: (gradient * x).sum(dim=-1))
+
+
+@register_method("grad2", signed=False, cost="about 3")
+def squared_gradient(network: Network, x: Tensor, question: Question) -> Attributions:
+    """Sum over features of the squared gradient."""
+    return _from_gradients(network, x, question, lambda gradient: gradient.square().sum(dim=-1))
+
+
+@register_method("ig", signed=True, conserves=True, cost="3 x steps")
+def integrated_gradients(
+    network: Network, x: Tensor, question: Question, *, steps: int = 50, integration: str = "gausslegendre"
+) -> Attributions:
+    """Integrated gradients from a bag of zeros (Sundararajan et al. 2017), by Captum.
+
+    In the audit the bias is the output at the baseline and `other` the convergence gap.
+    """
+    from captum.attr import IntegratedGradients
+
+    if not isinstance(steps, int) or steps < 1:
+        raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
+    with torch.no_grad():
+        logits, at_zero = network(x), network(torch.zeros_like(x))
+    found = []
+    for output in question.outputs(logits):
+        captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))
+        # one bag of the path at a time: the memory of a gradient, whatever the steps
+        parts = captum.attribute(x, n_steps=steps, method=integration, internal_batch_size=1)
+        scores = parts.sum(dim=-1)[0].to(x.dtype)
+        value, baseline = float(output(logits)), float(output(at_zero))
+        audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=baseline)
+        found.append(Attribution(output, value, scores, audit))
+    return Attributions(logits, found)
+
+
+def _from_gradients(network: Network, x: Tensor, question: Question, score: object) -> Attributions:
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        logits = network(x)
+        outputs = question.outputs(logits)
+        found = []
+        for i, output in enumerate(outputs):
+            value = output(logits)
+            keep = i < len(outputs) - 1
+            (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=keep, materialize_grads=True)
+            with torch.no_grad():
+                found.append(Attribution(output, float(value), score(gradient)[0]))  # type: ignore[operator]
+    return Attributions(logits.detach(), found)

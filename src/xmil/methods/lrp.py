@@ -1,0 +1,107 @@
+"""xMIL-LRP: layer-wise relevance propagation through the whole model.
+
+Hense, Jamshidi Idaji et al., "xMIL: Insightful Explanations for Multiple Instance Learning in
+Histopathology", NeurIPS 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import InputError
+from xmil.core.explanation import Audit
+from xmil.lrp import AffineRule, Composite, Relevance, trace
+from xmil.methods.network import Network
+from xmil.methods.outputs import Output, Question
+from xmil.methods.presets import preset_composite, released_copy
+from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.models.transmil import TransMIL
+from xmil.nn.frozen import frozen
+
+
+@register_method("lrp", signed=True, conserves=True, cost="about 2")
+def lrp(
+    network: Network,
+    x: Tensor,
+    question: Question,
+    *,
+    preset: str = "default",
+    composite: Composite | None = None,
+    epsilon: float | None = None,
+    gamma: float | None = None,
+    bias: str | None = None,
+    gates: str | None = None,
+    layer: str | None = None,
+    feature_level: bool = False,
+) -> Attributions:
+    """Relevance of each instance, summed over its features.
+
+    The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
+    settings everywhere. `layer` names a submodule at whose output to stop; `feature_level` keeps (n, d).
+    """
+    rules = preset_composite(network, preset) if composite is None else composite
+    rules = _overridden(rules, epsilon=epsilon, gamma=gamma, bias=bias, gates=gates)
+    if preset == "released" and composite is None and isinstance(network.model, TransMIL):
+        return _released(network, x, question, rules, layer=layer, feature_level=feature_level)
+    return _propagate(network, x, question, rules, layer=layer, feature_level=feature_level)
+
+
+def _propagate(
+    network: Network, x: Tensor, question: Question, rules: Composite, *, layer: str | None, feature_level: bool
+) -> Attributions:
+    traced = trace(network, x, module=network.module, composite=rules, layers=[layer] if layer else [])
+    outputs = question.outputs(traced.logits)
+    found = []
+    for i, output in enumerate(outputs):
+        relevance = traced.relevance(output, keep=i < len(outputs) - 1)
+        found.append(_attribution(relevance, output, x.shape[1], layer, feature_level))
+    return Attributions(traced.logits, found)
+
+
+def _released(network: Network, x: Tensor, question: Question, rules: Composite, **options: Any) -> Attributions:
+    """Scores of the stripped copy, for the classes and logits of the true model."""
+    assert isinstance(network.model, TransMIL)  # noqa: S101  # narrows the type for mypy
+    with torch.no_grad():
+        logits = network(x)
+    targets = [output.target for output in question.outputs(logits)]
+    stripped = released_copy(network.model)
+    with frozen(stripped):
+        found = _propagate(Network(stripped), x, replace(question, targets=targets), rules, **options)
+    return replace(found, logits=logits)
+
+
+def _attribution(
+    relevance: Relevance, output: Output, n: int, layer: str | None, feature_level: bool
+) -> Attribution:
+    flow = relevance.layers[layer] if layer else relevance.input
+    if flow.tensor.shape[:2] != (1, n):
+        raise InputError(
+            f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the {n} instances; "
+            "name a layer before the instances are joined or padded."
+        )
+    scores = flow.instances[0]
+    value = float(relevance.output)
+    shares = relevance.shares if not layer else {}
+    audit = Audit.close(output=value, instances=float(scores.double().sum()), **shares)
+    return Attribution(output, value, scores, audit, flow.features[0] if feature_level else None)
+
+
+def _overridden(rules: Composite, *, gates: str | None, **settings: Any) -> Composite:
+    given = {name: value for name, value in settings.items() if value is not None}
+    if gates is not None:
+        rules = replace(rules, gates=gates)
+    if not given:
+        return rules
+
+    def adapt(rule: AffineRule) -> AffineRule:
+        return replace(rule, **given)
+
+    return replace(
+        rules,
+        default=adapt(rules.default),
+        overrides={pattern: adapt(rule) for pattern, rule in rules.overrides.items()},
+    )

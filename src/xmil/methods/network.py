@@ -1,0 +1,85 @@
+"""A model as the methods see it: bags in, outputs out, whatever the module returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError
+from xmil.models import MILModel
+
+ForwardFunction = Callable[[nn.Module, Tensor], Tensor]
+BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
+
+
+class Network:
+    """A module with the way to call it. Our models take batches of bags; others one bag at a time."""
+
+    def __init__(self, module: nn.Module, forward: ForwardFunction | None = None) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
+        self.module = module
+        self._forward = forward
+        self.model = module if isinstance(module, MILModel) and forward is None else None
+
+    @property
+    def name(self) -> str:
+        """The registered name of a model of ours, or the class of another's."""
+        spec = getattr(self.model, "spec", None)
+        return spec.name if spec is not None else type(self.module).__name__
+
+    @property
+    def task(self) -> str:
+        """The task of a model of ours; classification for others."""
+        spec = getattr(self.model, "spec", None)
+        return spec.task if spec is not None else "classification"
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, where the model knows them."""
+        names = getattr(self.module, "class_names", None)
+        return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d)."""
+        if self.model is not None:
+            logits: Tensor = self.model(x)
+            return logits
+        return torch.cat([self._one(bag) for bag in x.split(1)])
+
+    def embed(self, x: Tensor) -> Tensor:
+        """What can be computed once for all perturbed bags: embedded instances, or the instances."""
+        return x if self.model is None else self.model.embed(x)
+
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags of embedded instances (b, n, e)."""
+        if self.model is not None:
+            return self.model.aggregate(h, mask)
+        if mask is None:
+            return self(h)
+        return torch.cat([self._one(bag[row].unsqueeze(0)) for bag, row in zip(h, mask, strict=True)])
+
+    def aggregate_batches(self, n_bags: int, n: int, make: Callable[[slice], Tensor]) -> Tensor:
+        """Outputs (n_bags, c) of many bags of n embedded instances, made and run a batch at a time."""
+        return torch.cat([self.aggregate(make(batch)) for batch in self.batches(n_bags, n)])
+
+    def batches(self, n_bags: int, n: int) -> Iterator[slice]:
+        """Slices of range(n_bags) whose temporaries fit the budget, for bags of n instances."""
+        width = max((p.shape[0] for p in self.module.parameters() if p.ndim > 1), default=1)
+        step = max(1, BUDGET_BYTES // (4 * 16 * max(1, n) * max(width, 1)))
+        return (slice(start, min(start + step, n_bags)) for start in range(0, n_bags, step))
+
+    def _one(self, x: Tensor) -> Tensor:
+        out: Any = self.module(x) if self._forward is None else self._forward(self.module, x)
+        if not isinstance(out, Tensor):
+            raise InputError(
+                f"{self.name} returned a {type(out).__name__}, not a tensor of logits; pass forward= to pick them, "
+                "such as forward=lambda net, x: net(x)['logits']."
+            )
+        out = out.unsqueeze(0) if out.ndim == 1 else out
+        if out.ndim != 2 or out.shape[0] != 1 or out.shape[1] == 0:
+            raise InputError(f"{self.name} must return logits (1, c) or (c,) for one bag. Got {tuple(out.shape)}.")
+        return out

@@ -1,0 +1,71 @@
+"""Named sets of LRP rules, by architecture."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import UnsupportedError, unknown_name
+from xmil.lrp import AffineRule, Composite
+from xmil.methods.network import Network
+from xmil.models import MILModel
+from xmil.models.attnmil import AttnMIL
+from xmil.models.transmil import TransMIL
+from xmil.nn.attention import SelfAttention
+from xmil.nn.ppeg import PPEG
+
+PRESETS = ("default", "exact", "paper", "released")
+EPSILON = 1e-8  # the paper's
+_SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
+_ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
+
+
+def preset_composite(network: Network, preset: str) -> Composite:
+    """The rules of a preset for a model.
+
+    `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
+    network. `released`: see `released_copy`. `default`: the best measured; so far that is `exact`.
+    """
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    if preset in ("default", "exact"):
+        return Composite()
+    if isinstance(network.model, TransMIL):
+        between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
+        return Composite(_ENDS, default=between)
+    if preset == "released" and not isinstance(network.model, AttnMIL):
+        raise UnsupportedError(f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'.")
+    if isinstance(network.model, MILModel):
+        return Composite(default=_SHARE_OUT, attention=AffineRule(epsilon=EPSILON))
+    return Composite(default=AffineRule(epsilon=EPSILON))
+
+
+def released_copy(model: TransMIL) -> TransMIL:
+    """The network that the authors' code explains in place of a TransMIL.
+
+    No bias in the attention's output projection and in PPEG, and a layer norm with the unbiased standard
+    deviation plus eps.
+    """
+    stripped = copy.deepcopy(model)
+    for module in stripped.modules():
+        if isinstance(module, SelfAttention):
+            module.to_out[0].bias = None
+        if isinstance(module, PPEG):
+            module.proj.bias = module.proj1.bias = module.proj2.bias = None
+        for name, child in module.named_children():
+            if isinstance(child, nn.LayerNorm):
+                setattr(module, name, _UnbiasedNorm(child))
+    return stripped
+
+
+class _UnbiasedNorm(nn.Module):
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        out: Tensor = centred / (torch.std(x, dim=-1, keepdim=True) + self.eps) * self.weight
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,93 @@
+"""The registry of explanation methods, and what each declares of itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from xmil.core.errors import unknown_name
+from xmil.core.explanation import Audit
+from xmil.core.registry import Registry
+from xmil.methods.network import Network
+from xmil.methods.outputs import OUTPUTS, Output, Question
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit."""
+
+    output: Output
+    value: float
+    scores: Tensor
+    audit: Audit | None = None
+    relevance: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attributions:
+    """What a method returns: the model's logits (1, c) and an attribution for each output."""
+
+    logits: Tensor
+    of: Sequence[Attribution]
+
+
+Explain = Callable[..., Attributions]
+Support = Callable[[Network], str | None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """An explanation method.
+
+    `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
+    be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
+    forward passes over a bag of n instances.
+    """
+
+    name: str
+    run: Explain
+    signed: bool
+    conserves: bool
+    cost: str
+    outputs: tuple[str, ...]
+    supports: Support
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The method's own parameters and their defaults."""
+        signature = inspect.signature(self.run)
+        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    def check_parameters(self, given: Mapping[str, Any]) -> None:
+        """Refuse a parameter the method does not have."""
+        for name in given:
+            if name not in self.parameters:
+                raise unknown_name(f"parameter of {self.name}", name, self.parameters)
+
+
+METHODS: Registry[Method] = Registry("method", group="xmil.methods")
+
+
+def register_method(
+    name: str,
+    *,
+    signed: bool,
+    cost: str,
+    conserves: bool = False,
+    outputs: tuple[str, ...] = OUTPUTS,
+    supports: Support = lambda network: None,
+) -> Callable[[Explain], Explain]:
+    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method."""
+
+    def add(run: Explain) -> Explain:
+        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports))
+        return run
+
+    return add
+
+
+__all__ = ["METHODS", "Attribution", "Attributions", "Method", "Output", "Question", "register_method"]

@@ -1,0 +1,50 @@
+"""Instance logits of additive models, and the random baseline."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xmil.core.explanation import Audit
+from xmil.methods.network import Network
+from xmil.methods.outputs import Question
+from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.models.addmil import AddMIL
+
+
+def _not_additive(network: Network) -> str | None:
+    return None if isinstance(network.model, AddMIL) else "its output is not a sum of instance logits"
+
+
+@register_method(
+    "logits", signed=True, conserves=True, cost="1", outputs=("logit", "contrastive"), supports=_not_additive
+)
+@torch.no_grad()
+def instance_logits(network: Network, x: Tensor, question: Question) -> Attributions:
+    """What each instance adds to the output of an additive model."""
+    model = network.model
+    assert isinstance(model, AddMIL)  # noqa: S101  # narrows the type for mypy
+    parts = model.instance_logits(model.embed(x))[0]  # (n, c)
+    logits = network(x)
+    found = []
+    for output in question.outputs(logits):
+        with torch.enable_grad():
+            leaf = logits.clone().requires_grad_(True)
+            value = output(leaf)
+            (seed,) = torch.autograd.grad(value.sum(), leaf)  # the output is linear in the logits
+        scores = parts @ seed[0]
+        audit = Audit.close(output=float(value), instances=float(scores.double().sum()))
+        found.append(Attribution(output, float(value), scores, audit))
+    return Attributions(logits, found)
+
+
+@register_method("random", signed=True, cost="1")
+@torch.no_grad()
+def random(network: Network, x: Tensor, question: Question, *, seed: int = 0) -> Attributions:
+    """Standard normal scores: what a method must beat."""
+    logits = network(x)
+    rng = np.random.default_rng(seed)
+    outputs = question.outputs(logits)
+    draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for _ in outputs]
+    return Attributions(logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)])

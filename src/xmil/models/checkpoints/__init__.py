@@ -1,0 +1,111 @@
+"""Checkpoints: any of the field's into a model, ours out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xmil.core.errors import CheckpointError, XmilError
+from xmil.core.storage import write_atomically
+from xmil.models.base import MILModel, ModelSpec
+from xmil.models.checkpoints import published
+from xmil.models.checkpoints.families import FAMILIES, Converted, Family, strip_prefixes
+from xmil.models.checkpoints.files import SPEC_KEY, Weights, read_weights
+from xmil.models.registry import build
+
+__all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_model"]
+
+
+def load_model(path: str | PathLike[str], *, class_names: Sequence[str] | None = None) -> MILModel:
+    """The model in a checkpoint, in eval mode on the CPU; see docs/checkpoints.md for the families.
+
+    Only tensors are read: a checkpoint that would run code is refused.
+    """
+    return _load(Path(path), class_names)[0]
+
+
+def save_model(model: MILModel, path: str | PathLike[str]) -> None:
+    """Write a model as safetensors with its spec in the header; `load_model` reads it back."""
+    from safetensors.torch import save_file
+
+    if not isinstance(model, MILModel) or not hasattr(model, "spec"):
+        raise CheckpointError(f"save_model takes a model of create_model or load_model, not {type(model).__name__}.")
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    header = {SPEC_KEY: json.dumps(asdict(model.spec))}
+    write_atomically(path, lambda temporary: save_file(state, temporary, metadata=header))
+
+
+def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
+    """What a checkpoint is: family, model, sizes, parameters, and what was ignored."""
+    model, family, notes = _load(Path(path), None)
+    spec = asdict(model.spec)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return {"path": str(path), "family": family, **spec, "weights": weights, "notes": notes}
+
+
+def _load(path: Path, class_names: Sequence[str] | None) -> tuple[MILModel, str, list[str]]:
+    weights = read_weights(path)
+    try:
+        family, converted, spec = _recognise(weights)
+        if class_names is not None:
+            spec = ModelSpec(**{**_fields(spec), "class_names": tuple(class_names)})
+        model = build(spec)
+    except XmilError as error:
+        raise CheckpointError(f"{weights.path}: {error}") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({error!r}).") from None
+    _fill(model, converted, weights.path)
+    return model, family, converted.notes
+
+
+def _recognise(weights: Weights) -> tuple[str, Converted, ModelSpec]:
+    if weights.spec is not None:
+        spec = ModelSpec(**{**weights.spec, "class_names": _tuple(weights.spec.get("class_names"))})
+        return "xmil", Converted(spec.name, spec.in_dim, spec.n_classes, {}, dict(weights.state)), spec
+    state = strip_prefixes(weights.state)
+    family = _family_of(state)
+    converted = family.convert(state, weights.settings)
+    names = _tuple(weights.settings.get("class_names"))
+    spec = ModelSpec(converted.model, converted.in_dim, converted.n_classes, converted.params, class_names=names)
+    return family.name, converted, spec
+
+
+def _family_of(state: dict[str, torch.Tensor]) -> Family:
+    tried = []
+    for name in FAMILIES:
+        missing = FAMILIES[name].missing(state)
+        if not missing:
+            return FAMILIES[name]
+        tried.append(f"{name} lacks {missing[0]}")
+    keys = ", ".join(list(state)[:6]) + (", ..." if len(state) > 6 else "")
+    raise CheckpointError(f"of no known family. Keys: {keys}. Tried: {'; '.join(tried).replace(chr(92), '')}.")
+
+
+def _fill(model: MILModel, converted: Converted, path: Path) -> None:
+    own = model.state_dict()
+    missing = sorted(own.keys() - converted.state.keys())
+    extra = sorted(converted.state.keys() - own.keys())
+    shapes = [
+        f"{key} {tuple(value.shape)}, expected {tuple(own[key].shape)}"
+        for key, value in converted.state.items()
+        if key in own and own[key].shape != value.shape
+    ]
+    faults = [("missing", missing), ("not expected", extra), ("of the wrong shape", shapes)]
+    if any(keys for _, keys in faults):
+        told = "; ".join(f"{fault}: {', '.join(keys)}" for fault, keys in faults if keys)
+        raise CheckpointError(f"{path}: the keys do not fit {converted.model}. {told}.")
+    model.load_state_dict(converted.state)
+
+
+def _fields(spec: ModelSpec) -> dict[str, Any]:
+    return {key: getattr(spec, key) for key in spec.__dataclass_fields__}
+
+
+def _tuple(names: Any) -> tuple[str, ...] | None:
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else None

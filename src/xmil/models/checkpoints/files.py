@@ -1,0 +1,126 @@
+"""Reading weights from files: tensors only, never a pickle's code."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xmil.core.errors import CheckpointError
+
+SPEC_KEY = "xmil"
+IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
+_CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by key, with the settings stored beside or inside their file."""
+
+    path: Path
+    state: Mapping[str, Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] | None = None
+
+
+def read_weights(path: Path) -> Weights:
+    """The tensors of a checkpoint file, or of the checkpoint in a folder."""
+    if path.is_dir():
+        path = _in_folder(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file.")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    content = _load_tensors(path)
+    return Weights(path, _state_dict(content, path), _settings(path))
+
+
+def _in_folder(folder: Path) -> Path:
+    for name in IN_FOLDER:
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file.")
+
+
+def _read_safetensors(path: Path) -> Weights:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
+        spec = json.loads(metadata[SPEC_KEY]) if SPEC_KEY in metadata else None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
+    return Weights(path, state, _settings(path), spec)
+
+
+def _load_tensors(path: Path) -> Any:
+    """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
+    try:
+        with torch.serialization.safe_globals(_numpy_scalars()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "Unsupported" in str(error) or "WeightsUnpickler" in str(error):
+            raise CheckpointError(
+                f"{path}: refused, it holds more than tensors and loading it could run code ({_reason(error)}). "
+                "Save the model's state_dict() alone and load that."
+            ) from None
+        raise CheckpointError(f"{path}: not a readable checkpoint ({_first_line(error)}).") from None
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: truncated or not a checkpoint ({_first_line(error)}).") from None
+    except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {_first_line(error)}).") from None
+
+
+def _numpy_scalars() -> list[Any]:
+    scalar = np.float64(0).__reduce__()[0]  # numpy's own reconstructor of scalars
+    kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")]
+    return [(scalar, "numpy.core.multiarray.scalar"), scalar, np.dtype, *kinds]
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The mapping of names to tensors, wherever the writer put it."""
+    if not isinstance(content, Mapping):
+        what = type(content).__name__
+        raise CheckpointError(f"{path}: holds a {what}, not a state dict; for features use xmil.read_bag.")
+    for name in _CONTAINERS:
+        if isinstance(content.get(name), Mapping):
+            content = content[name]
+            break
+    state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    if not state:
+        raise CheckpointError(f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}.")
+    return state
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings file that xMIL (args.json) and MIL-Lab (config.json) write beside the weights."""
+    for name in ("args.json", "config.json"):
+        file = path.parent / name
+        if file.is_file():
+            try:
+                settings = json.loads(file.read_text(encoding="utf-8"))
+            except (ValueError, OSError) as error:
+                raise CheckpointError(f"{file}: not readable JSON ({_first_line(error)}).") from None
+            return dict(settings) if isinstance(settings, Mapping) else {}
+    return {}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _reason(error: BaseException) -> str:
+    """The line of torch's long message that names the global."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    named = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
+    return (named or lines)[0][:160].rstrip(".")

@@ -1,0 +1,138 @@
+"""TransMIL: a transformer over instances with Nyström attention.
+
+Shao et al., "TransMIL: Transformer based Correlated Multiple Instance Learning for Whole Slide Image
+Classification", NeurIPS 2021, arXiv:2106.00908.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import bad_parameter
+from xmil.models.base import MILModel, linear_relu_stack
+from xmil.models.registry import MODELS
+from xmil.nn.attention import DotProductAttention
+from xmil.nn.nystrom import NystromAttention
+from xmil.nn.ppeg import PPEG, square_edge
+
+
+class TransLayer(nn.Module):
+    """x + attention(norm(x))."""
+
+    def __init__(self, dim: int, attn: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.attn = attn
+
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """(b, n, d) to (b, n, d), or to its first rows."""
+        out: Tensor = x[:, :rows] + self.attn(self.norm(x), rows)
+        return out
+
+
+@MODELS.register("transmil")
+class TransMIL(MILModel):
+    """Linear + ReLU, the square, class token, attention, PPEG, attention, norm, class token, classifier.
+
+    The instances fill a square in the order of the bag; what is missing is filled by repeating the first
+    ones. `landmarks=None` means dim // 2; `residual_kernel=None` leaves out the residual convolution.
+    `pool="sum"` adds up the tokens' outputs and has no class token.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int,
+        *,
+        dim: int = 256,
+        heads: int = 8,
+        head_dim: int | None = None,
+        n_feature_layers: int = 1,
+        n_layers: int = 2,
+        attention: str = "nystrom",
+        landmarks: int | None = None,
+        pinv_iterations: int = 6,
+        residual_kernel: int | None = 33,
+        ppeg: bool = True,
+        pool: str = "class_token",
+        n_out_layers: int = 0,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        bag_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_dim, n_classes)
+        if attention not in ("nystrom", "dot_product"):
+            raise bad_parameter("attention", "transmil", "'nystrom' or 'dot_product'", attention)
+        if pool not in ("class_token", "sum"):
+            raise bad_parameter("pool", "transmil", "'class_token' or 'sum'", pool)
+        shared = {
+            "heads": heads,
+            "head_dim": head_dim,
+            "residual_kernel": residual_kernel,
+            "bias": bias,
+            "dropout": attention_dropout,
+        }
+        nystrom = {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
+
+        def attend() -> nn.Module:
+            if attention == "nystrom":
+                return NystromAttention(dim, **shared, **nystrom)  # type: ignore[arg-type]  # mixed values
+            return DotProductAttention(dim, **shared)  # type: ignore[arg-type]
+
+        self.instance = linear_relu_stack([in_dim] + [dim] * n_feature_layers, bias=bias, first_bias=bias)
+        self.feature_dropout = nn.Dropout(dropout)
+        self.class_token = nn.Parameter(torch.randn(1, 1, dim)) if pool == "class_token" else None
+        self.layers = nn.ModuleList(TransLayer(dim, attend()) for _ in range(n_layers))
+        self.ppeg = PPEG(dim) if ppeg else None
+        self.norm = nn.LayerNorm(dim)
+        self.out = linear_relu_stack([dim] * (n_out_layers + 1), bias=bias, first_bias=bias)
+        self.bag_dropout = nn.Dropout(bag_dropout)
+        self.classifier = nn.Linear(dim, n_classes, bias=bias)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Instances, each by itself: (b, n, d) to (b, n, e)."""
+        h: Tensor = self.feature_dropout(self.instance(x))
+        return h
+
+    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths are run by length."""
+        if mask is None:
+            return self._aggregate(h)
+        lengths = mask.sum(dim=1)
+        logits: list[Tensor] = [h.new_empty(0)] * len(h)
+        for n in lengths.unique().tolist():
+            index = (lengths == n).nonzero().squeeze(1)
+            bags = h[index][mask[index]].view(len(index), int(n), -1)
+            for i, row in zip(index.tolist(), self._aggregate(bags), strict=True):
+                logits[i] = row
+        return torch.stack(logits)
+
+    def _aggregate(self, h: Tensor) -> Tensor:
+        edge = square_edge(h.shape[1])
+        if self.ppeg is not None:
+            h = torch.cat([h, h[:, : edge * edge - h.shape[1]]], dim=1)
+        if self.class_token is not None:
+            h = torch.cat([self.class_token.expand(len(h), -1, -1), h], dim=1)
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            # of the last layer only the class token is read, unless positions are encoded after it
+            h = layer(h, 1 if i == last > 0 and self.class_token is not None else None)
+            if i == 0 and self.ppeg is not None:
+                h = self._encode_positions(h, edge)
+        return self._classify(h)
+
+    def _encode_positions(self, h: Tensor, edge: int) -> Tensor:
+        assert self.ppeg is not None  # noqa: S101  # narrows the type for mypy
+        if self.class_token is None:
+            encoded: Tensor = self.ppeg(h, edge)
+            return encoded
+        return torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)
+
+    def _classify(self, h: Tensor) -> Tensor:
+        if self.class_token is None:
+            logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(h)))).sum(dim=1)
+            return logits
+        logits = self.classifier(self.bag_dropout(self.out(self.norm(h[:, 0]))))
+        return logits
