@@ -51,8 +51,8 @@ class FolderContents(Contents):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.ids = sorted(int(entry.stem) for entry in path.glob("*.pt") if entry.stem.isdecimal())
-        if self.ids:
-            vector = _vector(path, self.ids[0])
+        vector = _vector(path, self.ids[0]) if self.ids else None
+        if vector is not None and vector.ndim == 1:  # else a folder of bags whose slides are numbered
             self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
@@ -73,10 +73,9 @@ class FolderRows(Rows):
         out = np.empty((len(picked), self.shape[1]), np.float32)
         for row, name in enumerate(picked):
             vector = _vector(self.path, name)
-            if len(vector) != self.shape[1]:
-                raise FileError(
-                    f"{self.path / f'{name}.pt'}: has width {len(vector)}, the others {self.shape[1]}."
-                )
+            if vector.shape != self.shape[1:]:
+                entry = self.path / f"{name}.pt"
+                raise FileError(f"{entry}: has shape {vector.shape}, the others ({self.shape[1]},).")
             out[row] = vector
         return out
 
@@ -88,7 +87,8 @@ def _vector(path: Path, name: int) -> npt.NDArray[Any]:
     if not entry.resolve().is_relative_to(path.resolve()):
         raise FileError(f"{entry}: a link out of the folder, which is not followed; copy the file in.")
     contents = TorchContents(entry)
-    return contents.read(TENSOR).reshape(-1)
+    values = contents.read(TENSOR)
+    return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
 
 
 def read_csv(path: Path) -> dict[str, list[str | None]]:
