@@ -1,4 +1,4 @@
-"""Small files in each producer's exact layout: names, types, attributes, quirks. One function writes one layout.
+"""Small files in each producer's exact layout: names, types, attributes, quirks; one function, one layout.
 
 All of them describe the same slide: six patches with a level-0 edge of 512 px at 0.25 µm/px, so 128 µm.
 """
@@ -78,7 +78,12 @@ def clam_images(root: Path, slide: str = "s1") -> Path:
             file,
             "imgs",
             np.zeros((N, 256, 256, 3), np.uint8),
-            {"patch_level": 1, "wsi_name": slide, "downsample": np.array([2.0, 2.0]), "level_dim": [5000, 4000]},
+            {
+                "patch_level": 1,
+                "wsi_name": slide,
+                "downsample": np.array([2.0, 2.0]),
+                "level_dim": [5000, 4000],
+            },
         )
         _appended(file, "coords", (XY // 2).astype(np.int32))
     return path
@@ -98,7 +103,10 @@ def trident(
     path.parent.mkdir(parents=True, exist_ok=True)
     values, coords = features(dtype=dtype), XY.astype(np.int64)
     if empty:
-        values, coords = {"(0,)": np.zeros(0, dtype), "(0,D)": np.zeros((0, D), dtype)}[empty], np.zeros((0, 2), np.int64)
+        values, coords = (
+            {"(0,)": np.zeros(0, dtype), "(0,D)": np.zeros((0, D), dtype)}[empty],
+            np.zeros((0, 2), np.int64),
+        )
     if lead:
         values, coords = values[None], coords[None]
     if level == "slide":
@@ -177,7 +185,9 @@ def marugoto(root: Path, slide: str = "s1", *, augmented: bool = True) -> Path:
     return path
 
 
-def slideflow(root: Path, slide: str = "s1", *, tile_um: Any = EDGE_UM, zipped: bool = True, config: bool = True) -> Path:
+def slideflow(
+    root: Path, slide: str = "s1", *, tile_um: Any = EDGE_UM, zipped: bool = True, config: bool = True
+) -> Path:
     path = root / f"{slide}.pt"
     root.mkdir(parents=True, exist_ok=True)
     torch.save(torch.from_numpy(features(dtype=np.float16)), path)
@@ -188,7 +198,9 @@ def slideflow(root: Path, slide: str = "s1", *, tile_um: Any = EDGE_UM, zipped: 
         np.save(root / f"{slide}.index.npy", centres)
     if config:
         about = {"extractor": {"class": "slideflow.model.extractors.uni.UNIFeatures", "kwargs": {}}}
-        text = json.dumps({**about, "normalizer": None, "num_features": D, "tile_px": 256, "tile_um": tile_um})
+        text = json.dumps(
+            {**about, "normalizer": None, "num_features": D, "tile_px": 256, "tile_um": tile_um}
+        )
         (root / "bags_config.json").write_text(text)
     return path
 
@@ -211,7 +223,9 @@ def polygon(x: float, y: float, edge: float) -> bytes:
     return struct.pack("<BIII", 1, 3, 1, len(ring)) + b"".join(struct.pack("<dd", *point) for point in ring)
 
 
-def spatialdata(root: Path, slide: str = "s1", *, tables: tuple[str, ...] = ("uni_tiles",), shuffle: bool = True) -> Path:
+def spatialdata(
+    root: Path, slide: str = "s1", *, tables: tuple[str, ...] = ("uni_tiles",), shuffle: bool = True
+) -> Path:
     """A store as wsidata writes it; the table's rows are in another order than the tiles."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -219,7 +233,14 @@ def spatialdata(root: Path, slide: str = "s1", *, tables: tuple[str, ...] = ("un
 
     path = root / f"{slide}.zarr"
     store = zarr.open_group(str(path), mode="w", zarr_format=2)
-    spec = {"height": 256, "width": 256, "stride_height": 256, "stride_width": 256, "mpp": 0.5, "ops_level": 0}
+    spec = {
+        "height": 256,
+        "width": 256,
+        "stride_height": 256,
+        "stride_width": 256,
+        "mpp": 0.5,
+        "ops_level": 0,
+    }
     spec |= {"ops_downsample": 2.0, "base_level": 0, "base_downsample": 2.0, "tissue_name": "tissues"}
     store.attrs.update({"spatialdata_attrs": {"version": "0.1"}, "tile_spec": {"tiles": spec}})
     order = np.random.default_rng(1).permutation(N) if shuffle else np.arange(N)

@@ -43,7 +43,7 @@ def test_clam_ignores_patches_of_another_run(tmp_path: Path) -> None:
 
 
 def test_clam_contours_with_their_own_offsets(tmp_path: Path) -> None:
-    second = p.XY + [137, 512 * 9 + 41]
+    second = p.XY + np.array([137, 512 * 9 + 41])
     bag = xmil.read_bag(p.clam_features(tmp_path, xy=np.concatenate([p.XY, second])))
     assert bag.patch_size == 512
 
@@ -65,7 +65,7 @@ def test_clam_pt_joins_the_h5_by_row_order(tmp_path: Path) -> None:
 
 def test_clam_pt_of_another_run_is_refused(tmp_path: Path) -> None:
     p.clam_features(tmp_path)
-    with pytest.raises(FileError, match="has 5 rows but .* has 6 coordinates"):
+    with pytest.raises(FileError, match=r"has 5 rows but .* has 6 coordinates"):
         xmil.read_bag(p.clam_pt(tmp_path, n=5))
 
 
@@ -225,7 +225,7 @@ def test_gigapath_by_name_uses_256_px_at_20x(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [p.wsinfer_h5, p.wsinfer_csv])
-def test_wsinfer_boxes(tmp_path: Path, write) -> None:  # noqa: ANN001
+def test_wsinfer_boxes(tmp_path: Path, write) -> None:
     bag = xmil.read_bag(write(tmp_path))
     np.testing.assert_array_equal(bag.boxes(), p.BOXES)
     assert bag.format == "wsinfer"
@@ -265,7 +265,9 @@ def test_given_values_win_and_are_said(tmp_path: Path) -> None:
     assert bag.inferred == ("patch edge 300 as given; the file says 512",)
 
 
-@pytest.mark.parametrize(("name", "value"), [("mpp", 0), ("mpp", -1.0), ("mpp", float("nan")), ("patch_size", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("mpp", 0), ("mpp", -1.0), ("mpp", float("nan")), ("patch_size", 0)]
+)
 def test_bad_parameters(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"The '{name}' parameter of read_bag must be"):
         xmil.read_bag(p.trident(tmp_path), **{name: value})
@@ -281,7 +283,7 @@ def test_a_third_party_adds_a_reader_in_one_file(tmp_path: Path) -> None:
     from xmil.data.readers import READERS
 
     @reader("mytool", kinds=("npz",), claims=lambda found: "my_features" in found)
-    def read(found, ask: Ask) -> Header:  # noqa: ANN001
+    def read(found, ask: Ask) -> Header:
         return Header(found.path, "mytool", found.rows("my_features"), slide_id="mine")
 
     try:

@@ -174,7 +174,7 @@ def inspect_cohort(path: Path) -> Report:
         leaks = cohort.leaking_cases(name) if name in cohort.columns else []
         if leaks:
             problems.append(
-                f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split again by case"
+                f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split by case"
             )
     return Report(
         str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=tuple(problems)

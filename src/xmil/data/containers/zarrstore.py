@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,8 @@ class ZarrContents(Contents):
         return _attributes(self.path / name)
 
     def _read(self, name: str) -> npt.NDArray[Any]:
-        return np.asarray(self._open(name)[...])
+        with _readable(self.path):
+            return np.asarray(self._open(name)[...])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
         return ZarrRows(self, name, shape, self.arrays[name].dtype)
@@ -65,12 +68,7 @@ class ZarrContents(Contents):
         folder = self.path / name
         stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         check_stored(self.arrays[name].nbytes, stored, packed=True, name=name, path=self.path)
-        try:
-            return _zarr(self.path).open_array(str(folder), mode="r")
-        except XmilError:
-            raise
-        except Exception as error:  # zarr raises almost any type on damaged stores
-            raise _unreadable(self.path, error) from None
+        return _zarr(self.path).open_array(str(folder), mode="r")
 
 
 class ZarrRows(Rows):
@@ -82,17 +80,28 @@ class ZarrRows(Rows):
         self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
 
     def read(self, index: Index | None = None) -> FloatArray:
-        array = self.contents._open(self.name)
-        try:
-            if index is None:
-                values = np.asarray(array[...]).reshape(self.shape)
-            elif array.ndim == 2:
-                values = np.asarray(array.oindex[index, :]) if len(index) else np.zeros((0, self.shape[1]))
+        with _readable(self.contents.path):
+            array = self.contents._open(self.name)
+            if index is not None and array.ndim == 2 and len(index):
+                values = np.asarray(array.oindex[index, :])
             else:
-                values = np.asarray(array[...]).reshape(self.shape)[index]
-        except Exception as error:
-            raise _unreadable(self.contents.path, error) from None
-        return np.ascontiguousarray(values, dtype=np.float32)
+                values = np.asarray(array[...]).reshape(self.shape)
+                values = values if index is None else values[index]
+            return np.ascontiguousarray(values, dtype=np.float32)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever zarr and its codecs find wrong, as one sentence."""
+    try:
+        yield
+    except XmilError:
+        raise
+    except Exception as error:  # almost any type on damaged stores
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(
+            f"{path}: not a readable zarr store ({first[:200]}); write or copy it again."
+        ) from None
 
 
 def _zarr(path: Path) -> Any:
@@ -103,11 +112,6 @@ def _zarr(path: Path) -> Any:
             f"{path}: a zarr store; install the extra to read it: pip install 'xmil[zarr]'."
         ) from None
     return zarr
-
-
-def _unreadable(path: Path, error: Exception) -> FileError:
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return FileError(f"{path}: not a readable zarr store ({first[:200]}); write or copy it again.")
 
 
 def _check_store(path: Path) -> None:
