@@ -85,7 +85,8 @@ def _explain(
     _check_support(chosen, network)
     question = Question(targets, _output_kind(chosen, output), network)
     x = _as_tensor(bag, network)
-    with frozen(model):
+    with frozen(model), torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+        x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, chosen, bag, logits, network, params) for a in result.of]
