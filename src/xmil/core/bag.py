@@ -73,11 +73,11 @@ class Bag:
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
-        pick: dict[str, Any] = {
-            key: None if (a := getattr(self, key)) is None else a[index] for key in ("coords", "raw_coords")
-        }
-        pick["columns"] = {key: values[index] for key, values in self.columns.items()}
-        return replace(self, features=self.features[index], **pick)
+        coords = None if self.coords is None else self.coords[index]
+        raw_coords = None if self.raw_coords is None else self.raw_coords[index]
+        columns = {key: values[index] for key, values in self.columns.items()}
+        picked = self.features[index]
+        return replace(self, features=picked, coords=coords, raw_coords=raw_coords, columns=columns)
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
