@@ -105,20 +105,30 @@ def test_writing_replaces_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["s.h5"]
 
 
-def test_rows_touch_only_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunks", [(1, 4), (256, 4), (7, 3), None])
+@pytest.mark.parametrize("compression", ["gzip", None])
+@pytest.mark.parametrize("dtype", ["f4", "f2", ">f4"])
+def test_rows_touch_only_what_they_need(
+    tmp_path: Path, chunks: Any, compression: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from xmil.data.containers import hdf5
 
-    n = 20_000
-    xmil.write_bag(
-        xmil.Bag(np.arange(n * 4, dtype=np.float32).reshape(n, 4), slide_id="s"), tmp_path / "s.h5"
-    )
+    n = 2_000
+    values = (np.arange(n * 4).reshape(n, 4) % 1999).astype(dtype)
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        file.create_dataset(
+            "features", data=values, chunks=chunks, compression=compression if chunks else None
+        )
+        file["coords"] = np.arange(n * 2).reshape(n, 2)
     read: list[int] = []
     slab = hdf5._slab
+    monkeypatch.setattr(hdf5, "_whole", lambda *_: pytest.fail("all rows were read"))
     monkeypatch.setattr(hdf5, "_slab", lambda d, a, b: read.append(b - a) or slab(d, a, b))
-    rows = np.random.default_rng(0).choice(n, 100, replace=False)
-    bag = xmil.read_bag(tmp_path / "s.h5", rows=rows)
-    np.testing.assert_array_equal(bag.features[:, 0], rows * 4)
-    assert sum(read) <= 120  # a few neighbours at most
+    rows = np.random.default_rng(0).choice(n, 20, replace=False)
+    bag = xmil.read_bag(tmp_path / "s.h5", rows=rows, patch_size=1)
+    np.testing.assert_array_equal(bag.features, values[rows].astype(np.float32))
+    if chunks != (256, 4):  # there, every chunk holds a wanted row
+        assert sum(read) <= 200
 
 
 def test_headers_leave_features_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +139,11 @@ def test_headers_leave_features_unread(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hdf5, "_picked", lambda *_, **__: pytest.fail("features were read"))
     header = xmil.open_bag(path)
     assert (len(header), header.dim, header.nbytes) == (p.N, p.D, p.N * p.D * 4)
+
+
+def test_rows_with_a_leading_axis(tmp_path: Path) -> None:
+    bag = xmil.read_bag(p.trident(tmp_path, lead=True), rows=[4, 1])
+    np.testing.assert_array_equal(bag.features, p.features()[[4, 1]])
 
 
 @pytest.mark.parametrize("rows", [[0, 5, 2, 2], [-1], [], [True, False, True, False, False, False]])
@@ -181,6 +196,18 @@ def test_explanation_round_trip(tmp_path: Path, more: dict[str, Any]) -> None:
     e = explanation(**more)
     e.save(tmp_path / "e.parquet")
     same_explanation(e, xmil.Explanation.load(tmp_path / "e.parquet"))
+
+
+def test_explanations_wait_for_the_mpp(tmp_path: Path) -> None:
+    """STAMP's microns go through explain and storage, and become boxes once the slide's mpp is known."""
+    model = xmil.create_model("attnmil", in_dim=p.D, n_classes=2, seed=0)
+    xmil.explain(model, xmil.read_bag(p.stamp2(tmp_path)), method="lrp", target=1).save(
+        tmp_path / "e.parquet"
+    )
+    e = xmil.Explanation.load(tmp_path / "e.parquet")
+    with pytest.raises(xmil.XmilError, match="coordinates are in microns; pass the slide's mpp="):
+        e.boxes()
+    np.testing.assert_array_equal(e.placed(mpp=p.MPP).boxes(), p.BOXES)
 
 
 def test_layout_1_keeps_loading() -> None:

@@ -52,19 +52,29 @@ class H5Contents(Contents):
 
 
 class H5Rows(Rows):
-    """Rows of one dataset; the file is opened for each reading, so that workers can share the object."""
+    """Rows of one dataset; the file is opened for each reading, so that workers can share the object.
+
+    The dataset has been checked when the object was made, and is again where the file has changed since.
+    """
 
     def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
         self.path, self.name, self.shape, self.dtype = path, name, shape, dtype
+        self._checked = _stamp(path)
 
     def read(self, index: Index | None = None) -> FloatArray:
         with _opened(self.path) as file:
-            dataset = _dataset(file, self.name, self.path)
+            unchanged = _stamp(self.path) == self._checked
+            dataset = file[self.name] if unchanged else _dataset(file, self.name, self.path)
             if 0 in self.shape:
                 return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
             if index is None:
                 return _whole(dataset, self.shape)
-            return _picked(dataset, index, width=self.shape[1])
+            return _picked(dataset, index, path=self.path)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def _whole(dataset: Any, shape: tuple[int, int]) -> FloatArray:
@@ -76,11 +86,21 @@ def _whole(dataset: Any, shape: tuple[int, int]) -> FloatArray:
     return out.reshape(shape)
 
 
-def _picked(dataset: Any, index: Index, *, width: int) -> FloatArray:
-    """Rows by spans: each needed chunk or run of neighbours is read once."""
+def _picked(dataset: Any, index: Index, *, path: Path) -> FloatArray:
+    """Some rows, by the cheapest way the layout allows."""
+    offset = dataset.id.get_offset()
+    if offset is not None:  # one plain block in the file
+        shape = (dataset.shape[-2], dataset.shape[-1])
+        return np.asarray(np.memmap(path, dataset.dtype, "r", offset, shape)[index], dtype=np.float32)
+    out = np.empty((len(index), dataset.shape[-1]), np.float32)
+    packed = dataset.id.get_create_plist().get_nfilters()
+    rowwise = dataset.ndim == 2 and dataset.chunks == (1, dataset.shape[1])  # as CLAM and TRIDENT write
+    if rowwise and not packed:
+        for at, row in enumerate(index.tolist()):
+            out[at] = np.frombuffer(dataset.id.read_direct_chunk((row, 0))[1], dataset.dtype)
+        return out
     order = np.argsort(index, kind="stable")
     wanted = index[order]
-    out = np.empty((len(index), width), np.float32)
     for start, stop, members in _spans(wanted, chunk=dataset.chunks[-2] if dataset.chunks else None):
         block = _slab(dataset, start, stop)
         out[order[members]] = block[wanted[members] - start]
