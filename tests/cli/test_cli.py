@@ -197,7 +197,7 @@ def test_split_writes_a_column_and_never_parts_a_case(
         ["--folds", 99],
         ["--fractions", "train=0.5"],
         ["--fractions", "a"],
-        ["--stratify", "lable"],
+        ["--stratify", "labels"],
     ],
 )
 def test_bad_splits(tmp_path: Path, arguments: list[object], capsys: pytest.CaptureFixture[str]) -> None:

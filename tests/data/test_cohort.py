@@ -78,7 +78,7 @@ def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
 
 def test_unknown_column_suggests(tmp_path: Path) -> None:
     with pytest.raises(xmil.XmilError, match="Did you mean 'label'"):
-        xmil.read_cohort(write(tmp_path / "c.csv", TABLE)).labels("lable")
+        xmil.read_cohort(write(tmp_path / "c.csv", TABLE)).labels("labels")
 
 
 def test_other_names_for_the_columns(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_instances_are_filtered_by_annotation(tmp_path: Path) -> None:
     rest = BagDataset([path], [0], instances=InstanceFilter(lacks=("annotation:1",)), draw=2)[0].bag
     assert set(rest.columns["annotation:1"]) == {0.0}
     with pytest.raises(xmil.XmilError, match="Did you mean 'annotation:1'"):
-        BagDataset([path], [0], instances=InstanceFilter(has=("anotation:1",)))
+        BagDataset([path], [0], instances=InstanceFilter(has=("annotations:1",)))
 
 
 def test_widths_must_agree(tmp_path: Path, paths: list[Path]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -291,3 +294,10 @@ def test_a_third_party_adds_a_reader_in_one_file(tmp_path: Path) -> None:
         assert xmil.read_bag(tmp_path / "a.npz").format == "mytool"
     finally:
         READERS._entries.pop("mytool")
+
+
+def test_reading_h5_needs_no_torch(tmp_path: Path) -> None:
+    path = p.trident(tmp_path)
+    code = f"import sys, xmil; xmil.read_bag({str(path)!r}); sys.exit('torch' in sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=env).returncode == 0

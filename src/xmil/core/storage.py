@@ -181,6 +181,7 @@ def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
 def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:
     try:
         meta = header["columns"][column]
+        waiting: dict[str, Any] = {key: header.get(key) for key in RAW_FIELDS}
         return Explanation(
             scores=table[column].to_numpy().astype(np.float32),
             logits=np.asarray(meta["logits"], dtype=np.float32),
@@ -191,7 +192,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             **{key: meta[key] for key in _COLUMN_FIELDS},
             raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
-            **{key: header.get(key) for key in RAW_FIELDS},
+            **waiting,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(
