@@ -1,4 +1,4 @@
-"""Reading bags, measured within one run: whole against plain h5py, and 2,048 of 50,000 rows against the whole.
+"""Reading bags, within one run: whole against plain h5py, and 2,048 of 50,000 rows against the whole.
 
 python -m benchmarks.read
 """
@@ -50,25 +50,29 @@ def seconds(*calls: Callable[[], object]) -> list[float]:
     return [median(times) for times in taken]
 
 
+def measure(path: Path, drawn: np.ndarray) -> str:
+    """One row of the table."""
+    base, ours, header, some = seconds(
+        lambda: plain(path),
+        lambda: xmil.read_bag(path),
+        lambda: xmil.open_bag(path),
+        lambda: xmil.read_bag(path, rows=drawn),
+    )
+    whole = f"{base:>9.3f}{ours:>9.3f}{ours / base:>11.2f}"
+    return f"{whole}{header * 1e3:>11.1f}{some:>9.3f}{some / ours:>12.3f}"
+
+
 def main() -> None:
     """Print seconds and ratios."""
     drawn = np.sort(np.random.default_rng(1).choice(ROWS, DRAWN, replace=False))
     print(f"{ROWS:,} x {WIDTH:,} features; {DRAWN:,} rows drawn; median of {REPEATS} runs that take turns")
-    print(
-        f"{'layout':<14}{'dtype':<9}{'h5py s':>8}{'ours s':>8}{'ours/h5py':>11}{'header ms':>11}{'rows s':>8}{'rows/whole':>12}"
-    )
+    titles = f"{'h5py s':>9}{'ours s':>9}{'ours/h5py':>11}{'header ms':>11}{'rows s':>9}{'rows/whole':>12}"
+    print(f"{'layout':<14}{'dtype':<9}{titles}")
     with tempfile.TemporaryDirectory() as folder:
         for layout in ("contiguous", "row chunks", "large chunks"):
             for dtype in (np.float32, np.float16):
                 path = write(Path(folder, "bag.h5"), layout=layout, dtype=dtype)
-                base, ours, header, some = seconds(
-                    lambda: plain(path),
-                    lambda: xmil.read_bag(path),
-                    lambda: xmil.open_bag(path),
-                    lambda: xmil.read_bag(path, rows=drawn),
-                )
-                numbers = f"{base:>8.3f}{ours:>8.3f}{ours / base:>11.2f}{header * 1e3:>11.1f}{some:>8.3f}{some / ours:>12.3f}"
-                print(f"{layout:<14}{np.dtype(dtype).name:<9}{numbers}")
+                print(f"{layout:<14}{np.dtype(dtype).name:<9}{measure(path, drawn)}")
                 path.unlink()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import xmil
 from tests.data import producers as p
@@ -108,7 +109,7 @@ def test_inspect_says_what_is_missing_and_inferred(
     path = p.stamp2(tmp_path)
     code, out, _ = run("inspect", path, capsys=capsys)
     assert code == 0
-    assert "coordinates are in microns; pass the slide's mpp=" in out
+    assert "coordinates are in microns; pass the slide's --mpp" in out
     _, out, _ = run("inspect", path, "--mpp", p.MPP, capsys=capsys)
     assert "missing" not in out
     [report] = inspected(p.clam_features(tmp_path), capsys=capsys)
@@ -169,6 +170,19 @@ def test_inspect_wsinfer_boxes_and_the_papers_folders(
     boxes, bag = inspected(p.wsinfer_csv(tmp_path), folder, capsys=capsys)
     assert boxes["what"] == "wsinfer coordinates without features"
     assert bag["facts"]["instances"] == p.N
+
+
+def test_inspect_names_one_reason_for_a_torch_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a": slice(3)}, tmp_path / "objects.pt")
+    torch.save(torch.zeros(768), tmp_path / "vector.pt")
+    torch.save({"layer.weight": torch.zeros(3, 3)}, tmp_path / "other.pt")
+    reasons = {"objects": "could run code", "vector": "slide-level embedding", "other": "of no known family"}
+    for name, reason in reasons.items():
+        code, _, err = run("inspect", tmp_path / f"{name}.pt", capsys=capsys)
+        assert (code, err.count(str(tmp_path))) == (2, 1), err
+        assert reason in err
 
 
 def test_split_writes_a_column_and_never_parts_a_case(

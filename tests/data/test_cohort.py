@@ -144,6 +144,12 @@ def test_join_by_path_column(tmp_path: Path) -> None:
     assert joined.slides == ["s1"]
 
 
+def test_join_takes_folders_that_are_bags(tmp_path: Path) -> None:
+    p.paper(tmp_path, "s1", container="folder")
+    joined, _ = join_features(xmil.Cohort({"slide_id": ("s1",)}), tmp_path / "features")
+    assert len(xmil.read_bag(joined.column("path")[0] or "")) == p.N
+
+
 def test_join_without_any_match_is_an_error(tmp_path: Path) -> None:
     p.plain(tmp_path, "x")
     with pytest.raises(xmil.XmilError, match="no feature file has the name of a slide"):

@@ -200,6 +200,14 @@ def test_tiatoolbox_scale_is_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(xmil.read_bag(path, rows=[3, 1]).features, p.features()[[3, 1]])
 
 
+def test_zarr_without_the_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("zarr")
+    path = p.tiatoolbox(tmp_path)
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(FileError, match=r"pip install 'xmil\[zarr\]'"):
+        xmil.read_bag(path)
+
+
 def test_spatialdata(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     bag = xmil.read_bag(p.spatialdata(tmp_path))
@@ -268,8 +276,12 @@ def test_given_values_win_and_are_said(tmp_path: Path) -> None:
     assert bag.inferred == ("patch edge 300 as given; the file says 512",)
 
 
+def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
+    assert xmil.read_bag(p.trident(tmp_path), patch_size=np.int64(512), mpp=np.float32(0.5)).mpp == 0.5
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("mpp", 0), ("mpp", -1.0), ("mpp", float("nan")), ("patch_size", 0)]
+    ("name", "value"), [("mpp", 0), ("mpp", -1.0), ("mpp", float("nan")), ("patch_size", 0), ("mpp", "1")]
 )
 def test_bad_parameters(tmp_path: Path, name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"The '{name}' parameter of read_bag must be"):

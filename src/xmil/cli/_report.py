@@ -16,7 +16,7 @@ def as_text(report: dict[str, Any]) -> str:
         lines += _table(list(report["rows"]))
     lines += [f"  {name:<16} {_value(value)}" for name, value in report["facts"].items() if value is not None]
     for title in ("inferred", "missing", "problems"):
-        lines += [f"  {title.rstrip('s'):<16} {sentence}" for sentence in report[title]]
+        lines += [f"  {title.rstrip('s'):<16} {_as_options(sentence)}" for sentence in report[title]]
     return "\n".join(lines)
 
 
@@ -30,6 +30,11 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     lines += [f"  {row['file']}: {row['error']}" for row in rows[:_SHOWN] if "error" in row]
     return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
+
+
+def _as_options(sentence: str) -> str:
+    """Python's parameters by their names on the command line."""
+    return sentence.replace("mpp=", "--mpp").replace("patch_size=", "--patch-size")
 
 
 def _cell(value: Any) -> str:

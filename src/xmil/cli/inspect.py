@@ -70,7 +70,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
-    from xmil.data.containers.folder import FolderContents
+    from xmil.data.containers.folder import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
     from xmil.data.paper_tables import is_metadata
 
@@ -78,7 +78,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
         return inspect_run(path)
     if is_metadata(path):
         return inspect_cohort(path)
-    if any(entry.stem.isdecimal() for entry in path.glob("*.pt")) and FolderContents(path).arrays:
+    if is_bag_folder(path):
         return inspect_features(path, **options)
     return inspect_folder(path, **options)
 
@@ -88,11 +88,13 @@ def _torch_file(path: Path, options: dict[str, Any]) -> Report:
 
     try:
         return inspect_features(path, **options)
-    except FileError as features_error:
+    except FileError as not_features:
         try:
             return _checkpoint(path)
-        except XmilError as error:
-            raise FileError(f"{error} Nor is it a feature file: {features_error}") from None
+        except XmilError:
+            if "unknown layout" in str(not_features):  # tensors, but no bag: say what the checkpoint lacks
+                raise
+            raise not_features from None
 
 
 def _checkpoint(path: Path) -> Report:

@@ -68,7 +68,8 @@ def open_bag(
         RecursionError,
     ) as error:
         # a reader met something it did not foresee in a damaged file
-        raise FileError(f"{path}: damaged or of another layout ({type(error).__name__}: {error}).") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise FileError(f"{path}: damaged or of another layout ({reason}).") from error
 
 
 def write_bag(bag: Bag, path: StrPath) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from os import PathLike
 from typing import Any
 
@@ -92,7 +93,7 @@ class BagDataset(Dataset[Sample]):
             )
         for name in ("draw", "max_instances"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, Integral) or value < 1):
                 raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)
         self.headers = [open_bag(path, **self.options) for path in self.paths]
         self._check_width()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ class Ask:
     patch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mpp is not None and not (isinstance(self.mpp, int | float) and 0 < self.mpp < np.inf):
+        if self.mpp is not None and not (isinstance(self.mpp, Real) and 0 < self.mpp < np.inf):
             raise bad_parameter("mpp", "read_bag", "a float in the range (0, inf)", self.mpp)
-        if self.patch_size is not None and not (isinstance(self.patch_size, int) and self.patch_size > 0):
+        if self.patch_size is not None and not (
+            isinstance(self.patch_size, Integral) and self.patch_size > 0
+        ):
             raise bad_parameter("patch_size", "read_bag", "an int in the range [1, inf)", self.patch_size)
 
 

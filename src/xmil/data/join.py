@@ -9,6 +9,7 @@ from pathlib import Path
 
 from xmil.core.errors import FileError, InputError
 from xmil.data.cohort import PATH, Cohort
+from xmil.data.containers.folder import is_bag_folder
 from xmil.data.siblings import FEATURE_SUFFIXES, bare_name, inside, is_plain, slide_name
 
 StrPath = str | PathLike[str]
@@ -107,8 +108,15 @@ def _bags(root: Path) -> Iterator[Path]:
         name = path.name.lower()
         if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
             continue
-        if name.endswith(FEATURE_SUFFIXES):
+        if name.endswith(FEATURE_SUFFIXES) or _is_bag(path):
             yield path
+
+
+def _is_bag(path: Path) -> bool:
+    try:
+        return is_bag_folder(path)
+    except FileError:  # numbered files, the first of them damaged or foreign
+        return False
 
 
 def _said(what: str, names: tuple[str, ...]) -> list[str]:

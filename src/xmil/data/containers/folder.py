@@ -80,6 +80,12 @@ class FolderRows(Rows):
         return out
 
 
+def is_bag_folder(path: Path) -> bool:
+    """Whether a folder is one bag: single vectors in numbered files."""
+    numbered = path.is_dir() and any(entry.stem.isdecimal() for entry in path.glob("*.pt"))
+    return numbered and bool(FolderContents(path).arrays)
+
+
 def _vector(path: Path, name: int) -> npt.NDArray[Any]:
     from xmil.data.containers.torchfile import TENSOR, TorchContents
 
