@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
 DATA = Path(os.environ.get("XMIL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
