@@ -89,7 +89,7 @@ def _has(run: dict, row: str, metric: str) -> bool:
 
 
 def _spread(values: list[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values):.3f}" if values else "–"
+    return f"{np.mean(values):.3f} ± {np.std(values):.3f}" if values else "-"
 
 
 if __name__ == "__main__":
