@@ -176,7 +176,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
     if best:
         print(_best(summary))
     print(
-        f"{len(outcome.measured)} slides measured, {len(outcome.found)} found done. Written to {run.folder}."
+        f"{len(outcome.measured)} measured, {len(outcome.found)} found done. Written to {run.folder}."
     )
     return 1 if outcome.failed else 0
 

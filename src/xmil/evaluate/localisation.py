@@ -104,7 +104,7 @@ def read_polygons(path: str | PathLike[str], *, names: Sequence[str] | None = No
         )
     try:
         return [rings for f in features for rings in _polygons(f.get("geometry", f) or {})]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({error}).") from None
 
 

@@ -57,7 +57,7 @@ def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
 
 def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     """A slide's curves against the random band, where each audited output went, and the verdicts."""
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+    figure = Figure(figsize=(10.5, 6.0), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     percent = _percent(len(result.band.mean))
     left.fill_between(
@@ -76,7 +76,7 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
         label = f"{name} ({certificate.morf.aupc:.2f}, {certificate.verdict})"
         left.plot(percent, certificate.morf.values, label=label, **styles[name])
     _label_curves(left, f"probability of class {result.certificates[0].morf.target}")
-    left.legend(fontsize=8, frameon=False, title="method (AUPC, verdict)", title_fontsize=8)
+    _legend_below(left, "method (AUPC, verdict)")
     _audits(right, result)
     figure.suptitle(
         f"{slide_id}: {len(result.explanations[0])} instances\n{_headline(result)}", fontsize=10, wrap=True
@@ -126,8 +126,10 @@ def _boxes(axis: Axes, chosen: dict[str, list[Row]]) -> None:
         )
         for box, method in zip(drawn["boxes"], methods, strict=True):
             box.set(facecolor=styles[method]["color"], alpha=0.35)
-    axis.set(ylabel="AUPC (red line: median, red dot: mean)", ylim=(-0.03, 1.03))
-    axis.tick_params(axis="x", rotation=30)
+    axis.set_ylabel("AUPC (red line: median, red dot: mean)")
+    _limit(axis, [value for column in values for value in column])
+    for text in axis.get_xticklabels():
+        text.set(rotation=30, ha="right", rotation_mode="anchor")
     axis.grid(axis="y", alpha=0.3)
 
 
@@ -152,7 +154,12 @@ def _audits(axis: Axes, result: SlideResult) -> None:
     axis.axhline(0, color="black", lw=0.6)
     axis.set_xticks(positions, [e.method for e in audited])
     axis.set_ylabel("share of the explained output (its own unit)")
-    axis.legend(fontsize=8, frameon=False)
+    _legend_below(axis)
+
+
+def _legend_below(axis: Axes, title: str | None = None) -> None:
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 3}
+    axis.legend(**place, fontsize=8, frameon=False, title=title, title_fontsize=8)
 
 
 def _headline(result: SlideResult) -> str:
@@ -161,10 +168,15 @@ def _headline(result: SlideResult) -> str:
 
 
 def _label_curves(axis: Axes, ylabel: str) -> None:
-    axis.set(
-        xlabel="instances dropped, most relevant first (%)", ylabel=ylabel, xlim=(0, 100), ylim=(-0.03, 1.03)
-    )
+    axis.set(xlabel="instances dropped, most relevant first (%)", ylabel=ylabel, xlim=(0, 100))
+    _limit(axis, [value for line in axis.get_lines() for value in np.asarray(line.get_ydata())])
     axis.grid(alpha=0.3)
+
+
+def _limit(axis: Axes, values: list[float]) -> None:
+    """Probabilities are drawn on the whole of their range."""
+    if values and min(values) >= 0 and max(values) <= 1:
+        axis.set_ylim(-0.03, 1.03)
 
 
 def _percent(points: int) -> Any:
@@ -172,4 +184,4 @@ def _percent(points: int) -> Any:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=150))
+    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120))
