@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("| model | instances | mode | forward (ms) | curve / forward | plain / forward | largest difference |")
+    print(
+        "| model | instances | mode | forward (ms) | curve / forward | plain / forward | largest difference |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, n, d, params in CASES:
         for mode in args.modes if name in args.models else ():

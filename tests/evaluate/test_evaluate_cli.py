@@ -39,7 +39,9 @@ def make_cohort(folder: Path, n_slides: int, *, n: int = 25, mislabelled: int = 
         wrong = i >= n_slides - mislabelled
         lines.append(f"s{i},{('a', 'b')[(i + wrong) % 2]}")
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
-    model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=4, attention_dim=2, seed=0, class_names=("a", "b"))
+    model = xmil.create_model(
+        "attnmil", in_dim=D, n_classes=2, dim=4, attention_dim=2, seed=0, class_names=("a", "b")
+    )
     with torch.no_grad():  # reads feature 0 for class a and feature 1 for class b
         model.instance[0][0].weight.zero_()
         model.instance[0][0].weight[0, 0] = model.instance[0][0].weight[1, 1] = 1.0

@@ -1,4 +1,4 @@
-"""Pointing game, relevance mass, and marks from masks and QuPath annotations, by hand and by slow versions."""
+"""Pointing game, relevance mass, and marks from masks and QuPath annotations."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def test_geojson_share_of_a_box(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "not a readable GeoJSON"), ('[{"geometry": {"type": "Polygon", "coordinates": [[1]]}}]', "damaged")],
+    [
+        ("{", "not a readable GeoJSON"),
+        ('[{"geometry": {"type": "Polygon", "coordinates": [[1]]}}]', "damaged"),
+    ],
 )
 def test_bad_geojson(tmp_path, content, words):
     path = tmp_path / "s.geojson"

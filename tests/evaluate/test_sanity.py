@@ -69,7 +69,9 @@ def test_audit_summary():
     summary = audit_summary([*found, xmil.explain(net, X, method="attention")])
     assert summary is not None
     assert summary.n == 3
-    assert sum(summary.shares.values()) == pytest.approx(np.mean([np.sign(e.output) for e in found]), abs=1e-3)
+    assert sum(summary.shares.values()) == pytest.approx(
+        np.mean([np.sign(e.output) for e in found]), abs=1e-3
+    )
     assert summary.worst < 1e-3
     assert "unexplained" in str(summary)
     assert audit_summary([xmil.explain(net, X, method="attention")]) is None

@@ -175,9 +175,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
     print(as_text(summary))
     if best:
         print(_best(summary))
-    print(
-        f"{len(outcome.measured)} measured, {len(outcome.found)} found done. Written to {run.folder}."
-    )
+    print(f"{len(outcome.measured)} measured, {len(outcome.found)} found done. Written to {run.folder}.")
     return 1 if outcome.failed else 0
 
 

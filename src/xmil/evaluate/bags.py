@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from xmil.models.base import MILModel, PooledMIL
 from xmil.models.pooling import MaxPool
 
 MODES = ("remove", "mask")
+BLOCK = 128  # parts that are summed at once; the temporaries grow with its square
 
 
 class Parts(ABC):
@@ -74,29 +76,60 @@ class PooledParts(Parts):
         return self.model.head(self.h0.to(self.h.dtype).expand(1, len(self.a0), -1))
 
     def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
-        top = torch.full_like(self.a0, float("-inf"))  # (k,), the largest attention so far
-        total = torch.zeros_like(self.a0)  # (k,), sum of exp(a - top)
-        mean = self.h0.new_zeros(len(self.a0), len(self.h0))  # (k, e), sum of exp(a - top) h
-        pooled = []
-        for segment, size in _segments(sequence, sizes):
-            a, h = self.a[segment].double(), self.h[segment].double()
-            higher = torch.maximum(top, a.amax(dim=0))
-            weights, kept = (a - higher).exp(), (top - higher).exp()
-            total = total * kept + weights.sum(dim=0)
-            mean = mean * kept.unsqueeze(-1) + weights.T @ h
-            top = higher
-            pooled.append(self._with_masked(top, total, mean, self.n - size))
-        return self.model.head(torch.stack(pooled).to(self.h.dtype))
+        start, pooled = 0, []
+        carried = _Sums(
+            top=torch.full_like(self.a0, float("-inf")).unsqueeze(0),
+            total=torch.zeros_like(self.a0).unsqueeze(0),
+            mean=self.h0.new_zeros(1, len(self.a0), len(self.h0)),
+        )
+        for block in _blocks(sizes):
+            sums = self._segment_sums(sequence, [start, *block]).running(carried)
+            pooled.append(self._means(sums, block))
+            start, carried = block[-1], sums.last
+        return self.model.head(torch.cat(pooled).to(self.h.dtype))
 
-    def _with_masked(self, top: Tensor, total: Tensor, mean: Tensor, n_masked: int) -> Tensor:
-        """The weighted means (k, e) once the masked instances have joined, all of them alike."""
+    def _segment_sums(self, sequence: Tensor, bounds: list[int]) -> _Sums:
+        """Sums over the instances between the bounds, each scaled by its own largest attention."""
+        rows, real = _segments(sequence, bounds)
+        a = self.a[rows].double().masked_fill(~real.unsqueeze(-1), float("-inf"))  # (s, l, k)
+        top = a.amax(dim=1)  # (s, k)
+        weights = (a - top.unsqueeze(1)).exp()
+        return _Sums(top, weights.sum(dim=1), weights.transpose(1, 2) @ self.h[rows].double())
+
+    def _means(self, sums: _Sums, sizes: list[int]) -> Tensor:
+        """The weighted means (s, k, e), once the masked instances, all alike, have joined."""
         if self.mode == "remove":
-            return mean / total.unsqueeze(-1)
-        higher = torch.maximum(top, self.a0)
-        kept, joined = (top - higher).exp(), n_masked * (self.a0 - higher).exp()
-        return (mean * kept.unsqueeze(-1) + joined.unsqueeze(-1) * self.h0) / (
-            total * kept + joined
-        ).unsqueeze(-1)
+            return sums.mean / sums.total.unsqueeze(-1)
+        n_masked = self.n - torch.tensor(sizes, device=sums.top.device, dtype=sums.top.dtype).unsqueeze(1)
+        top = torch.maximum(sums.top, self.a0)
+        kept, joined = (sums.top - top).exp(), n_masked * (self.a0 - top).exp()  # (s, k)
+        mean = sums.mean * kept.unsqueeze(-1) + joined.unsqueeze(-1) * self.h0
+        return mean / (sums.total * kept + joined).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of exp(a - top) and of exp(a - top) h, for each row, with the top of each: (s, k), (s, k, e)."""
+
+    top: Tensor
+    total: Tensor
+    mean: Tensor
+
+    @property
+    def last(self) -> _Sums:
+        return _Sums(self.top[-1:], self.total[-1:], self.mean[-1:])
+
+    def running(self, before: _Sums) -> _Sums:
+        """Each row with all rows before it, and with what came before them all."""
+        top, total, mean = (
+            torch.cat([getattr(before, name), getattr(self, name)]) for name in ("top", "total", "mean")
+        )
+        highest = top.cummax(dim=0).values
+        scale = (top.unsqueeze(0) - highest.unsqueeze(1)).exp()  # (s, s, k): earlier sums on a later scale
+        scale = scale.permute(2, 0, 1).tril()  # (k, s, s)
+        totals = (scale @ total.T.unsqueeze(-1)).squeeze(-1).T
+        means = (scale @ mean.transpose(0, 1)).transpose(0, 1)
+        return _Sums(highest[1:], totals[1:], means[1:])
 
 
 class MaxParts(Parts):
@@ -116,12 +149,14 @@ class MaxParts(Parts):
         return self.model.head(self.h0.unsqueeze(0))
 
     def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
-        top = self.h0 if self.mode == "mask" else torch.full_like(self.h0, float("-inf"))
-        pooled = []
-        for segment, _ in _segments(sequence, sizes):
-            top = torch.maximum(top, self.h[segment].amax(dim=0))
-            pooled.append(top)
-        return self.model.head(torch.stack(pooled))
+        start, pooled = 0, []
+        top = self.h0.unsqueeze(0) if self.mode == "mask" else torch.full_like(self.h[:1], float("-inf"))
+        for block in _blocks(sizes):
+            rows, _ = _segments(sequence, [start, *block])
+            highest = torch.cat([top, self.h[rows].amax(dim=1)]).cummax(dim=0).values
+            pooled.append(highest[1:])
+            start, top = block[-1], highest[-1:]
+        return self.model.head(torch.cat(pooled))
 
 
 class AdditiveParts(Parts):
@@ -220,9 +255,14 @@ def _untouched(model: MILModel, base: type) -> bool:
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
 
 
-def _segments(sequence: Tensor, sizes: list[int]) -> Iterator[tuple[Tensor, int]]:
-    """What each part adds to the one before, with the part's size."""
-    start = 0
-    for size in sizes:
-        yield sequence[start:size], size
-        start = size
+def _blocks(sizes: list[int]) -> Iterator[list[int]]:
+    return (sizes[i : i + BLOCK] for i in range(0, len(sizes), BLOCK))
+
+
+def _segments(sequence: Tensor, bounds: list[int]) -> tuple[Tensor, Tensor]:
+    """Instances between consecutive bounds as rows (s, l), filled up with their first, and which are real."""
+    edges = torch.tensor(bounds, device=sequence.device)
+    low, high = edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1)
+    places = low + torch.arange(int((high - low).max()), device=sequence.device)
+    real = places < high
+    return sequence[torch.where(real, places, low)], real

@@ -158,8 +158,8 @@ def _audits(axis: Axes, result: SlideResult) -> None:
 
 
 def _legend_below(axis: Axes, title: str | None = None) -> None:
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 3}
-    axis.legend(**place, fontsize=8, frameon=False, title=title, title_fontsize=8)
+    small: dict[str, Any] = {"ncols": 3, "fontsize": 8, "title": title, "title_fontsize": 8, "frameon": False}
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), **small)
 
 
 def _headline(result: SlideResult) -> str:
