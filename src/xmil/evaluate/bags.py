@@ -23,6 +23,7 @@ from xmil.models.pooling import MaxPool
 
 MODES = ("remove", "mask")
 BLOCK = 128  # parts that are summed at once; the temporaries grow with its square
+LARGE = 1 << 18  # numbers in a bag from which batches of masked bags do not pay
 
 
 class Parts(ABC):
@@ -227,6 +228,8 @@ class RunParts(Parts):
         rank[sequence] = torch.arange(self.n, device=sequence.device)
         if self.mode == "remove":
             return torch.cat([self.network.aggregate(self.h[rank < m].unsqueeze(0)) for m in sizes])
+        if self.h.numel() > LARGE:
+            return self._masked_in_turn(sequence, sizes)
         limits = torch.tensor(sizes, device=rank.device)
 
         def masked(batch: slice) -> Tensor:
@@ -234,6 +237,16 @@ class RunParts(Parts):
             return torch.where(kept.unsqueeze(-1), self.h, self.h0)
 
         return self.network.aggregate_batches(len(sizes), self.n, masked)
+
+    def _masked_in_turn(self, sequence: Tensor, sizes: list[int]) -> Tensor:
+        """One bag that fills up: no copies of large bags."""
+        bag, start, logits = self.h0.repeat(1, self.n, 1), 0, []
+        for size in sizes:
+            joining = sequence[start:size]
+            bag[0, joining] = self.h[joining]
+            logits.append(self.network.aggregate(bag))
+            start = size
+        return torch.cat(logits)
 
 
 def parts_of(network: Network, x: Tensor, mode: str) -> Parts:
