@@ -102,7 +102,11 @@ def load_resnet(state: Mapping[str, Any], name: str = "resnet18") -> ResNet:
     """
     net = ResNet(name)
     weights = {key: value.float() for key, value in state.items() if not key.startswith("fc.")}
-    missing, unexpected = net.load_state_dict(weights, strict=False)
+    try:
+        missing, unexpected = net.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"These are not the weights of a {name}: {reason}") from None
     lost = [key for key in missing if not key.endswith("num_batches_tracked")]
     if lost or unexpected:
         raise CheckpointError(
