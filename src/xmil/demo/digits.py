@@ -35,7 +35,7 @@ class DigitBags:
             np.stack([(self.digits == d).any(axis=1) for d in kind]).sum(axis=0)
             for kind in (POSITIVE, NEGATIVE)
         ]
-        return (found[0] > found[1]).astype(np.int64)
+        return np.asarray(found[0] > found[1], dtype=np.int64)
 
 
 def draw_bags(n_bags: int, *, part: str, seed: int, n: int = 30) -> DigitBags:

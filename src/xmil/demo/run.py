@@ -47,7 +47,7 @@ def run_demo(
     for name, params in MODELS.items():
         progress(f"training {name} on {len(train.labels)} bags")
         model = create_model(name, in_dim=64, n_classes=2, seed=seed, **params)
-        _fit(model, train, epochs=4 if quick else 12, seed=seed)
+        _fit(model, train, epochs=4 if quick else 15, seed=seed)
         accuracy[name] = _accuracy(model, test)
         progress(f"explaining {len(test.labels)} test bags with {', '.join(METHODS)}")
         for method in METHODS:
