@@ -118,7 +118,9 @@ def test_scores_that_are_not_finite_are_an_error() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.abs().sqrt().mean(dim=1)[:, :2]
 
-    with pytest.raises(UnsupportedError, match=r"'gxi' gave scores that are not finite for bag 's1'.*instance 0"):
+    with pytest.raises(
+        UnsupportedError, match=r"'gxi' gave scores that are not finite for bag 's1'.*instance 0"
+    ):
         xmil.explain(Root(), xmil.Bag(np.zeros((3, 8)), slide_id="s1"), method="gxi", target=0)
 
 
