@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray, IntArray
+from xmil.core.placement import boxes, place
 from xmil.core.target import Target
 
 
@@ -52,7 +53,8 @@ class Explanation:
     """Scores (n,) of one method for one target of one bag.
 
     `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
-    means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name.
+    means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name. `raw_coords`,
+    `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known.
     """
 
     scores: FloatArray
@@ -69,6 +71,9 @@ class Explanation:
     model: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     relevance: npt.NDArray[np.float32] | None = None
+    raw_coords: npt.NDArray[np.float64] | None = None
+    unit: str | None = None
+    raw_edge: float | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -76,6 +81,19 @@ class Explanation:
     def __repr__(self) -> str:
         where = f" of {self.bag!r}" if self.bag else ""
         return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g})"
+
+    def boxes(self) -> IntArray:
+        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        name = f"The explanation of {self.bag!r}" if self.bag else "The explanation"
+        return boxes(self.coords, self.patch_size, name=name, unit=self.unit)
+
+    def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Explanation:
+        """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
+        mpp = self.mpp if mpp is None else mpp
+        if self.raw_coords is None or self.unit is None:
+            return replace(self, mpp=mpp, patch_size=self.patch_size if patch_size is None else patch_size)
+        found = place(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
+        return replace(self, coords=found.coords, patch_size=found.patch_size, mpp=found.mpp)
 
     @property
     def column(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray, IntArray
@@ -25,6 +26,7 @@ LAYOUT = 1  # the number of the layout; files of later layouts are refused, earl
 KEY = b"xmil"
 RELEVANCE = "relevance|"
 BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
+RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 
 Path_ = str | PathLike[str]
@@ -90,6 +92,8 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
     first = explanations[0]
     _check_same_bag(explanations)
     arrays: dict[str, Any] = dict(zip(("x0", "y0"), _box_columns(first.coords, len(first)), strict=True))
+    if first.raw_coords is not None:
+        arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
         if e.relevance is not None:
@@ -100,7 +104,7 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         "version": __version__,
         "columns": {e.column: _column_header(e) for e in explanations},
         "provenance": provenance,
-        **{key: getattr(first, key) for key in BAG_FIELDS},
+        **{key: getattr(first, key) for key in (*BAG_FIELDS, *RAW_FIELDS)},
     }
     return pa.table(arrays).replace_schema_metadata({KEY: json.dumps(header, default=_plain)})
 
@@ -177,6 +181,7 @@ def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
 def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:
     try:
         meta = header["columns"][column]
+        waiting: dict[str, Any] = {key: header.get(key) for key in RAW_FIELDS}
         return Explanation(
             scores=table[column].to_numpy().astype(np.float32),
             logits=np.asarray(meta["logits"], dtype=np.float32),
@@ -185,7 +190,9 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             coords=_coords(table),
             relevance=_relevance(table, column),
             **{key: meta[key] for key in _COLUMN_FIELDS},
+            raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
+            **waiting,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(
@@ -197,6 +204,12 @@ def _coords(table: pa.Table) -> IntArray | None:
     if table["x0"].null_count:
         return None
     return np.stack([table["x0"].to_numpy(), table["y0"].to_numpy()], axis=1).astype(np.int64)
+
+
+def _raw_coords(table: pa.Table) -> npt.NDArray[np.float64] | None:
+    if not set(RAW) <= set(table.column_names):
+        return None
+    return np.stack([table[name].to_numpy() for name in RAW], axis=1).astype(np.float64)
 
 
 def _relevance(table: pa.Table, column: str) -> FloatArray | None:
