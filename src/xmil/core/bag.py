@@ -53,7 +53,9 @@ class Bag:
 
     def __repr__(self) -> str:
         n, d = self.features.shape
-        known = [f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))]
+        known = [
+            f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
+        ]
         return f"Bag({', '.join([repr(self.slide_id), f'{n} instances x {d} features', *known])})"
 
     @property
@@ -64,8 +66,9 @@ class Bag:
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
-        pick = {key: None if (a := getattr(self, key)) is None else a[index] for key in ("coords", "raw_coords")}
-        return replace(self, features=self.features[index], **pick)
+        coords = None if self.coords is None else self.coords[index]
+        raw_coords = None if self.raw_coords is None else self.raw_coords[index]
+        return replace(self, features=self.features[index], coords=coords, raw_coords=raw_coords)
 
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:

@@ -43,7 +43,9 @@ def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
-        raise FileError(f"{target}: cannot be written ({error}); make room or choose another place.") from None
+        raise FileError(
+            f"{target}: cannot be written ({error}); make room or choose another place."
+        ) from None
     finally:
         Path(temporary).unlink(missing_ok=True)
 
@@ -107,10 +109,14 @@ def _check_same_bag(explanations: Sequence[Explanation]) -> None:
     first = explanations[0]
     columns = [e.column for e in explanations]
     if len(set(columns)) != len(columns):
-        raise InputError(f"Two explanations share a column; each method and target once. Got: {', '.join(columns)}.")
+        raise InputError(
+            f"Two explanations share a column; each method and target once. Got: {', '.join(columns)}."
+        )
     for e in explanations[1:]:
         if len(e) != len(first) or not _same(e.coords, first.coords) or e.bag != first.bag:
-            raise InputError("Explanations of different bags cannot share a file; write one file for each bag.")
+            raise InputError(
+                "Explanations of different bags cannot share a file; write one file for each bag."
+            )
 
 
 def _same(a: IntArray | None, b: IntArray | None) -> bool:
@@ -129,7 +135,12 @@ def _column_header(e: Explanation) -> dict[str, Any]:
     target = {key: getattr(e.target, key) for key in ("cls", "against", "name", "against_name")}
     audit = None if e.audit is None else e.audit.as_dict()
     logits = [float(value) for value in e.logits]
-    return {**{key: getattr(e, key) for key in _COLUMN_FIELDS}, "target": target, "audit": audit, "logits": logits}
+    return {
+        **{key: getattr(e, key) for key in _COLUMN_FIELDS},
+        "target": target,
+        "audit": audit,
+        "logits": logits,
+    }
 
 
 def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
@@ -157,7 +168,9 @@ def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, UnicodeDecodeError):
         raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
     if layout > LAYOUT:
-        raise FileError(f"{path}: written by a later xmil (layout {layout} > {LAYOUT}); upgrade xmil to read it.")
+        raise FileError(
+            f"{path}: written by a later xmil (layout {layout} > {LAYOUT}); upgrade xmil to read it."
+        )
     return dict(header)
 
 
@@ -175,7 +188,9 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             **{key: header[key] for key in BAG_FIELDS},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path}: the explanation {column!r} is damaged ({error}); explain it again.") from None
+        raise FileError(
+            f"{path}: the explanation {column!r} is damaged ({error}); explain it again."
+        ) from None
 
 
 def _coords(table: pa.Table) -> IntArray | None:

@@ -1,1 +1,1 @@
-"""How good an explanation is: against known evidence, and against the model itself. No torch for the former."""
+"""How good an explanation is: against known evidence, and against the model itself."""

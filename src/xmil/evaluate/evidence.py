@@ -48,7 +48,9 @@ def _auroc(labels: npt.NDArray[np.bool_], scores: npt.NDArray[np.float64]) -> fl
 def _two_sided(evidence: npt.ArrayLike, scores: npt.ArrayLike, metric: Metric) -> float:
     e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if e.ndim != 1 or e.shape != s.shape:
-        raise InputError(f"Evidence and scores must be two vectors of one length. Got {e.shape} and {s.shape}.")
+        raise InputError(
+            f"Evidence and scores must be two vectors of one length. Got {e.shape} and {s.shape}."
+        )
     if not (np.isfinite(e).all() and np.isfinite(s).all()):
         raise InputError("Evidence and scores must be finite numbers.")
     halves = [(e > 0, s), (e < 0, -s)]

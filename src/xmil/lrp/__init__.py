@@ -3,6 +3,17 @@
 from xmil.lrp.composite import PLAIN, AffineRule, Composite
 from xmil.lrp.engine import Relevance, Trace, trace
 from xmil.lrp.operations import RULES, register_rule
+
 from xmil.lrp import rules  # isort: skip  # registers the rules, which need the names above
 
-__all__ = ["PLAIN", "RULES", "AffineRule", "Composite", "Relevance", "Trace", "register_rule", "rules", "trace"]
+__all__ = [
+    "PLAIN",
+    "RULES",
+    "AffineRule",
+    "Composite",
+    "Relevance",
+    "Trace",
+    "register_rule",
+    "rules",
+    "trace",
+]

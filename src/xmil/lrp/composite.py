@@ -45,8 +45,9 @@ PLAIN = AffineRule()
 class Composite:
     """The affine rule of every parameter: the first pattern that fits its name decides, else `default`.
 
-    `attention` is the epsilon of sums weighted by constants (AH-rule). `gates`: a product of two live tensors is shared in halves ("uniform"), or, where one of them comes
-    from a sigmoid, goes to the other alone ("signal").
+    `attention` is the epsilon of sums weighted by constants (AH-rule). `gates`: a product of two live tensors
+    is shared in halves ("uniform"), or, where one of them comes from a sigmoid, goes to the other alone
+    ("signal").
 
     >>> Composite({"head.*": AffineRule(gamma=0.1)}).rule_for("head.weight").gamma
     0.1

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.composite import AffineRule, Composite
 from xmil.lrp.ledger import Ledger
-from xmil.lrp.operations import GRADIENT_IS_RULE, NO_RELEVANCE, RULES, is_live, live_tensors, name_of
+from xmil.lrp.operations import GRADIENT_IS_RULE, RULES, is_live, live_tensors, name_of
 
 Forward = Callable[[Tensor], Tensor]
 OutputFunction = Callable[[Tensor], Tensor]
@@ -67,7 +67,11 @@ class Engine(TorchFunctionMode):
         self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
@@ -76,9 +80,9 @@ class Engine(TorchFunctionMode):
         if name in RULES:
             return RULES[name](self, func, *args, **kwargs)
         out = func(*args, **kwargs)
-        if name in GRADIENT_IS_RULE or name in NO_RELEVANCE or not live_tensors(out):
+        if name in GRADIENT_IS_RULE or not live_tensors(out):
             return out
-        self.refuse(func)
+        return self.refuse(func)
 
     def rule_for(self, weight: Tensor | None) -> AffineRule:
         """The affine rule of a weight, by the name of the parameter it is or is a view of."""
@@ -107,7 +111,9 @@ class Engine(TorchFunctionMode):
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in paths:
                 path = paths[id(owner)]
-                return f"in module {path!r} ({type(owner).__name__})" if path else f"in {type(owner).__name__}"
+                return (
+                    f"in module {path!r} ({type(owner).__name__})" if path else f"in {type(owner).__name__}"
+                )
             frame = frame.f_back  # type: ignore[assignment]
         return "outside any module"
 
@@ -148,7 +154,12 @@ class Trace:
 
 
 def trace(
-    forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None, layers: Sequence[str] = ()
+    forward: Forward,
+    x: Tensor,
+    *,
+    module: nn.Module,
+    composite: Composite | None = None,
+    layers: Sequence[str] = (),
 ) -> Trace:
     """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
 
@@ -162,11 +173,11 @@ def trace(
             stack.enter_context(_capture(module, name, captured))
         with engine:
             logits = forward(x)
-    _check_graph(engine, logits)
+    _check_graph(logits)
     return Trace(engine, x, logits, {name: captured[name] for name in layers})
 
 
-def _check_graph(engine: Engine, logits: Tensor) -> None:
+def _check_graph(logits: Tensor) -> None:
     """Refuse an output without relevance, and custom autograd functions, which pass by every mode."""
     if not logits.requires_grad:
         raise UnsupportedError(
@@ -203,11 +214,10 @@ class _capture:  # noqa: N801  # reads as a verb
         if self._name not in self._into and sys.exc_info()[0] is None:
             raise InputError(f"The layer {self._name!r} gave no tensor that depends on the input.")
 
-    def _keep(self, module: nn.Module, args: Any, out: Any) -> None:
+    def _keep(self, _module: nn.Module, _args: Any, out: Any) -> None:
         if tensors := live_tensors(out):
             self._into[self._name] = tensors[0]
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-

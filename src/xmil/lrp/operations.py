@@ -31,31 +31,22 @@ def register_rule(*operations: str) -> Callable[[Rule], Rule]:
 
 # Operations f with f(x) = J x for their Jacobian J: linear ones, selections, and all that are homogeneous of
 # degree one, such as ReLU and the maximum. Autograd's gradient conserves relevance through them (Euler).
-GRADIENT_IS_RULE = frozenset(
-    """
-    T mT H mH real data
-    alias as_strided broadcast_tensors broadcast_to chunk clone contiguous conj expand expand_as flatten
-    movedim moveaxis narrow permute ravel reshape reshape_as resolve_conj select slice split
-    split_with_sizes squeeze squeeze_ swapaxes swapdims t tensor_split tile transpose unbind unflatten
-    unfold fold unsqueeze unsqueeze_ view view_as vsplit hsplit __getitem__ index_select gather take
-    take_along_dim diagonal diag diag_embed flip fliplr flipud roll rot90 repeat repeat_interleave
-    masked_select pixel_shuffle pixel_unshuffle channel_shuffle triu tril select_scatter
-    to float double half bfloat16 type type_as cpu cuda detach_ requires_grad_ pin_memory
-    sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num diff
-    relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__ threshold
-    max min amax amin aminmax topk sort kthvalue median nanmedian mode cummax cummin msort
-    maximum minimum fmax fmin
-    max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
-    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-    interpolate upsample grid_sample
-    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout dropout_ feature_alpha_dropout
-    norm std vector_norm linalg_norm linalg_vector_norm
-    segment_reduce scatter_reduce index_reduce
-    """.split()
-)
-
-# Attributes and methods that give no live tensor pass anyway; these give one that carries no relevance.
-NO_RELEVANCE = frozenset({"detach", "argmax", "argmin", "argsort", "sign", "sgn", "floor", "ceil", "round", "trunc"})
+_HOMOGENEOUS = """
+T mT alias as_strided broadcast_tensors broadcast_to chunk clone contiguous expand expand_as flatten movedim
+moveaxis narrow permute ravel reshape reshape_as select split split_with_sizes squeeze squeeze_ swapaxes
+swapdims t tensor_split tile transpose unbind unflatten unfold fold unsqueeze unsqueeze_ view view_as vsplit
+hsplit __getitem__ index_select gather take take_along_dim diagonal diag diag_embed flip fliplr flipud roll
+rot90 repeat repeat_interleave masked_select pixel_shuffle pixel_unshuffle channel_shuffle triu tril
+to float double half bfloat16 type_as cpu cuda copy_
+sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num diff
+relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__
+amax amin aminmax topk sort kthvalue median nanmedian cummax cummin msort norm std vector_norm
+linalg_norm linalg_vector_norm
+max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+"""
+GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 
 
 def name_of(function: Operation) -> str:
@@ -102,8 +93,9 @@ def live_tensors(values: Any) -> list[Tensor]:
     if isinstance(values, Tensor):
         return [values] if values.requires_grad else []
     if isinstance(values, dict):
-        values = values.values()
-    if isinstance(values, list | tuple) or hasattr(values, "__iter__") and not isinstance(values, str | bytes):
+        values = list(values.values())
+    if isinstance(values, list | tuple) or (
+        hasattr(values, "__iter__") and not isinstance(values, str | bytes)
+    ):
         return [tensor for value in values for tensor in live_tensors(value)]
     return []
-

@@ -19,7 +19,7 @@ from xmil.models.addmil import AddMIL
 from xmil.models.base import PooledMIL
 from xmil.models.dsmil import DSMIL
 from xmil.models.pooling import MeanPool
-from xmil.models.transmil import TransMIL
+from xmil.models.transmil import TransLayer, TransMIL
 from xmil.nn.attention import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
@@ -56,7 +56,9 @@ def attention(
     if heads not in FUSIONS:
         raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
     if isinstance(network.model, TransMIL):
-        logits, scores = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
+        logits, scores = _transformer(
+            network, network.model, x, layer=layer, heads=heads, normalise=normalise
+        )
         weights = scores.unsqueeze(-1)
     else:
         logits, weights = network(x), _pooling_weights(network.model, x)
@@ -73,7 +75,10 @@ def _pooling_weights(model: Any, x: Tensor) -> Tensor:
 
 def _branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     """The column of the target's class, where each class has its own; else the mean of the columns."""
-    per_class = weights.shape[1] == getattr(network.model, "n_classes", 1) and network.name in ("clam_mb", "dsmil")
+    per_class = weights.shape[1] == getattr(network.model, "n_classes", 1) and network.name in (
+        "clam_mb",
+        "dsmil",
+    )
     return weights[:, min(int(target), weights.shape[1] - 1)] if per_class else weights.mean(dim=1)
 
 
@@ -82,14 +87,14 @@ def _transformer(
 ) -> tuple[Tensor, Tensor]:
     inputs: list[tuple[SelfAttention, Tensor]] = []
     with ExitStack() as stack:
-        for block in model.layers:
-            handle = block.attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))  # type: ignore[union-attr,operator]
+        for block in (b for b in model.layers if isinstance(b, TransLayer)):
+            handle = block.attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
             stack.callback(handle.remove)
         logits = network(x)
     row = torch.zeros(0)
     for i in reversed(_chosen_layers(layer, len(inputs))):
         attn, h = inputs[i]
-        matrix = attn.attention(h)  # type: ignore[operator]
+        matrix = attn.attention(h)
         if not row.numel():
             row = _class_token_row(matrix.skip, h)
         residual = 0.5 if layer == "rollout" else 0.0
@@ -103,9 +108,7 @@ def _class_token_row(skip: int, h: Tensor) -> Tensor:
     return row
 
 
-def _step(
-    matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool
-) -> Tensor:
+def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool) -> Tensor:
     """The row vector times (1 - residual) A + residual I, rows scaled to one on demand.
 
     The mean over heads commutes with the product, which stays linear in n; the other fusions need the rows
@@ -114,7 +117,7 @@ def _step(
     if fusion == "mean":
         if normalise:
             row = row / ((1 - residual) * matrix.row_sums().mean(dim=1) + residual)
-        attended = matrix.left(row.unsqueeze(1).expand(-1, n_heads, -1)).mean(dim=1)
+        attended: Tensor = matrix.left(row.unsqueeze(1).expand(-1, n_heads, -1)).mean(dim=1)
         return (1 - residual) * attended + residual * row
     total = torch.zeros_like(row)
     for block in _nonzero_blocks(row, n_heads):
@@ -148,4 +151,3 @@ def _folded(row: Tensor, n: int) -> Tensor:
     repeats = row[n:]
     folded[: len(repeats)] += repeats
     return folded
-

@@ -60,7 +60,8 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
     """Names of the methods, or of those that can explain the model.
 
     >>> list_methods()
-    ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random', 'single']
+    ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random',
+     'single']
     """
     if model is None:
         return list(METHODS)
@@ -96,7 +97,9 @@ def _run(method: Method, network: Network, x: Tensor, question: Question, params
     except RuntimeError as error:
         if "shape" in str(error) or "size" in str(error) or "dimension" in str(error):
             line = str(error).splitlines()[0]
-            raise InputError(f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}") from error
+            raise InputError(
+                f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}"
+            ) from error
         raise
 
 
@@ -105,7 +108,8 @@ def _check_support(method: Method, network: Network) -> None:
     if reason is not None:
         able = [name for name in METHODS if METHODS[name].supports(network) is None]
         raise UnsupportedError(
-            f"The method {method.name!r} cannot explain {network.name}: {reason}. Those that can: {', '.join(able)}."
+            f"The method {method.name!r} cannot explain {network.name}: {reason}. "
+            f"Those that can: {', '.join(able)}."
         )
 
 
@@ -124,7 +128,9 @@ def _as_tensor(bag: Any, network: Network) -> Tensor:
     if isinstance(bag, Tensor):
         x = _checked_tensor(bag, like, name)
     else:
-        x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(like.device)
+        x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(
+            like.device
+        )
     x = x.to(like.dtype) if like.is_floating_point() else x.float()
     if x.shape[0] == 0:
         raise InputError(f"{name[0].upper()}{name[1:]} has no instances; there is nothing to explain.")
@@ -141,9 +147,13 @@ def _as_tensor(bag: Any, network: Network) -> Tensor:
 def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
     x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
     if x.ndim != 2 or x.is_complex():
-        raise InputError(f"Features of {name} must be real, of shape (instances, width). Got {tuple(bag.shape)}.")
+        raise InputError(
+            f"Features of {name} must be real, of shape (instances, width). Got {tuple(bag.shape)}."
+        )
     if x.device != like.device and like.numel():
-        raise InputError(f"{name[0].upper()}{name[1:]} is on {x.device} but the model on {like.device}; move one of them.")
+        raise InputError(
+            f"{name[0].upper()}{name[1:]} is on {x.device} but the model on {like.device}; move one of them."
+        )
     return x
 
 

@@ -51,7 +51,13 @@ def lrp(
 
 
 def _propagate(
-    network: Network, x: Tensor, question: Question, rules: Composite, *, layer: str | None, feature_level: bool
+    network: Network,
+    x: Tensor,
+    question: Question,
+    rules: Composite,
+    *,
+    layer: str | None,
+    feature_level: bool,
 ) -> Attributions:
     traced = trace(network, x, module=network.module, composite=rules, layers=[layer] if layer else [])
     outputs = question.outputs(traced.logits)
@@ -62,7 +68,9 @@ def _propagate(
     return Attributions(traced.logits, found)
 
 
-def _released(network: Network, x: Tensor, question: Question, rules: Composite, **options: Any) -> Attributions:
+def _released(
+    network: Network, x: Tensor, question: Question, rules: Composite, **options: Any
+) -> Attributions:
     """Scores of the stripped copy, for the classes and logits of the true model."""
     assert isinstance(network.model, TransMIL)  # noqa: S101  # narrows the type for mypy
     with torch.no_grad():
@@ -80,8 +88,8 @@ def _attribution(
     flow = relevance.layers[layer] if layer else relevance.input
     if flow.tensor.shape[:2] != (1, n):
         raise InputError(
-            f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the {n} instances; "
-            "name a layer before the instances are joined or padded."
+            f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the {n} "
+            "instances; name a layer before the instances are joined or padded."
         )
     scores = flow.instances[0]
     value = float(relevance.output)

@@ -65,8 +65,8 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
     rank = np.arange(n)
     slope = -beta if alpha > 0.5 else beta
     if slope >= 0:
-        return (2 * alpha - 1) * (1 - rank / last) * np.exp(-slope * rank) + 1 - alpha
-    return (1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha
+        return np.asarray((2 * alpha - 1) * (1 - rank / last) * np.exp(-slope * rank) + 1 - alpha)
+    return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
 
 
 def _draw(chances: Floats, samples: int, seed: int) -> npt.NDArray[np.bool_]:

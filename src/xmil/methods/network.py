@@ -76,10 +76,12 @@ class Network:
         out: Any = self.module(x) if self._forward is None else self._forward(self.module, x)
         if not isinstance(out, Tensor):
             raise InputError(
-                f"{self.name} returned a {type(out).__name__}, not a tensor of logits; pass forward= to pick them, "
-                "such as forward=lambda net, x: net(x)['logits']."
+                f"{self.name} returned a {type(out).__name__}, not a tensor of logits; pass forward= to pick "
+                "them, such as forward=lambda net, x: net(x)['logits']."
             )
-        out = out.unsqueeze(0) if out.ndim == 1 else out
-        if out.ndim != 2 or out.shape[0] != 1 or out.shape[1] == 0:
-            raise InputError(f"{self.name} must return logits (1, c) or (c,) for one bag. Got {tuple(out.shape)}.")
-        return out
+        logits: Tensor = out.unsqueeze(0) if out.ndim == 1 else out
+        if logits.ndim != 2 or logits.shape[0] != 1 or logits.shape[1] == 0:
+            raise InputError(
+                f"{self.name} must return logits (1, c) or (c,) for one bag. Got {tuple(out.shape)}."
+            )
+        return logits

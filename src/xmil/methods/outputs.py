@@ -64,7 +64,7 @@ def predicted_class(logits: Tensor, network: Network) -> int:
 
 
 def class_logits(logits: Tensor, task: str) -> Tensor:
-    """Logits with a column per class: a single one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
+    """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
     if logits.shape[-1] == 1 and task == "classification":
         return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1)
     return logits
@@ -74,7 +74,9 @@ def output_function(target: Target, kind: str, task: str) -> Callable[[Tensor], 
     """The function from logits (b, c) to the explained numbers (b,)."""
     c = int(target)
     against = None if target.against is None else int(target.against)
-    make = {"logit": _logit, "contrastive": _contrastive, "log_odds": _log_odds, "probability": _probability}[kind]
+    make = {"logit": _logit, "contrastive": _contrastive, "log_odds": _log_odds, "probability": _probability}[
+        kind
+    ]
     return lambda logits: make(logits, c, against, task)
 
 

@@ -29,7 +29,9 @@ def single(network: Network, x: Tensor, question: Question) -> Attributions:
 def one_removed(network: Network, x: Tensor, question: Question) -> Attributions:
     """f(X) - f(X without x_k)."""
     logits, without = network(x), logits_without_each(network, x)
-    return Attributions(logits, [_attribution(o, logits, o(logits) - o(without)) for o in question.outputs(logits)])
+    return Attributions(
+        logits, [_attribution(o, logits, o(logits) - o(without)) for o in question.outputs(logits)]
+    )
 
 
 @register_method("combined", signed=False, cost="as single and one_removed together", outputs=OUTPUTS)
@@ -39,7 +41,10 @@ def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     logits, alone, without = network(x), single_logits(network, x), logits_without_each(network, x)
     return Attributions(
         logits,
-        [_attribution(o, logits, 0.5 * (o(alone) + o(logits) - o(without))) for o in question.outputs(logits)],
+        [
+            _attribution(o, logits, 0.5 * (o(alone) + o(logits) - o(without)))
+            for o in question.outputs(logits)
+        ],
     )
 
 

@@ -36,7 +36,9 @@ def preset_composite(network: Network, preset: str) -> Composite:
         between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
         return Composite(_ENDS, default=between)
     if preset == "released" and not isinstance(network.model, AttnMIL):
-        raise UnsupportedError(f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'.")
+        raise UnsupportedError(
+            f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'."
+        )
     if isinstance(network.model, MILModel):
         return Composite(default=_SHARE_OUT, attention=AffineRule(epsilon=EPSILON))
     return Composite(default=AffineRule(epsilon=EPSILON))
@@ -51,7 +53,7 @@ def released_copy(model: TransMIL) -> TransMIL:
     stripped = copy.deepcopy(model)
     for module in stripped.modules():
         if isinstance(module, SelfAttention):
-            module.to_out[0].bias = None
+            module.to_out[0].register_parameter("bias", None)
         if isinstance(module, PPEG):
             module.proj.bias = module.proj1.bias = module.proj2.bias = None
         for name, child in module.named_children():

@@ -79,7 +79,7 @@ def register_method(
     cost: str,
     conserves: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
-    supports: Support = lambda network: None,
+    supports: Support = lambda _: None,
 ) -> Callable[[Explain], Explain]:
     """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method."""
 

@@ -16,7 +16,7 @@ SMALL = 200  # bags up to this size are run without each instance plainly: the s
 
 
 def logits_without_each(network: Network, x: Tensor) -> Tensor:
-    """Logits (n, c) of the n bags that lack one instance; the bag that loses its only one is a zero vector."""
+    """Logits (n, c) of the n bags that lack one instance; a bag that loses its only one is a zero vector."""
     if x.shape[1] == 1:
         return network(torch.zeros_like(x))
     if x.shape[1] <= SMALL:
@@ -38,7 +38,7 @@ def without(network: Network, h: Tensor, removed: Tensor) -> Tensor:
 
 
 def _pooled_without_each(network: Network, model: PooledMIL, h: Tensor) -> Tensor:
-    """A weighted mean loses a term and is normalised again: (z - a_k h_k) / (1 - a_k), in double precision."""
+    """A weighted mean loses a term and is normalised again: (z - a_k h_k) / (1 - a_k), in float64."""
     a = F.softmax(model.attend(h.unsqueeze(0))[0].double(), dim=0)  # (n, k)
     z = a.T @ h.double()  # (k, e)
     rest = 1.0 - a

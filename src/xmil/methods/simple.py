@@ -47,4 +47,6 @@ def random(network: Network, x: Tensor, question: Question, *, seed: int = 0) ->
     rng = np.random.default_rng(seed)
     outputs = question.outputs(logits)
     draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for _ in outputs]
-    return Attributions(logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)])
+    return Attributions(
+        logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)]
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -89,7 +90,9 @@ def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x
     if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-        raise InputError(f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}.")
+        raise InputError(
+            f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
+        )
     if not bool(mask.any(dim=1).all()):
         raise InputError("Each bag of a batch needs at least one instance in its mask.")
     return x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -99,6 +102,6 @@ def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool 
     """Linear + ReLU blocks through the given widths; `bias` is for the blocks after the first."""
     blocks = [
         nn.Sequential(nn.Linear(a, b, bias=first_bias if i == 0 else bias), nn.ReLU())
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(widths))
     ]
     return nn.Sequential(*blocks)

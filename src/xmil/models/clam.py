@@ -18,7 +18,15 @@ class _Clam(PooledMIL):
     """Linear + ReLU, gated attention."""
 
     def __init__(
-        self, in_dim: int, n_classes: int, *, branches: int, dim: int, attention_dim: int, gated: bool, dropout: float
+        self,
+        in_dim: int,
+        n_classes: int,
+        *,
+        branches: int,
+        dim: int,
+        attention_dim: int,
+        gated: bool,
+        dropout: float,
     ) -> None:
         super().__init__(in_dim, n_classes)
         self.instance = linear_relu_stack([in_dim, dim])
@@ -76,7 +84,13 @@ class ClamMB(_Clam):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(
-            in_dim, n_classes, branches=n_classes, dim=dim, attention_dim=attention_dim, gated=gated, dropout=dropout
+            in_dim,
+            n_classes,
+            branches=n_classes,
+            dim=dim,
+            attention_dim=attention_dim,
+            gated=gated,
+            dropout=dropout,
         )
         self.classifiers = nn.ModuleList(nn.Linear(dim, 1) for _ in range(n_classes))
 

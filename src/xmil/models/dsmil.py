@@ -24,7 +24,9 @@ class DSMIL(MILModel):
         super().__init__(in_dim, n_classes)
         self.average = average
         self.instance_classifier = nn.Linear(in_dim, n_classes)
-        self.query = nn.Sequential(nn.Linear(in_dim, query_dim), nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh())
+        self.query = nn.Sequential(
+            nn.Linear(in_dim, query_dim), nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()
+        )
         self.dropout = nn.Dropout(dropout)
         self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=in_dim)
 
@@ -48,5 +50,5 @@ class DSMIL(MILModel):
         queries = self.query(x)  # (b, n, q)
         index = scores.argmax(dim=1).unsqueeze(-1).expand(-1, -1, queries.shape[-1])
         critical = queries.gather(1, index)  # (b, c, q)
-        likeness = queries @ critical.transpose(1, 2) / queries.shape[-1] ** 0.5
+        likeness: Tensor = queries @ critical.transpose(1, 2) / queries.shape[-1] ** 0.5
         return likeness if mask is None else likeness.masked_fill(~mask.unsqueeze(-1), float("-inf"))

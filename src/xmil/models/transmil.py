@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from xmil.core.errors import bad_parameter
 from xmil.models.base import MILModel, linear_relu_stack
 from xmil.models.registry import MODELS
-from xmil.nn.attention import DotProductAttention
+from xmil.nn.attention import DotProductAttention, SelfAttention
 from xmil.nn.nystrom import NystromAttention
 from xmil.nn.ppeg import PPEG, square_edge
 
@@ -20,7 +20,7 @@ from xmil.nn.ppeg import PPEG, square_edge
 class TransLayer(nn.Module):
     """x + attention(norm(x))."""
 
-    def __init__(self, dim: int, attn: nn.Module) -> None:
+    def __init__(self, dim: int, attn: SelfAttention) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.attn = attn
@@ -76,7 +76,7 @@ class TransMIL(MILModel):
         }
         nystrom = {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
 
-        def attend() -> nn.Module:
+        def attend() -> SelfAttention:
             if attention == "nystrom":
                 return NystromAttention(dim, **shared, **nystrom)  # type: ignore[arg-type]  # mixed values
             return DotProductAttention(dim, **shared)  # type: ignore[arg-type]
@@ -131,8 +131,6 @@ class TransMIL(MILModel):
         return torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)
 
     def _classify(self, h: Tensor) -> Tensor:
-        if self.class_token is None:
-            logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(h)))).sum(dim=1)
-            return logits
-        logits = self.classifier(self.bag_dropout(self.out(self.norm(h[:, 0]))))
-        return logits
+        tokens = h[:, :1] if self.class_token is not None else h
+        logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(tokens))))
+        return logits.sum(dim=1)

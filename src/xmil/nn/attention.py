@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,14 @@ class AttentionScores(nn.Module):
     """
 
     def __init__(
-        self, dim: int, hidden: int, *, gated: bool, branches: int = 1, dropout: float = 0.0, bias: bool = True
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        gated: bool,
+        branches: int = 1,
+        dropout: float = 0.0,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.V = nn.Linear(dim, hidden, bias=bias)
@@ -42,6 +50,23 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))
     return F.softmax(scores, dim=1)
+
+
+class AttentionMatrix(Protocol):
+    """An attention matrix that is not written out; the first `skip` tokens are padding."""
+
+    @property
+    def skip(self) -> int:
+        """Number of padding tokens in front."""
+
+    def left(self, u: Tensor) -> Tensor:
+        """A row vector (b, h, skip + n) times the matrix."""
+
+    def rows(self, block: slice) -> Tensor:
+        """Rows of the matrix, (b, h, rows, skip + n)."""
+
+    def row_sums(self) -> Tensor:
+        """Sums of the rows, (b, h, skip + n)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +121,12 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, part: int) -> Tensor:
         """Queries (0), keys (1) or values (2) of tokens: (b, n, d) to (b, h, n, e)."""
         weight = self.to_qkv.weight.chunk(3)[part]
-        return F.linear(x, weight).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = F.linear(x, weight).unflatten(-1, (self.heads, -1))
+        return heads.transpose(1, 2)
+
+    def attention(self, x: Tensor) -> AttentionMatrix:
+        """The attention matrix that a forward pass over x uses."""
+        raise NotImplementedError
 
     def finish(self, out: Tensor, v: Tensor) -> Tensor:
         """Add the residual convolution of the values, join the heads and project: (b, n, d).

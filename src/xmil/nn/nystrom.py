@@ -44,10 +44,14 @@ class NystromFactors:
     def left(self, u: Tensor) -> Tensor:
         """A row vector over all tokens, padding first (b, h, skip + n), times the attention matrix."""
         m = self.keys1.shape[-2]
-        spread = u[..., : self.skip].sum(dim=-1, keepdim=True) * self._first(self.q[..., :1, :] * 0)[..., 0, :]
+        spread = (
+            u[..., : self.skip].sum(dim=-1, keepdim=True) * self._first(self.q[..., :1, :] * 0)[..., 0, :]
+        )
         real = u[..., self.skip :]
         for block in row_blocks(real.shape[-1], width=m * u.shape[0] * u.shape[1]):
-            spread = spread + torch.einsum("bhn,bhnm->bhm", real[..., block], self._first(self.q[..., block, :]))
+            spread = spread + torch.einsum(
+                "bhn,bhnm->bhm", real[..., block], self._first(self.q[..., block, :])
+            )
         weights = (spread.unsqueeze(-2) @ self.core).squeeze(-2)
         total = torch.zeros_like(u)
         for block in row_blocks(m, width=u.numel()):
@@ -120,7 +124,9 @@ def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor
     return z
 
 
-def _collapsed_factors(q: Tensor, every: Tensor, k: Tensor, *, padding: int, iterations: int) -> NystromFactors:
+def _collapsed_factors(
+    q: Tensor, every: Tensor, k: Tensor, *, padding: int, iterations: int
+) -> NystromFactors:
     """The factors of a sequence shorter than the landmarks, where each token is its own landmark.
 
     The zero tokens in front are interchangeable, and attention maps every vector that sums to zero over
@@ -143,4 +149,5 @@ def _collapsed_factors(q: Tensor, every: Tensor, k: Tensor, *, padding: int, ite
 
 def _group_means(tokens: Tensor, m: int) -> Tensor:
     """Means of m equal consecutive groups of tokens: (b, n, d) to (b, m, d)."""
-    return tokens.unflatten(1, (m, -1)).mean(dim=2)
+    groups: Tensor = tokens.unflatten(1, (m, -1))
+    return groups.mean(dim=2)

@@ -20,8 +20,8 @@ class PPEG(nn.Module):
         """Instance tokens (b, edge * edge, d), without the class token, to the same shape."""
         b, _, d = tokens.shape
         grid = tokens.transpose(1, 2).contiguous().view(b, d, edge, edge)  # far faster than channels-last
-        grid = grid + self.proj(grid) + self.proj1(grid) + self.proj2(grid)
-        return grid.flatten(2).transpose(1, 2)
+        encoded: Tensor = grid + self.proj(grid) + self.proj1(grid) + self.proj2(grid)
+        return encoded.flatten(2).transpose(1, 2)
 
 
 def _depthwise(dim: int, kernel: int, bias: bool) -> nn.Conv2d:

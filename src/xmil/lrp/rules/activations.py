@@ -20,12 +20,15 @@ EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
 
 @register_rule(
     "gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "tanh", "softsign", "tanhshrink", "hardswish",
-    "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan", "special_expit",
+    "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan",
+    "special_expit",
 )  # fmt: skip
-def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x."""
     if kwargs.get("inplace"):
-        raise UnsupportedError(f"An in-place smooth activation cannot be explained, {engine.where()}; use inplace=False.")
+        raise UnsupportedError(
+            f"An in-place smooth activation cannot be explained, {engine.where()}; use inplace=False."
+        )
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         at_zero = function(input.new_zeros(1), *args, **kwargs)
@@ -36,7 +39,7 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
 
 
 @register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")
-def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Inside the bounds the identity; outside, a constant that keeps its relevance."""
     if kwargs.get("inplace"):
         raise UnsupportedError(f"An in-place clamp cannot be explained, {engine.where()}; use inplace=False.")

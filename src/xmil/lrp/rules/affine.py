@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 @register_rule("linear")
-def linear(engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+def linear(
+    engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """y = x W + b."""
     engine.check_constant("linear", weight=weight, bias=bias)
     return _affine(engine, lambda w, b: function(input, w, b), weight, bias, bias_shape=(-1,))
@@ -29,7 +31,7 @@ def linear(engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: T
 def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """y = b + x W, as some write a linear layer."""
     constant, first, second = args[:3]
-    if is_live(first) and is_live(second) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
+    if (is_live(first) and is_live(second)) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
         engine.refuse(function, "with more than one live argument")
     out: Tensor = function(*args, **kwargs)
     engine.ledger.keep("bias", constant * kwargs.get("beta", 1), out)
@@ -39,7 +41,13 @@ def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
 def _register_convolution(name: str, spatial: int) -> None:
     @register_rule(name)
     def convolution(
-        engine: Engine, function: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any  # noqa: A002
+        engine: Engine,
+        function: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """A convolution is a linear layer with shared weights."""
         engine.check_constant(name, weight=weight, bias=bias)
@@ -61,7 +69,7 @@ for _name in ("conv", "conv_transpose"):
 def batch_norm(
     engine: Engine,
     function: Any,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -107,7 +115,9 @@ def _affine(
     return apply_affine(engine, carrier, out, shaped, rule)
 
 
-def apply_affine(engine: Engine, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule) -> Tensor:
+def apply_affine(
+    engine: Engine, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule
+) -> Tensor:
     """The output, with relevance going to the carrier as the rule says."""
     if rule.is_gradient:
         if bias is not None:
@@ -153,4 +163,3 @@ def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
     signed = torch.where(denominator >= 0, epsilon, -epsilon).to(denominator.dtype)
     total = denominator + signed
     return torch.where(total == 0, torch.ones_like(total), total)
-

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
-from xmil.lrp.operations import is_live, register_rule
+from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import apply_affine
 from xmil.lrp.rules.values import with_gradient_of
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
 BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: small enough for the cache
-
 
 
 @register_rule("softmax", "softmin")
@@ -62,7 +61,9 @@ class _ConstantWeights(torch.autograd.Function):
     """Value `out` of an attention; gradient P^T g to the values alone, in blocks that are never all kept."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, out: Tensor, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, value: Tensor, out: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(query, key, mask)
         ctx.shape = value.shape
         return out.view_as(out)
@@ -132,7 +133,9 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """`nn.MultiheadAttention`: its value as computed, its relevance through value and output projection."""
     if kwargs.get("training") and dropout_p:
-        raise UnsupportedError(f"Attention dropout must be off, {engine.where()}; put the module in eval mode.")
+        raise UnsupportedError(
+            f"Attention dropout must be off, {engine.where()}; put the module in eval mode."
+        )
     fixed = (embed_dim, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, add_zero_attn, dropout_p)
     with torch.no_grad():
         out, weights = function(query, key, value, *fixed, out_proj_weight, out_proj_bias, **kwargs)

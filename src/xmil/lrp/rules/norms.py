@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 def layer_norm(
     engine: Engine,
     function: Any,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    *_: Any,
+    *_rest: Any,
 ) -> Tensor:
     """Centred over the features, scaled by constants."""
     engine.check_constant("layer_norm", weight=weight, bias=bias)
     with torch.no_grad():  # the kernel behind every layer norm; it returns 1 / std as well
-        out, _, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
+        out, _mean, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
     ruled: Tensor = _Centred.apply(input, out, weight, scale, len(normalized_shape))  # type: ignore[no-untyped-call]
     if bias is not None:
         engine.ledger.keep("bias", bias, ruled)
@@ -41,7 +41,7 @@ def layer_norm(
 def rms_norm(
     engine: Engine,
     function: Any,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -61,7 +61,7 @@ def rms_norm(
 def group_norm(
     engine: Engine,
     function: Any,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -79,7 +79,7 @@ def group_norm(
 def instance_norm(
     engine: Engine,
     function: Any,
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -97,7 +97,7 @@ def instance_norm(
 
 
 @register_rule("normalize")
-def normalize(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+def normalize(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """x over its norm: the norm is a constant."""
     with torch.no_grad():
         out = function(input, *args, **kwargs)
@@ -107,7 +107,13 @@ def normalize(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs
 
 
 def _grouped(
-    engine: Engine, x: Tensor, out: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
+    engine: Engine,
+    x: Tensor,
+    out: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> Tensor:
     grouped = x.reshape(x.shape[0], groups, -1)
     with torch.no_grad():
@@ -126,7 +132,9 @@ class _Centred(torch.autograd.Function):
     """Value `out`; gradient of (x - mean(x)) w / std with a constant std."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, weight: Tensor | None, scale: Tensor, n_dims: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, out: Tensor, weight: Tensor | None, scale: Tensor, n_dims: int
+    ) -> Tensor:
         ctx.dims = tuple(range(-n_dims, 0))
         ctx.save_for_backward(scale, weight)
         return out.view_as(out)

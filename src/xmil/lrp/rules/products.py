@@ -30,7 +30,29 @@ def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
     return scaled_gradient(function(first, second), 0.5)
 
 
-@register_rule("matmul", "rmatmul", "bmm", "mm", "mv", "dot", "inner", "outer", "vdot", "kron", "bilinear", "chain_matmul")
+@register_rule("mul_", "div_")
+def scale_in_place(engine: Engine, function: Any, first: Tensor, second: Any) -> Tensor:
+    """By a constant: linear."""
+    if is_live(second) or not is_live(first):
+        engine.refuse(function, "by a tensor that depends on the input")
+    out: Tensor = function(first, second)
+    return out
+
+
+@register_rule(
+    "matmul",
+    "rmatmul",
+    "bmm",
+    "mm",
+    "mv",
+    "dot",
+    "inner",
+    "outer",
+    "vdot",
+    "kron",
+    "bilinear",
+    "chain_matmul",
+)
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Linear in each live factor: an equal share each."""
     return _shared(engine, function, args, kwargs)
@@ -67,7 +89,8 @@ def power(engine: Engine, function: Any, base: Any, exponent: Any = None) -> Ten
     if not isinstance(degree, int | float) or degree == 0:
         engine.refuse(function, "with an exponent that is not a number above or below zero")
     if degree < 0:
-        return normaliser(engine, function, *args)
+        constant: Tensor = normaliser(engine, function, *args)
+        return constant
     return scaled_gradient(function(*args), 1.0 / degree)
 
 

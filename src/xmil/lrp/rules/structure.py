@@ -73,18 +73,37 @@ def where(engine: Engine, function: Any, condition: Tensor, first: Any, second: 
     return out
 
 
+@register_rule("max", "min", "maximum", "minimum", "fmax", "fmin")
+def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Along a dimension: a selection. Of two tensors: a choice, where a constant may keep the share."""
+    out = function(input, *args, **kwargs)
+    other = args[0] if args else kwargs.get("other")
+    if isinstance(other, Tensor):
+        with torch.no_grad():
+            constants = torch.zeros_like(out)
+            for term in (input, other):
+                if not is_live(term):
+                    constants = torch.where(out == term, out, constants)
+        engine.ledger.keep("bias", constants, out)
+    return out
+
+
 @register_rule("masked_fill", "masked_fill_")
-def masked_fill(engine: Engine, function: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:  # noqa: A002
+def masked_fill(engine: Engine, function: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """The filled-in constant keeps its share."""
     if is_live(value):
         engine.refuse(function, "with a value that depends on the input")
     out: Tensor = function(input, mask, value)
-    engine.ledger.keep("bias", torch.where(mask, torch.as_tensor(value, dtype=out.dtype, device=out.device), 0.0), out)
+    engine.ledger.keep(
+        "bias", torch.where(mask, torch.as_tensor(value, dtype=out.dtype, device=out.device), 0.0), out
+    )
     return out
 
 
 @register_rule("pad")
-def pad(engine: Engine, function: Any, input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Tensor:  # noqa: A002
+def pad(
+    engine: Engine, function: Any, input: Tensor, pad: Any, mode: str = "constant", value: float | None = None
+) -> Tensor:
     """Padding with a constant other than zero keeps its share."""
     out: Tensor = function(input, pad, mode, value)
     if value:
@@ -106,7 +125,16 @@ def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: An
         engine.ledger.keep("bias", kept, target)
 
 
-@register_rule("scatter", "index_put", "index_copy", "index_add", "scatter_add", "index_put_", "scatter_add_", "index_add_")
+@register_rule(
+    "scatter",
+    "index_put",
+    "index_copy",
+    "index_add",
+    "scatter_add",
+    "index_put_",
+    "scatter_add_",
+    "index_add_",
+)
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Writing live values into a tensor; a constant target's remainder keeps its share."""
     constant = not is_live(target)
@@ -115,7 +143,9 @@ def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs:
     if constant:
         blank = [a.detach() * 0 if is_live(a) else a for a in args]
         with torch.no_grad():
-            rest = function(before, *blank, **{k: v.detach() * 0 if is_live(v) else v for k, v in kwargs.items()})
+            rest = function(
+                before, *blank, **{k: v.detach() * 0 if is_live(v) else v for k, v in kwargs.items()}
+            )
         engine.ledger.keep("bias", rest, out)
     return out
 

@@ -35,7 +35,9 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     from safetensors.torch import save_file
 
     if not isinstance(model, MILModel) or not hasattr(model, "spec"):
-        raise CheckpointError(f"save_model takes a model of create_model or load_model, not {type(model).__name__}.")
+        raise CheckpointError(
+            f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
+        )
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     header = {SPEC_KEY: json.dumps(asdict(model.spec))}
     write_atomically(path, lambda temporary: save_file(state, temporary, metadata=header))
@@ -72,7 +74,9 @@ def _recognise(weights: Weights) -> tuple[str, Converted, ModelSpec]:
     family = _family_of(state)
     converted = family.convert(state, weights.settings)
     names = _tuple(weights.settings.get("class_names"))
-    spec = ModelSpec(converted.model, converted.in_dim, converted.n_classes, converted.params, class_names=names)
+    spec = ModelSpec(
+        converted.model, converted.in_dim, converted.n_classes, converted.params, class_names=names
+    )
     return family.name, converted, spec
 
 
@@ -84,7 +88,9 @@ def _family_of(state: dict[str, torch.Tensor]) -> Family:
             return FAMILIES[name]
         tried.append(f"{name} lacks {missing[0]}")
     keys = ", ".join(list(state)[:6]) + (", ..." if len(state) > 6 else "")
-    raise CheckpointError(f"of no known family. Keys: {keys}. Tried: {'; '.join(tried).replace(chr(92), '')}.")
+    raise CheckpointError(
+        f"of no known family. Keys: {keys}. Tried: {'; '.join(tried).replace(chr(92), '')}."
+    )
 
 
 def _fill(model: MILModel, converted: Converted, path: Path) -> None:

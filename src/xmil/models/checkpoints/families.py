@@ -48,7 +48,9 @@ FAMILIES: Registry[Family] = Registry("checkpoint family", group="xmil.checkpoin
 
 def family(
     name: str, *needs: str
-) -> Callable[[Callable[[State, Mapping[str, Any]], Converted]], Callable[[State, Mapping[str, Any]], Converted]]:
+) -> Callable[
+    [Callable[[State, Mapping[str, Any]], Converted]], Callable[[State, Mapping[str, Any]], Converted]
+]:
     """Decorator that registers a conversion under a family's name."""
 
     def add(

@@ -47,7 +47,9 @@ def _in_folder(folder: Path) -> Path:
     for name in IN_FOLDER:
         if (folder / name).is_file():
             return folder / name
-    raise CheckpointError(f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file.")
+    raise CheckpointError(
+        f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file."
+    )
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -71,11 +73,19 @@ def _load_tensors(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         if "Unsupported" in str(error) or "WeightsUnpickler" in str(error):
             raise CheckpointError(
-                f"{path}: refused, it holds more than tensors and loading it could run code ({_reason(error)}). "
-                "Save the model's state_dict() alone and load that."
+                f"{path}: refused, it holds more than tensors and loading it could run code "
+                f"({_reason(error)}). Save the model's state_dict() alone and load that."
             ) from None
         raise CheckpointError(f"{path}: not a readable checkpoint ({_first_line(error)}).") from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        zipfile.BadZipFile,
+    ) as error:
         raise CheckpointError(f"{path}: truncated or not a checkpoint ({_first_line(error)}).") from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {_first_line(error)}).") from None
@@ -98,7 +108,9 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
             break
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
-        raise CheckpointError(f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}.")
+        raise CheckpointError(
+            f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}."
+        )
     return state
 
 

@@ -79,7 +79,11 @@ def clam(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"attention_net\.[23]\.module\.[23]\.", "attention.w."),
     )
     dim, in_dim = shape(state, "instance.0.0.weight")
-    params = {"dim": dim, "attention_dim": shape(state, "attention.V.weight")[0], "gated": "attention.U.weight" in state}
+    params = {
+        "dim": dim,
+        "attention_dim": shape(state, "attention.V.weight")[0],
+        "gated": "attention.U.weight" in state,
+    }
     notes = [f"ignored {len(unused)} keys of the instance loss"] if unused else []
     multi = "classifiers.0.weight" in state
     if multi:
@@ -97,10 +101,17 @@ def transmil(state: State, settings: Mapping[str, Any]) -> Converted:
     return _transmil(state, {}, [], default_heads=8)
 
 
-@family("mil-lab-transmil", r"blocks\.0\.attention\.to_qkv\.weight", r"patch_embed\.0\.weight", r"classifier\.weight")
+@family(
+    "mil-lab-transmil",
+    r"blocks\.0\.attention\.to_qkv\.weight",
+    r"patch_embed\.0\.weight",
+    r"classifier\.weight",
+)
 def mil_lab_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
     """TransMIL of MIL-Lab."""
-    state = rename(state, (r"blocks\.(\d+)\.attention\.", r"layers.\1.attn."), (r"blocks\.(\d+)\.", r"layers.\1."))
+    state = rename(
+        state, (r"blocks\.(\d+)\.attention\.", r"layers.\1.attn."), (r"blocks\.(\d+)\.", r"layers.\1.")
+    )
     params = {"n_feature_layers": _patch_embed(state), "dropout": float(settings.get("dropout") or 0.0)}
     return _transmil(state, params, [], default_heads=int(settings.get("num_heads") or 4))
 
@@ -125,7 +136,13 @@ def mil_lab_abmil(state: State, settings: Mapping[str, Any]) -> Converted:
     return _abmil(state, n_layers=n_layers, dropout=float(settings.get("dropout") or 0.0))
 
 
-@family("hippo", r"encoder\.0\.weight", r"attention_V\.0\.weight", r"attention_weights\.weight", r"classifier\..*weight")
+@family(
+    "hippo",
+    r"encoder\.0\.weight",
+    r"attention_V\.0\.weight",
+    r"attention_weights\.weight",
+    r"classifier\..*weight",
+)
 def hippo(state: State, settings: Mapping[str, Any]) -> Converted:
     """ABMIL of HIPPO, gated or not."""
     state = rename(
@@ -177,7 +194,9 @@ def _transmil(state: State, params: dict[str, Any], notes: list[str], *, default
         "ppeg": "ppeg.proj.weight" in state,
         "bias": "classifier.bias" in state,
     }
-    return Converted("transmil", in_dim, _classes(state, "classifier.weight"), {**params, **found}, state, notes)
+    return Converted(
+        "transmil", in_dim, _classes(state, "classifier.weight"), {**params, **found}, state, notes
+    )
 
 
 def _patch_embed(state: dict[str, Tensor]) -> int:
@@ -192,5 +211,7 @@ def _patch_embed(state: dict[str, Tensor]) -> int:
 
 def _classes(state: State, key: str) -> int:
     if key not in state:
-        raise CheckpointError(f"the classifier is missing ({key}); a checkpoint without a head cannot be explained.")
+        raise CheckpointError(
+            f"the classifier is missing ({key}); a checkpoint without a head cannot be explained."
+        )
     return int(state[key].shape[0])
