@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
+    from xmil.data import Cohort as Cohort
+    from xmil.data import list_formats as list_formats
+    from xmil.data import open_bag as open_bag
+    from xmil.data import read_bag as read_bag
+    from xmil.data import read_cohort as read_cohort
+    from xmil.data import write_bag as write_bag
     from xmil.evaluate.evidence import auprc2 as auprc2
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Audit": "xmil.core.explanation",
     "Bag": "xmil.core.bag",
+    "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
@@ -41,10 +48,15 @@ _HOME = {
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
     "load_model": "xmil.models",
+    "open_bag": "xmil.data",
+    "read_bag": "xmil.data",
+    "read_cohort": "xmil.data",
     "save_model": "xmil.models",
+    "write_bag": "xmil.data",
 }
 
 __all__ = ["__version__", *_HOME]

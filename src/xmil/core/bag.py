@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, bad_parameter
+from xmil.core.placement import boxes, place
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -19,8 +21,9 @@ class Bag:
     """Instances of one slide: features (n, d), and level-0 boxes where they are known.
 
     `coords` are the top-left corners in level-0 pixels and `patch_size` is the level-0 edge. `inferred`
-    lists, in sentences, whatever was worked out rather than read. Coordinates in another unit that cannot
-    be converted yet (microns without the slide's mpp) stay in `raw_coords` with their `unit`.
+    lists, in sentences, whatever was worked out rather than read. Coordinates in another unit (microns, tile
+    centres) stay in `raw_coords` with their `unit` and edge; `coords` is None until the slide's mpp is known.
+    `columns` holds further values per instance, such as annotations.
 
     >>> bag = Bag(np.zeros((3, 8)), coords=[[0, 0], [256, 0], [0, 256]], patch_size=256, slide_id="s1")
     >>> bag
@@ -39,6 +42,8 @@ class Bag:
     inferred: tuple[str, ...] = ()
     raw_coords: npt.NDArray[np.float64] | None = None
     unit: str | None = None
+    raw_edge: float | None = None
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,6 +52,8 @@ class Bag:
         object.__setattr__(self, "features", features)
         object.__setattr__(self, "coords", _as_coords(self.coords, n=len(features), name=name))
         object.__setattr__(self, "inferred", tuple(self.inferred))
+        _check_scale(self.patch_size, self.mpp, name=name)
+        _check_lengths({"raw_coords": self.raw_coords, **self.columns}, n=len(features), name=name)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -66,9 +73,30 @@ class Bag:
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
-        coords = None if self.coords is None else self.coords[index]
-        raw_coords = None if self.raw_coords is None else self.raw_coords[index]
-        return replace(self, features=self.features[index], coords=coords, raw_coords=raw_coords)
+        pick: dict[str, Any] = {
+            key: None if (a := getattr(self, key)) is None else a[index] for key in ("coords", "raw_coords")
+        }
+        pick["columns"] = {key: values[index] for key, values in self.columns.items()}
+        return replace(self, features=self.features[index], **pick)
+
+    def boxes(self) -> IntArray:
+        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        name = f"Bag {self.slide_id!r}" if self.slide_id else "The bag"
+        return boxes(self.coords, self.patch_size, name=name, unit=self.unit)
+
+    def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Bag:
+        """The bag with level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge.
+
+        >>> stamp = Bag(np.zeros((1, 4)), raw_coords=np.array([[256.0, 0.0]]), unit="um", raw_edge=256)
+        >>> stamp.placed(mpp=0.5).boxes().tolist()
+        [[512, 0, 1024, 512]]
+        """
+        mpp = self.mpp if mpp is None else mpp
+        if self.raw_coords is None or self.unit is None:
+            return replace(self, mpp=mpp, patch_size=self.patch_size if patch_size is None else patch_size)
+        found = place(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
+        known: dict[str, Any] = {"coords": found.coords, "patch_size": found.patch_size, "mpp": found.mpp}
+        return replace(self, **known, inferred=self.inferred + found.inferred)
 
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
@@ -93,3 +121,16 @@ def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
         raise InputError(f"Coordinates of {name} must be finite numbers. Got dtype {coords.dtype} instead.")
     whole = np.rint(coords) if coords.dtype.kind == "f" else coords
     return np.ascontiguousarray(whole, dtype=np.int64)
+
+
+def _check_scale(patch_size: int | None, mpp: float | None, *, name: str) -> None:
+    if patch_size is not None and not (float(patch_size).is_integer() and patch_size > 0):
+        raise bad_parameter("patch_size", name, "an int in the range [1, inf)", patch_size)
+    if mpp is not None and not 0 < mpp < np.inf:
+        raise bad_parameter("mpp", name, "a float in the range (0, inf)", mpp)
+
+
+def _check_lengths(arrays: Mapping[str, npt.NDArray[Any] | None], *, n: int, name: str) -> None:
+    for key, values in arrays.items():
+        if values is not None and len(values) != n:
+            raise InputError(f"The column {key!r} of {name} must have {n} rows. Got {len(values)} instead.")

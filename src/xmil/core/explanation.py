@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray, IntArray
+from xmil.core.placement import boxes
 from xmil.core.target import Target
 
 
@@ -76,6 +77,11 @@ class Explanation:
     def __repr__(self) -> str:
         where = f" of {self.bag!r}" if self.bag else ""
         return f"Explanation({self.column}{where}, {len(self)} scores, output={self.output:.6g})"
+
+    def boxes(self) -> IntArray:
+        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        name = f"The explanation of {self.bag!r}" if self.bag else "The explanation"
+        return boxes(self.coords, self.patch_size, name=name, unit=None)
 
     @property
     def column(self) -> str:

@@ -1,0 +1,5 @@
+"""`python -m xmil.cli`."""
+
+from xmil.cli import main
+
+main()

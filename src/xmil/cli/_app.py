@@ -1,0 +1,88 @@
+"""The application: commands found by file, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pkgutil
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any, cast
+
+import typer
+
+import xmil.cli as commands
+from xmil._version import __version__
+from xmil.core.errors import XmilError
+
+FAILED, NOTHING, INTERRUPTED = 1, 2, 130
+UsageError = cast(
+    type[Exception], typer.BadParameter.__bases__[0]
+)  # click's own, which newer typers carry inside them
+
+
+def build() -> typer.Typer:
+    """The application with one command for each public module of this package."""
+    app = typer.Typer(
+        name="xmil",
+        help="Explanations for multiple instance learning on whole-slide images.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda found: found.name):
+        if not module.name.startswith("_"):
+            function = getattr(import_module(f"{commands.__name__}.{module.name}"), module.name)
+            app.command(module.name.replace("_", "-"))(function)
+    return app
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and give its exit code; errors take one line, a traceback comes with --debug."""
+    debug = "--debug" in arguments
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
+    try:
+        asked = [argument for argument in arguments if argument != "--debug"] or ["--help"]
+        code = build()(asked, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted.", code=INTERRUPTED)
+    except UsageError as error:
+        return _fail(_usage(error))
+    except XmilError as error:
+        return _fail(str(error), debug=debug)
+    except Exception as error:
+        return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", debug=debug)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"xmil {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and log messages.")] = False,
+) -> None:
+    """Options before the command; `run` has looked at them already."""
+
+
+def _usage(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
+    return str(error.format_message()) + hint
+
+
+def _fail(message: str, *, code: int = NOTHING, debug: bool = False) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"xmil: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

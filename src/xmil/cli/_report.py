@@ -1,0 +1,54 @@
+"""Reports as text: one block for each path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHOWN = 200  # rows of a folder's table
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """A report in lines: what it is, its facts, what was inferred, what is missing, what is wrong."""
+    if "error" in report:
+        return f"xmil: error: {' '.join(report['error'].split())}"
+    lines = [f"{report['path']}: {report['what']}"]
+    if report["rows"]:
+        lines += _table(list(report["rows"]))
+    lines += [f"  {name:<16} {_value(value)}" for name, value in report["facts"].items() if value is not None]
+    for title in ("inferred", "missing", "problems"):
+        lines += [f"  {title.rstrip('s'):<16} {sentence}" for sentence in report[title]]
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    names = ["file", "format", "instances", "width", "stored as", "encoder", "patch edge", "mpp"]
+    cells = [[_cell(row.get(name)) for name in names] for row in rows[:_SHOWN] if "error" not in row]
+    widths = [max(len(line[i]) for line in [names, *cells]) for i in range(len(names))]
+    lines = [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in [names, *cells]
+    ]
+    lines += [f"  {row['file']}: {row['error']}" for row in rows[:_SHOWN] if "error" in row]
+    return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(
+            " x ".join(map(_value, item)) if isinstance(item, list) else _value(item) for item in value
+        )
+    return str(value)

@@ -1,0 +1,121 @@
+"""`xmil inspect`: what files and folders are, what was inferred, what is missing, what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xmil.core.errors import FileError, XmilError
+
+if TYPE_CHECKING:
+    from xmil.data.inspection import Report
+
+
+Files = Annotated[
+    list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
+]
+
+
+def inspect(
+    files: Files,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each path.")] = False,
+    layout: Annotated[str, typer.Option("--format", help="Layout, where it cannot be told.")] = "auto",
+    mpp: Annotated[float | None, typer.Option(help="Microns a pixel of the slide, level 0.")] = None,
+    patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
+) -> None:
+    """Say what feature files, checkpoints, slides, cohorts, explanations and runs are, and what they lack."""
+    from xmil.cli._report import as_text
+
+    options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
+    results = [_inspected(path, options) for path in files]
+    if as_json:
+        print(json.dumps(results, indent=2, default=str))
+    else:
+        for result in results:
+            print(as_text(result), file=sys.stderr if "error" in result else sys.stdout)
+    failed = sum("error" in result for result in results)
+    if failed:
+        raise typer.Exit(2 if failed == len(results) else 1)
+
+
+def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return report(path, options).as_dict()
+    except XmilError as error:
+        return {"path": str(path), "kind": "unknown", "error": str(error)}
+
+
+def report(path: Path, options: dict[str, Any]) -> Report:
+    """The report on one path, whatever it is."""
+    from xmil.cli._slide import inspect_slide
+    from xmil.data.containers import sniff
+    from xmil.data.inspection import inspect_features
+
+    kind = sniff(path)
+    if kind == "folder":
+        return _folder(path, options)
+    if kind == "pt":
+        return _torch_file(path, options)
+    if kind == "safetensors":
+        return _checkpoint(path)
+    if kind in ("csv", "parquet"):
+        return _table(path, kind, options)
+    if kind == "image" or (kind == "unknown" and path.suffix.lower() not in (".pkl", ".pickle")):
+        return inspect_slide(path)
+    return inspect_features(path, **options)
+
+
+def _folder(path: Path, options: dict[str, Any]) -> Report:
+    from xmil.data.containers.folder import FolderContents
+    from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
+    from xmil.data.paper_tables import is_metadata
+
+    if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
+        return inspect_run(path)
+    if is_metadata(path):
+        return inspect_cohort(path)
+    if any(entry.stem.isdecimal() for entry in path.glob("*.pt")) and FolderContents(path).arrays:
+        return inspect_features(path, **options)
+    return inspect_folder(path, **options)
+
+
+def _torch_file(path: Path, options: dict[str, Any]) -> Report:
+    from xmil.data.inspection import inspect_features
+
+    try:
+        return inspect_features(path, **options)
+    except FileError as features_error:
+        try:
+            return _checkpoint(path)
+        except XmilError as error:
+            raise FileError(f"{error} Nor is it a feature file: {features_error}") from None
+
+
+def _checkpoint(path: Path) -> Report:
+    from xmil.data.inspection import Report
+    from xmil.models.checkpoints import describe_checkpoint
+
+    found = describe_checkpoint(path)
+    notes = tuple(map(str, found.pop("notes", ())))
+    found.pop("path", None)
+    return Report(
+        str(path), "checkpoint", f"a checkpoint of the family {found.get('family')}", found, inferred=notes
+    )
+
+
+def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
+    """A Parquet file is an explanation or a cohort; a CSV a cohort or WSInfer's boxes."""
+    from xmil.data.inspection import inspect_cohort, inspect_explanation, inspect_features
+
+    first = inspect_explanation if kind == "parquet" else inspect_cohort
+    try:
+        return first(path)
+    except XmilError as error:
+        try:
+            return inspect_cohort(path) if kind == "parquet" else inspect_features(path, **options)
+        except XmilError:
+            raise error from None

@@ -1,0 +1,30 @@
+"""Bags from files: readers for every layout the field writes, cohorts, splits, datasets.
+
+Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from xmil.data.bags import open_bag, read_bag, write_bag
+from xmil.data.cohort import Cohort, read_cohort
+from xmil.data.header import Ask, Header
+from xmil.data.join import JoinReport, feature_files, join_features
+from xmil.data.readers import list_formats, reader
+from xmil.data.splits import split_folds, split_fractions
+
+__all__ = [
+    "Ask",
+    "Cohort",
+    "Header",
+    "JoinReport",
+    "feature_files",
+    "join_features",
+    "list_formats",
+    "open_bag",
+    "read_bag",
+    "read_cohort",
+    "reader",
+    "split_folds",
+    "split_fractions",
+    "write_bag",
+]

@@ -1,0 +1,250 @@
+"""A cohort: one row for each slide, with its case, labels and whatever else the table holds."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import IntArray
+from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.storage import write_atomically
+from xmil.data.tables import Cells, Table, read_table, typed
+
+StrPath = str | PathLike[str]
+SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
+# What others call these columns (STAMP, Slideflow, the paper's split files).
+_ALIASES = {
+    SLIDE: ("slide", "slide_name", "filename", "FILENAME", "wsi"),
+    CASE: ("case", "patient", "patient_id", "PATIENT", "submitter_id"),
+    SPLIT: ("subset",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Slides by row. Cells are text, as written; `labels` and `numbers` give them a type.
+
+    >>> cohort = Cohort({"slide_id": ("a", "b"), "case_id": ("1", "1"), "label": ("HPV+", "HPV-")})
+    >>> cohort.classes("label"), cohort.labels("label").tolist()
+    (['HPV+', 'HPV-'], [0, 1])
+    """
+
+    columns: Mapping[str, Cells]
+    path: Path | None = None
+    inferred: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        slides = self.column(SLIDE)
+        if any(name is None for name in slides):
+            raise InputError(
+                f"{self._name}: row {slides.index(None) + 2} has no slide_id; give one to each row."
+            )
+        if len(set(slides)) != len(slides):
+            doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
+            raise InputError(
+                f"{self._name}: {', '.join(doubled[:5])} stand in several rows; one row a slide."
+            )
+
+    def __len__(self) -> int:
+        return len(self.columns[SLIDE])
+
+    def __repr__(self) -> str:
+        others = ", ".join(name for name in self.columns if name not in (SLIDE, CASE)) or "none"
+        return f"Cohort({len(self)} slides of {len(set(self.cases))} cases, columns {others})"
+
+    @property
+    def slides(self) -> list[str]:
+        """Slide names, in the table's order."""
+        return [str(name) for name in self.columns[SLIDE]]
+
+    @property
+    def cases(self) -> list[str]:
+        """The case of each slide; a slide without one is its own."""
+        cases = self.columns.get(CASE, self.columns[SLIDE])
+        return [
+            str(case if case is not None else slide) for case, slide in zip(cases, self.slides, strict=True)
+        ]
+
+    def column(self, name: str) -> Cells:
+        """The cells of one column; None where empty."""
+        if name not in self.columns:
+            error = unknown_name("column", name, self.columns)
+            raise FileError(f"{self._name}: {error}") if self.path else error
+        return self.columns[name]
+
+    def classes(self, name: str) -> list[str]:
+        """The labels of a column: whole numbers in order, names by the alphabet.
+
+        Whole numbers from 0 keep their value as class index, so classes missing here stay in the list.
+        """
+        found = {cell for cell in self.column(name) if cell is not None}
+        numbers = [_whole(cell) for cell in found]
+        if not found or any(number is None for number in numbers):
+            return sorted(found)
+        top = max(number for number in numbers if number is not None)
+        if min(number for number in numbers if number is not None) >= 0 and top < 1000:
+            return [str(index) for index in range(top + 1)]
+        return sorted(found, key=float)
+
+    def labels(self, name: str) -> IntArray:
+        """Class indices (n,), -1 where the cell is empty."""
+        index = {text: i for i, text in enumerate(self.classes(name))}
+        cells = [
+            cell if cell is None or (n := _whole(cell)) is None else str(n) for cell in self.column(name)
+        ]
+        return np.array([-1 if cell is None else index[cell] for cell in cells], dtype=np.int64)
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64]:
+        """A column as numbers (n,), NaN where the cell is empty."""
+        try:
+            return np.array([float("nan") if cell is None else float(cell) for cell in self.column(name)])
+        except ValueError:
+            bad = next(cell for cell in self.column(name) if cell is not None and not _is_number(cell))
+            raise InputError(
+                f"{self._name}: column {name!r} must hold numbers. Got {bad!r} instead."
+            ) from None
+
+    def survival(self, time: str, event: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Times (n,) and whether the event was seen (n,); times must be positive, events 0 or 1."""
+        times, events = self.numbers(time), self.numbers(event)
+        known = ~np.isnan(times) & ~np.isnan(events)
+        if np.any(times[known] < 0) or not np.all(np.isin(events[known], (0, 1))):
+            raise InputError(f"{self._name}: {time!r} must not be negative and {event!r} must be 0 or 1.")
+        return times, np.nan_to_num(events).astype(bool)
+
+    def take(self, rows: Iterable[int]) -> Cohort:
+        """The cohort of the given rows."""
+        picked = list(rows)
+        return replace(
+            self, columns={key: tuple(cells[i] for i in picked) for key, cells in self.columns.items()}
+        )
+
+    def subset(self, *names: str, column: str = SPLIT) -> Cohort:
+        """The slides whose split is among the names; refused where a case lies in two splits."""
+        cells = self.column(column)
+        known = {cell for cell in cells if cell is not None}
+        for name in names:
+            if str(name) not in known:
+                raise unknown_name("split", name, known)
+        self.check_split(column)
+        wanted = {str(name) for name in names}
+        return self.take(i for i, cell in enumerate(cells) if cell in wanted)
+
+    def check_split(self, column: str = SPLIT) -> None:
+        """Refuse a split that puts one case on two sides."""
+        leaks = self.leaking_cases(column)
+        if leaks:
+            raise InputError(
+                f"{self._name}: {len(leaks)} cases lie in two splits of {column!r} ({', '.join(leaks[:5])}); "
+                "split again by case with `xmil split`."
+            )
+
+    def leaking_cases(self, column: str = SPLIT) -> list[str]:
+        """Cases with slides in more than one split."""
+        seen: dict[str, set[str]] = {}
+        for case, cell in zip(self.cases, self.column(column), strict=True):
+            if cell is not None:
+                seen.setdefault(case, set()).add(cell)
+        return sorted(case for case, cells in seen.items() if len(cells) > 1)
+
+    def with_column(self, name: str, values: Sequence[object]) -> Cohort:
+        """The cohort with one more column, or another in its place."""
+        if len(values) != len(self):
+            raise InputError(f"The column {name!r} must have {len(self)} rows. Got {len(values)} instead.")
+        cells = tuple(None if value is None else str(value) for value in values)
+        return replace(self, columns={**self.columns, name: cells})
+
+    def save(self, path: StrPath) -> None:
+        """Write the table as CSV, or as Parquet where the name says so; whole or not at all."""
+        target = Path(path)
+        write = _write_parquet if target.suffix.lower() == ".parquet" else _write_csv
+        write_atomically(target, lambda temporary: write(self.columns, temporary))
+
+    @property
+    def _name(self) -> str:
+        return str(self.path) if self.path else "The cohort"
+
+
+def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None = None) -> Cohort:
+    """Read a cohort table, or the paper's metadata folder; `metadata` completes the paper's split files.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "cohort.csv").write_text("slide_id,case_id,label\\ns1,c1,1\\ns2,c1,0\\n")
+    ...     read_cohort(f"{folder}/cohort.csv")
+    Cohort(2 slides of 1 cases, columns label)
+    """
+    from xmil.data.paper_tables import is_metadata, merge, read_metadata
+
+    source = Path(path)
+    if source.is_dir() and is_metadata(source):
+        return cohort_of(read_metadata([source]), source)
+    table = read_table(source)
+    if metadata is not None:
+        folders = [metadata] if isinstance(metadata, str | PathLike) else metadata
+        table = merge(table, read_metadata([Path(folder) for folder in folders]), path=source)
+    return cohort_of(table, source)
+
+
+def cohort_of(table: Table, path: Path) -> Cohort:
+    """A cohort from a table, with the columns under the names used here."""
+    columns, notes = dict(table), []
+    for name, others in _ALIASES.items():
+        alias = next((other for other in others if other in columns), None)
+        if name not in columns and alias is not None:
+            columns = {name if key == alias else key: cells for key, cells in columns.items()}
+            notes.append(f"{name} from the column {alias!r}")
+    if SLIDE not in columns:
+        raise FileError(_without_slides(columns, path))
+    if CASE not in columns:
+        notes.append("no case_id: each slide is a case of its own")
+    return Cohort(columns, path, tuple(notes))
+
+
+def _without_slides(columns: Table, path: Path) -> str:
+    if CASE in columns and SPLIT in columns:
+        return (
+            f"{path}: a split by case, without slides; pass metadata= (the folder with slide_metadata.csv)."
+        )
+    return f"{path}: a cohort needs a column 'slide_id'. Found: {', '.join(columns)}."
+
+
+def _whole(cell: str) -> int | None:
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return int(number) if abs(number) < 2**53 and number.is_integer() else None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _write_csv(columns: Mapping[str, Cells], path: str) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(
+            [["" if cell is None else cell for cell in row] for row in zip(*columns.values(), strict=True)]
+        )
+
+
+def _write_parquet(columns: Mapping[str, Cells], path: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids = (SLIDE, CASE, SPLIT, PATH)
+    pq.write_table(
+        pa.table({key: list(cells) if key in ids else typed(cells) for key, cells in columns.items()}), path
+    )

@@ -1,0 +1,162 @@
+"""What every container offers: named arrays with shapes, attributes, and rows on demand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError
+
+Index = npt.NDArray[np.int64]
+NUMBERS = "fiub"
+_RATIO = 1100  # deflate cannot shrink further; other codecs rarely come near
+_SLACK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """Shape, type and attributes of a stored array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array once read."""
+        size = self.dtype.itemsize
+        for length in self.shape:
+            size *= int(length)
+        return size
+
+
+class Rows(ABC):
+    """A stored (n, d) array whose rows are read on demand, as float32."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def read(self, index: Index | None = None) -> FloatArray:
+        """All rows, or those of the index in its order."""
+
+
+class ArrayRows(Rows):
+    """Rows of an array in memory or in a memory map."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array = array
+        self.shape = (int(array.shape[0]), int(array.shape[1]))
+        self.dtype = array.dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        picked = self.array if index is None else self.array[index]
+        return np.array(picked, dtype=np.float32, order="C")
+
+
+class Contents(ABC):
+    """An opened container: the names in it, and arrays on demand."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.arrays: dict[str, ArrayInfo] = {}
+        self.attrs: dict[str, Any] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def describe(self) -> str:
+        """The arrays by name, shape and type, in one line."""
+        shown = [f"{name} {info.shape} {info.dtype}" for name, info in list(self.arrays.items())[:8]]
+        more = len(self.arrays) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "no arrays"
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """One small array, whole: numbers only."""
+        info = self.info(name)
+        check_numbers(info, name, self.path)
+        check_memory(info.nbytes, name, self.path)
+        return self._read(name)
+
+    def rows(self, name: str) -> Rows:
+        """The (n, d) array of that name, as rows on demand; a leading axis of 1 is dropped."""
+        info = self.info(name)
+        check_numbers(info, name, self.path)
+        shape = as_bag_shape(info.shape, name, self.path)
+        check_memory(shape[0] * shape[1] * 4, name, self.path)
+        return self._rows(name, shape)
+
+    def info(self, name: str) -> ArrayInfo:
+        """Shape and type of an array that must be there."""
+        if name not in self.arrays:
+            raise FileError(f"{self.path}: has no {name!r}; found {self.describe()}.")
+        return self.arrays[name]
+
+    @abstractmethod
+    def _read(self, name: str) -> npt.NDArray[Any]: ...
+
+    @abstractmethod
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows: ...
+
+
+def as_bag_shape(shape: tuple[int, ...], name: str, path: Path) -> tuple[int, int]:
+    """(n, d) of a bag's features; slide-level vectors are refused, (0,) is the empty bag."""
+    if len(shape) == 3 and shape[0] == 1:
+        shape = shape[1:]
+    if shape == (0,):
+        return (0, 0)
+    if len(shape) == 1:
+        raise FileError(
+            f"{path}: {name!r} is one vector of {shape[0]} numbers, a slide-level embedding and not a bag of "
+            "instances; give the patch features it was made from."
+        )
+    if len(shape) != 2:
+        raise FileError(f"{path}: {name!r} must have shape (instances, width). Got {shape} instead.")
+    return (int(shape[0]), int(shape[1]))
+
+
+def check_numbers(info: ArrayInfo, name: str, path: Path) -> None:
+    """Refuse objects, text and compound types."""
+    if info.dtype.kind not in NUMBERS or info.dtype.names is not None:
+        raise FileError(
+            f"{path}: {name!r} must hold numbers. Got dtype {info.dtype} instead; it is not read."
+        )
+
+
+def check_stored(declared: int, stored: int, *, packed: bool, name: str, path: Path) -> None:
+    """Refuse an array that declares more than its bytes in the file can give."""
+    limit = stored * _RATIO + _SLACK if packed else stored
+    if declared > limit:
+        raise FileError(
+            f"{path}: {name!r} declares {declared:,} bytes but the file stores {stored:,}: it is truncated, "
+            "was never finished or is damaged; write it again."
+        )
+
+
+def check_memory(nbytes: int, name: str, path: Path) -> None:
+    """Refuse to allocate more than the machine has free."""
+    free = available_memory()
+    if free is not None and nbytes > free:
+        raise FileError(
+            f"{path}: {name!r} needs {nbytes / 2**30:,.1f} GiB but {free / 2**30:,.1f} GiB are free; "
+            "read it in parts with rows=, or on a larger machine."
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes the machine can still give, where the system tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(free.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None

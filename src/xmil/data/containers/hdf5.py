@@ -1,0 +1,206 @@
+"""HDF5: names, shapes and attributes without features; rows by hyperslab; no links that leave the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError, XmilError
+from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.heap import read_texts
+
+_MANY = 64  # no feature file has more names at its root; beyond lies something else
+_GAP = 4  # a few rows read in vain are cheaper than another call into HDF5
+_SPAN = 8192  # rows read in one go, to bound the memory beside the result
+
+
+class H5Contents(Contents):
+    """The datasets at the root of an HDF5 file, and those one group below (`columns/...`)."""
+
+    kind = "h5"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with _opened(path) as file:
+            self.attrs = _attributes(file, path)
+            for name in _names(file):
+                self._note(file, name)
+
+    def _note(self, file: Any, name: str) -> None:
+        node = _node(file, name)
+        if _is_group(node):
+            inner = [f"{name}/{key}" for key in _names(node)] if "/" not in name else []
+            for key in inner:
+                self._note(file, key)
+        elif node is not None:
+            self.arrays[name] = ArrayInfo(tuple(node.shape or ()), node.dtype, _attributes(node, self.path))
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        with _opened(self.path) as file:
+            return np.asarray(_dataset(file, name, self.path)[()])
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        with _opened(self.path) as file:
+            _dataset(file, name, self.path)
+        return H5Rows(self.path, name, shape, self.arrays[name].dtype)
+
+
+class H5Rows(Rows):
+    """Rows of one dataset; the file is opened for each reading, so that workers can share the object."""
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        self.path, self.name, self.shape, self.dtype = path, name, shape, dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        with _opened(self.path) as file:
+            dataset = _dataset(file, self.name, self.path)
+            if 0 in self.shape:
+                return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
+            if index is None:
+                return _whole(dataset, self.shape)
+            return _picked(dataset, index, width=self.shape[1])
+
+
+def _whole(dataset: Any, shape: tuple[int, int]) -> FloatArray:
+    if dataset.dtype == np.float32:
+        out = np.empty(dataset.shape, np.float32)
+        dataset.read_direct(out)
+    else:  # NumPy widens half precision many times faster than HDF5 does
+        out = dataset[()].astype(np.float32)
+    return out.reshape(shape)
+
+
+def _picked(dataset: Any, index: Index, *, width: int) -> FloatArray:
+    """Rows by spans: each needed chunk or run of neighbours is read once."""
+    order = np.argsort(index, kind="stable")
+    wanted = index[order]
+    out = np.empty((len(index), width), np.float32)
+    for start, stop, members in _spans(wanted, chunk=dataset.chunks[-2] if dataset.chunks else None):
+        block = _slab(dataset, start, stop)
+        out[order[members]] = block[wanted[members] - start]
+    return out
+
+
+def _slab(dataset: Any, start: int, stop: int) -> npt.NDArray[Any]:
+    from h5py import h5s
+
+    lead = (0,) * (dataset.ndim - 2)
+    count = (1,) * len(lead) + (stop - start, dataset.shape[-1])
+    block = np.empty(count, dataset.dtype)
+    space = dataset.id.get_space()
+    space.select_hyperslab((*lead, start, 0), count)
+    dataset.id.read(h5s.create_simple(count), space, block)
+    return block.reshape(count[-2:])
+
+
+def _spans(wanted: Index, *, chunk: int | None) -> Iterator[tuple[int, int, slice]]:
+    """Runs of rows to read in one go: (first row, row after the last, their positions in `wanted`)."""
+    step = max(_GAP, chunk or 0)
+    first = 0
+    for i in range(1, len(wanted) + 1):
+        ends = i == len(wanted) or wanted[i] - wanted[i - 1] > step or wanted[i] - wanted[first] >= _SPAN
+        if ends:
+            yield int(wanted[first]), int(wanted[i - 1]) + 1, slice(first, i)
+            first = i
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file, with whatever HDF5 finds wrong turned into one sentence."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except XmilError:
+        raise
+    except MemoryError:
+        raise FileError(f"{path}: declares more data than memory can hold; it is damaged.") from None
+    except Exception as error:  # HDF5 raises almost any type on damaged files
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(f"{path}: not a readable HDF5 file ({reason}); write or copy it again.") from None
+
+
+def _names(group: Any) -> list[str]:
+    if len(group) > _MANY:
+        return []
+    return [str(name) for name in group]
+
+
+def _node(file: Any, name: str) -> Any:
+    """The object of a name, or None for links that leave the file or lead nowhere."""
+    import h5py
+
+    link = file.get(name, getlink=True)
+    return file[name] if isinstance(link, h5py.HardLink) else None
+
+
+def _is_group(node: Any) -> bool:
+    return node is not None and not hasattr(node, "shape")
+
+
+def _dataset(file: Any, name: str, path: Path) -> Any:
+    dataset = _node(file, name)
+    if dataset is None or _is_group(dataset):
+        raise FileError(
+            f"{path}: {name!r} is a link out of the file, which is not followed; copy the data in."
+        )
+    if dataset.is_virtual or dataset.external:
+        raise FileError(
+            f"{path}: {name!r} is stored in other files, which are not followed; copy the data in."
+        )
+    if not _is_standard(dataset.id.get_type()):
+        raise FileError(f"{path}: {name!r} must hold plain numbers. Got another type; the file is damaged.")
+    packed = bool(dataset.id.get_create_plist().get_nfilters())
+    stored = min(int(dataset.id.get_storage_size()), path.stat().st_size)
+    declared = int(dataset.dtype.itemsize * np.prod(dataset.shape or (1,), dtype=object))
+    check_stored(declared, stored, packed=packed, name=name, path=path)
+    if dataset.chunks is not None:
+        chunk = int(dataset.dtype.itemsize * np.prod(dataset.chunks, dtype=object))
+        check_stored(chunk, max(declared, 1 << 26), packed=False, name=f"a chunk of {name}", path=path)
+    return dataset
+
+
+def _attributes(node: Any, path: Path) -> dict[str, Any]:
+    """Small attributes as plain values; those that cannot be read safely are named, with None.
+
+    `'None'` means none, as TRIDENT writes it.
+    """
+    from h5py import h5o
+
+    names = list(node.attrs)[:_MANY]
+    found: dict[str, Any] = dict.fromkeys(map(str, names))
+    texts = read_texts(path, int(h5o.get_info(node.id).addr)) if names else {}
+    for name in names:
+        stored = node.attrs.get_id(name)
+        if name in texts:
+            found[str(name)] = _plain(texts[name])
+        elif _is_standard(stored.get_type()) and stored.get_storage_size() <= 1 << 16:
+            found[str(name)] = _plain(node.attrs[name])
+    return found
+
+
+def _is_standard(kind: Any) -> bool:
+    """Whether HDF5 can hand the values over without converting them: damaged types can make it hang."""
+    from h5py import h5t
+
+    if isinstance(kind, h5t.TypeStringID):
+        return not kind.is_variable_str()
+    simple = isinstance(kind, h5t.TypeIntegerID | h5t.TypeFloatID | h5t.TypeEnumID)
+    return simple and bool(kind.equal(h5t.py_create(kind.dtype, logical=True)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if isinstance(value, np.ndarray):
+        return value.item() if value.ndim == 0 else value.tolist()
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, str) and value == "None" else value

@@ -1,0 +1,123 @@
+"""What a file is, by its first bytes and names inside; its extension only decides between equals."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from xmil.core.errors import FileError
+from xmil.data.containers.base import Contents
+
+_TORCH = {".pt", ".pth", ".bin", ".ckpt"}
+_TABLES = {".csv", ".tsv", ".txt"}
+_IMAGES = {
+    ".svs",
+    ".ndpi",
+    ".mrxs",
+    ".scn",
+    ".tif",
+    ".tiff",
+    ".bif",
+    ".vms",
+    ".vmu",
+    ".svslide",
+    ".dcm",
+    ".qptiff",
+}
+_IMAGES |= {".png", ".jpg", ".jpeg"}
+
+
+def sniff(path: Path) -> str:
+    """The kind of a path: h5, pt, npz, npy, zarr, csv, parquet, safetensors, json, image, folder, unknown."""
+    if path.is_dir():
+        return _folder_kind(path)
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(16)
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file.") from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    if not head:
+        raise FileError(f"{path}: is empty (0 bytes); write or copy it again.")
+    return _by_magic(path, head) or _by_suffix(path)
+
+
+def open_contents(path: Path) -> Contents:
+    """The container of a feature file; an error that names what else the path may be."""
+    kind = sniff(path)
+    if kind == "h5":
+        from xmil.data.containers.hdf5 import H5Contents
+
+        return H5Contents(path)
+    if kind == "pt":
+        from xmil.data.containers.torchfile import TorchContents
+
+        return TorchContents(path)
+    if kind in ("npy", "npz"):
+        from xmil.data.containers.numpyfile import NpyContents, NpzContents
+
+        return NpyContents(path) if kind == "npy" else NpzContents(path)
+    return _other(path, kind)
+
+
+def _other(path: Path, kind: str) -> Contents:
+    from xmil.data.containers.folder import CsvContents, FolderContents
+    from xmil.data.containers.zarrstore import ZarrContents
+
+    if kind == "zarr":
+        return ZarrContents(path)
+    if kind == "csv":
+        return CsvContents(path)
+    if kind == "folder":
+        return FolderContents(path)
+    raise FileError(f"{path}: {_WHAT_ELSE.get(kind, _WHAT_ELSE['unknown'])}")
+
+
+_WHAT_ELSE = {
+    "parquet": "a Parquet table, not a feature file; explanations are read by xmil.Explanation.load.",
+    "safetensors": "a safetensors file, not a feature file; models are read by xmil.load_model.",
+    "image": "an image or slide, not a feature file; cut and embed it first.",
+    "json": "a JSON file, not a feature file.",
+    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; it is of an unknown layout or damaged.",
+}
+
+
+def _by_magic(path: Path, head: bytes) -> str | None:
+    if head.startswith(b"\x89HDF\r\n\x1a\n"):
+        return "h5"
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"\x89PNG", b"\xff\xd8\xff")):
+        return "image"
+    return _zip_kind(path) if head.startswith(b"PK") else None
+
+
+def _zip_kind(path: Path) -> str | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError):
+        return None
+    if any(name.endswith("data.pkl") for name in names):
+        return "pt"
+    return "npz" if any(name.endswith(".npy") for name in names) or path.suffix == ".npz" else None
+
+
+def _by_suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix in _TORCH:
+        return "pt"
+    if suffix in _TABLES:
+        return "csv"
+    if suffix in _IMAGES:
+        return "image"
+    known = {".h5": "h5", ".hdf5": "h5", ".npy": "npy", ".npz": "npz", ".json": "json", ".parquet": "parquet"}
+    return {**known, ".safetensors": "safetensors"}.get(suffix, "unknown")
+
+
+def _folder_kind(path: Path) -> str:
+    marks = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
+    return "zarr" if any((path / mark).is_file() for mark in marks) else "folder"

@@ -1,0 +1,185 @@
+"""Zarr stores on disk (extra `zarr`): plain codecs only, nothing outside the store, rows on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError, XmilError
+from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_stored
+
+MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
+# Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
+CODECS = {
+    "blosc",
+    "zstd",
+    "lz4",
+    "gzip",
+    "zlib",
+    "bz2",
+    "lzma",
+    "bytes",
+    "crc32c",
+    "transpose",
+    "shuffle",
+    "delta",
+}
+CODECS |= {"fletcher32", "adler32", "crc32", "sharding_indexed", "vlen-utf8"}
+_FILES = 2_000_000
+
+
+class ZarrContents(Contents):
+    """The arrays of a zarr group, two levels deep by default, found by their metadata files."""
+
+    kind = "zarr"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        _check_store(path)
+        self.attrs = _attributes(path)
+        self.groups = sorted(
+            str(p.parent.relative_to(path)) for p in _metadata_files(path) if not _is_array(p)
+        )
+        for mark in _metadata_files(path):
+            if _is_array(mark):
+                name = str(mark.parent.relative_to(path))
+                self.arrays[name] = _array_info(mark, self.path)
+
+    def group_attrs(self, name: str) -> dict[str, Any]:
+        """Attributes of a group or array below the root."""
+        return _attributes(self.path / name)
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        return np.asarray(self._open(name)[...])
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return ZarrRows(self, name, shape, self.arrays[name].dtype)
+
+    def _open(self, name: str) -> Any:
+        folder = self.path / name
+        stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        check_stored(self.arrays[name].nbytes, stored, packed=True, name=name, path=self.path)
+        try:
+            return _zarr(self.path).open_array(str(folder), mode="r")
+        except XmilError:
+            raise
+        except Exception as error:  # zarr raises almost any type on damaged stores
+            raise _unreadable(self.path, error) from None
+
+
+class ZarrRows(Rows):
+    """Rows of a zarr array; only the chunks that hold them are read."""
+
+    def __init__(
+        self, contents: ZarrContents, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
+        self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        array = self.contents._open(self.name)
+        try:
+            if index is None:
+                values = np.asarray(array[...]).reshape(self.shape)
+            elif array.ndim == 2:
+                values = np.asarray(array.oindex[index, :]) if len(index) else np.zeros((0, self.shape[1]))
+            else:
+                values = np.asarray(array[...]).reshape(self.shape)[index]
+        except Exception as error:
+            raise _unreadable(self.contents.path, error) from None
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+
+def _zarr(path: Path) -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise FileError(
+            f"{path}: a zarr store; install the extra to read it: pip install 'xmil[zarr]'."
+        ) from None
+    return zarr
+
+
+def _unreadable(path: Path, error: Exception) -> FileError:
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return FileError(f"{path}: not a readable zarr store ({first[:200]}); write or copy it again.")
+
+
+def _check_store(path: Path) -> None:
+    """Refuse stores that reach outside themselves through symbolic links."""
+    root = path.resolve()
+    for count, (folder, folders, files) in enumerate(os.walk(path)):
+        for name in folders + files:
+            entry = Path(folder, name)
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+                raise FileError(f"{entry}: a link out of the store, which is not followed; copy the data in.")
+        if count > _FILES:
+            raise FileError(f"{path}: has more than {_FILES:,} folders; it is not a feature store.")
+
+
+def _metadata_files(path: Path) -> list[Path]:
+    found = [Path(folder, name) for folder, _, files in os.walk(path) for name in files if name in MARKS]
+    return sorted(mark for mark in found if mark.name != ".zmetadata")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > 1 << 24:
+            raise FileError(f"{path}: metadata of more than 16 MiB; it is not read.")
+        loaded = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(
+            f"{path}: not readable zarr metadata ({error}); write or copy the store again."
+        ) from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _attributes(folder: Path) -> dict[str, Any]:
+    if (folder / "zarr.json").is_file():
+        attributes = _json(folder / "zarr.json").get("attributes", {})
+    else:
+        attributes = _json(folder / ".zattrs") if (folder / ".zattrs").is_file() else {}
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _is_array(mark: Path) -> bool:
+    return mark.name == ".zarray" or (mark.name == "zarr.json" and _json(mark).get("node_type") == "array")
+
+
+def _array_info(mark: Path, store: Path) -> ArrayInfo:
+    meta = _json(mark)
+    name = str(mark.parent.relative_to(store))
+    codecs = _codec_names(meta)
+    if not codecs <= CODECS:
+        strange = ", ".join(sorted(codecs - CODECS))
+        raise FileError(
+            f"{store}: {name!r} uses the codec {strange}, which is not allowed here; it is not read."
+        )
+    try:
+        shape = tuple(int(length) for length in meta["shape"])
+        kind = meta["dtype"] if mark.name == ".zarray" else meta["data_type"]
+        dtype = np.dtype(kind if isinstance(kind, str) and kind != "string" else object)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileError(
+            f"{store}: the metadata of {name!r} is damaged ({error}); write the store again."
+        ) from None
+    if any(length < 0 for length in shape):
+        raise FileError(f"{store}: {name!r} declares the impossible shape {shape}; the store is damaged.")
+    return ArrayInfo(shape, dtype)
+
+
+def _codec_names(meta: dict[str, Any]) -> set[str]:
+    """Every codec, filter and compressor a metadata document names, however deep."""
+    listed = [meta.get("compressor"), *(meta.get("filters") or []), *(meta.get("codecs") or [])]
+    names: set[str] = set()
+    for codec in listed:
+        if isinstance(codec, dict):
+            names.add(str(codec.get("id") or codec.get("name")))
+            inner = codec.get("configuration")
+            names |= _codec_names(inner) if isinstance(inner, dict) else set()
+    return names

@@ -1,0 +1,216 @@
+"""Bags for training: drawn anew each epoch from a seed, or whole for validation and test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from xmil.core.bag import Bag, IntArray
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.data.bags import open_bag
+from xmil.data.header import Header
+
+logger = logging.getLogger(__name__)
+StrPath = str | PathLike[str]
+Draw = tuple[int, int]  # (epoch, row of the dataset)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One bag with its target."""
+
+    bag: Bag
+    target: Any
+    epoch: int = 0
+
+    @property
+    def features(self) -> torch.Tensor:
+        """Features (n, d) as a tensor that shares the bag's memory."""
+        return torch.from_numpy(self.bag.features)
+
+
+@dataclass(frozen=True)
+class InstanceFilter:
+    """Instances to keep by annotation columns: any of `has` above zero, none of `lacks`.
+
+    Names are columns of the bag, `annotation:<class>` for the paper's annotations.
+    """
+
+    has: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+    def rows(self, header: Header) -> IntArray:
+        """The rows of a bag that pass, in order."""
+        keep = np.ones(len(header), bool)
+        if self.has:
+            keep &= np.any([_column(header, name) > 0 for name in self.has], axis=0)
+        for name in self.lacks:
+            keep &= ~(_column(header, name) > 0)
+        return np.flatnonzero(keep).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Instances of a slide that `max_instances` leaves out."""
+
+    slide_id: str
+    instances: int
+    kept: int
+
+
+@dataclass
+class BagDataset(Dataset[Sample]):
+    """Bags in files with their targets, read on demand.
+
+    `draw` takes that many instances of each bag, anew for each epoch and in file order, by a generator seeded
+    with (seed, epoch, row): give it for training, and index with (epoch, row) as `EpochSampler` does. Without
+    it a bag is whole; `max_instances` then caps it, the same way every time, and `left_out` reports what that
+    leaves out. `preload` bytes of features are read at once and kept.
+    """
+
+    paths: Sequence[StrPath]
+    targets: Sequence[Any]
+    draw: int | None = None
+    max_instances: int | None = None
+    instances: InstanceFilter | None = None
+    preload: int = 0
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.targets):
+            raise InputError(
+                f"There are {len(self.paths)} bags but {len(self.targets)} targets; one for each."
+            )
+        for name in ("draw", "max_instances"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)
+        self.headers = [open_bag(path, **self.options) for path in self.paths]
+        self._check_width()
+        self._rows = [self._allowed(header) for header in self.headers]
+        self.left_out = self._capped()
+        self._kept = self._preloaded()
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def __getitem__(self, which: int | Draw) -> Sample:
+        epoch, row = which if isinstance(which, tuple) else (0, which)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"bag {row} of {len(self)}")
+        rows = self._drawn(row % len(self), epoch)
+        kept = self._kept.get(row % len(self))
+        bag = self.headers[row].read(rows) if kept is None else kept if rows is None else kept.select(rows)
+        return Sample(bag, self.targets[row], epoch)
+
+    @property
+    def dim(self) -> int:
+        """Width of the features."""
+        return self.headers[0].dim if self.headers else 0
+
+    def _allowed(self, header: Header) -> IntArray | None:
+        if self.instances is None:
+            return None
+        rows = self.instances.rows(header)
+        if not len(rows):
+            raise InputError(
+                f"{header.path}: no instance passes the filter; leave the slide out or widen it."
+            )
+        return rows
+
+    def _drawn(self, row: int, epoch: int) -> IntArray | None:
+        """Rows of one bag in one epoch; None means all. File order is kept, since models may depend on it."""
+        rows = self._rows[row]
+        n = len(self.headers[row]) if rows is None else len(rows)
+        limit = self.draw or self.max_instances
+        if limit is None or n <= limit:
+            return rows
+        entropy = (self.seed, epoch, row) if self.draw else (self.seed, row)
+        picked = np.sort(np.random.default_rng(entropy).choice(n, size=limit, replace=False))
+        return picked.astype(np.int64) if rows is None else rows[picked]
+
+    def _capped(self) -> tuple[LeftOut, ...]:
+        if self.draw is not None or self.max_instances is None:
+            return ()
+        sizes = [
+            len(header) if rows is None else len(rows)
+            for header, rows in zip(self.headers, self._rows, strict=True)
+        ]
+        over = [
+            LeftOut(str(header.slide_id), n - self.max_instances, self.max_instances)
+            for header, n in zip(self.headers, sizes, strict=True)
+            if n > self.max_instances
+        ]
+        if over:
+            total = sum(slide.instances for slide in over)
+            message = "max_instances=%d leaves out %d instances of %d slides of %d."
+            logger.warning(message, self.max_instances, total, len(over), len(self.headers))
+        return tuple(over)
+
+    def _preloaded(self) -> dict[int, Bag]:
+        kept: dict[int, Bag] = {}
+        room = self.preload
+        for row, header in enumerate(self.headers):
+            if header.nbytes <= room:
+                kept[row] = header.read()
+                room -= header.nbytes
+        if self.preload and len(kept) < len(self.headers):
+            logger.info(
+                "%d of %d bags fit into the preload limit; the rest is read on demand.", len(kept), len(self)
+            )
+        return kept
+
+    def _check_width(self) -> None:
+        first = next((header for header in self.headers if len(header)), None)
+        for header in self.headers:
+            if first is not None and len(header) and header.dim != first.dim:
+                raise InputError(
+                    f"{header.path}: has width {header.dim} but {first.path} has {first.dim}; "
+                    "features of one dataset come from one encoder."
+                )
+
+
+class EpochSampler(Sampler[Draw]):
+    """Yields (epoch, row) in a seeded order, another one each epoch; set `epoch` by `set_epoch`.
+
+    >>> sampler = EpochSampler(4, seed=0)
+    >>> list(sampler), len(sampler)
+    ([(0, 2), (0, 0), (0, 1), (0, 3)], 4)
+    """
+
+    def __init__(self, n: int, *, seed: int = 0, shuffle: bool = True) -> None:
+        self.n, self.seed, self.shuffle, self.epoch = n, seed, shuffle, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next pass draws for."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[Draw]:
+        rng = np.random.default_rng((self.seed, self.epoch))
+        order = rng.permutation(self.n) if self.shuffle else np.arange(self.n)
+        return iter([(self.epoch, int(row)) for row in order])
+
+
+def collate(samples: Sequence[Sample]) -> tuple[list[torch.Tensor], torch.Tensor, list[str | None]]:
+    """Features of each bag, targets (b, ...) and slide names; bags differ in size, so they stay a list."""
+    targets = torch.as_tensor(np.array([sample.target for sample in samples]))
+    return [sample.features for sample in samples], targets, [sample.bag.slide_id for sample in samples]
+
+
+def _column(header: Header, name: str) -> npt.NDArray[Any]:
+    if name not in header.columns:
+        error = unknown_name("instance column", name, header.columns)
+        raise InputError(f"{header.path}: {error}")
+    return np.asarray(header.columns[name])

@@ -1,0 +1,242 @@
+"""What a feature file, folder, cohort or run is, in facts and sentences; `xmil inspect` prints them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.errors import XmilError
+from xmil.core.placement import CONVENTIONS, missing_for_drawing
+from xmil.core.storage import read_header
+from xmil.data.bags import open_bag
+from xmil.data.cohort import SPLIT, read_cohort
+from xmil.data.header import Header
+from xmil.data.join import feature_files
+
+_BLOCK = 1 << 25  # bytes of features looked at in one go
+
+
+@dataclass(frozen=True)
+class Report:
+    """Facts by name; what was inferred; what is missing; what is wrong, with what to do about it."""
+
+    path: str
+    kind: str
+    what: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    inferred: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    rows: tuple[dict[str, Any], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return asdict(self)
+
+
+def inspect_features(path: Path, **options: Any) -> Report:
+    """A feature file: shapes, ranges, NaN, the coordinate convention, what is missing for drawing."""
+    header = open_bag(path, **options)
+    stats = _statistics(header)
+    facts = {**_header_facts(header), **stats, **_place_facts(header)}
+    lacks = missing_for_drawing(header.coords is not None, header.patch_size, unit=header.unit)
+    what = "features" if header.features is not None else "coordinates without features"
+    return Report(
+        str(path),
+        "features",
+        f"{header.format} {what}",
+        facts,
+        inferred=header.inferred,
+        missing=(f"for drawing: {lacks}",) if lacks else (),
+        problems=_feature_problems(header, stats),
+    )
+
+
+def _header_facts(header: Header) -> dict[str, Any]:
+    stored = header.features.dtype.name if header.features is not None else None
+    return {
+        "format": header.format,
+        "version": header.version,
+        "slide": header.slide_id,
+        "encoder": header.encoder,
+        "instances": len(header),
+        "width": header.dim,
+        "stored as": stored,
+        "columns": sorted(header.columns) or None,
+    }
+
+
+def _place_facts(header: Header) -> dict[str, Any]:
+    stored = header.coords is not None or header.raw_coords is not None
+    facts: dict[str, Any] = {"coordinates": CONVENTIONS[header.unit or "px"] if stored else None}
+    if header.coords is not None and len(header.coords):
+        low, high = header.coords.min(axis=0), header.coords.max(axis=0) + (header.patch_size or 0)
+        facts["level-0 extent"] = [*map(int, low), *map(int, high)]
+    return {**facts, "patch edge": header.patch_size, "mpp": header.mpp}
+
+
+def _statistics(header: Header) -> dict[str, Any]:
+    """Range and faults of the features, block by block."""
+    if header.features is None or not header.nbytes:
+        return {}
+    step = max(1, _BLOCK // (4 * header.dim))
+    low, high, nan, infinite, zero = np.inf, -np.inf, 0, 0, 0
+    for start in range(0, len(header), step):
+        block = header.read(np.arange(start, min(start + step, len(header)))).features
+        finite = block[np.isfinite(block)]
+        low, high = min(low, finite.min(initial=np.inf)), max(high, finite.max(initial=-np.inf))
+        nan += int(np.isnan(block).sum())
+        infinite += int(np.isinf(block).sum())
+        zero += int((~block.any(axis=1)).sum())
+    found = [float(low), float(high)] if low <= high else None
+    return {"range": found, "NaN": nan, "infinite": infinite, "all-zero rows": zero}
+
+
+def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
+    problems = []
+    if not len(header):
+        problems.append("the bag is empty; leave the slide out")
+    if stats.get("NaN") or stats.get("infinite"):
+        problems.append(
+            "some features are not finite; extract them again, no explanation can be made of them"
+        )
+    if stats.get("all-zero rows"):
+        problems.append(f"{stats['all-zero rows']} rows are all zeros; was the extraction interrupted?")
+    if header.coords is not None and len(np.unique(header.coords, axis=0)) < len(header.coords):
+        problems.append("some patches lie at the same place; were slides or augmented copies merged?")
+    return tuple(problems)
+
+
+def inspect_folder(path: Path, **options: Any) -> Report:
+    """A folder of feature files: one row each, headers only, and the mix of what they are."""
+    files, links = feature_files(path)
+    rows = tuple(_row(file, options) for file in files)
+    problems = [*_mix_problems(rows), *[f"{link.name} is a link out of the folder" for link in links]]
+    if not files:
+        below = {
+            entry.name: len(feature_files(entry)[0]) for entry in sorted(path.iterdir()) if entry.is_dir()
+        }
+        found = [f"{name} ({count} files)" for name, count in below.items() if count]
+        hint = f"; look into {', '.join(found)}" if found else ""
+        problems.append(f"the folder holds no feature files{hint}")
+    good = [row for row in rows if "error" not in row]
+    facts = {"files": len(rows), "instances": sum(row["instances"] for row in good)}
+    facts |= {name: _mix(good, name) for name in ("format", "encoder", "width", "patch edge")}
+    return Report(
+        str(path), "folder", "a folder of feature files", facts, problems=tuple(problems), rows=rows
+    )
+
+
+def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        header = open_bag(path, **options)
+    except XmilError as error:
+        return {"file": path.name, "error": str(error)}
+    names = ("format", "instances", "width", "stored as", "encoder", "patch edge", "mpp")
+    facts = {**_header_facts(header), **_place_facts(header)}
+    return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
+
+
+def _mix(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
+    counts = Counter(str(row[name]) for row in rows if row[name] is not None)
+    return dict(counts.most_common())
+
+
+def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
+    good = [row for row in rows if "error" not in row]
+    bags = [row for row in good if row["width"]]
+    problems = (
+        [f"{sum('error' in row for row in rows)} files cannot be read"] if len(good) < len(rows) else []
+    )
+    advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
+    advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
+    for name, why in advice.items():
+        mix = _mix(bags if name == "width" else good, name)
+        if len(mix) > 1:
+            listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
+            problems.append(f"mixed {name}: {listed}; {why} in one folder cannot make one dataset, part them")
+    return problems
+
+
+def inspect_cohort(path: Path) -> Report:
+    """A cohort table: slides, cases, columns with their values, splits that leak."""
+    cohort = read_cohort(path)
+    facts: dict[str, Any] = {"slides": len(cohort), "cases": len(set(cohort.cases))}
+    for name in cohort.columns:
+        if name not in ("slide_id", "case_id", "path"):
+            facts[name] = _column_fact(cohort.column(name))
+    problems = []
+    for name in (SPLIT, "fold"):
+        leaks = cohort.leaking_cases(name) if name in cohort.columns else []
+        if leaks:
+            problems.append(
+                f"{len(leaks)} cases are in two parts of {name!r}: {', '.join(leaks[:5])}; split again by case"
+            )
+    return Report(
+        str(path), "cohort", "a cohort table", facts, inferred=cohort.inferred, problems=tuple(problems)
+    )
+
+
+def _column_fact(cells: tuple[str | None, ...]) -> Any:
+    known = [cell for cell in cells if cell is not None]
+    counts = Counter(known)
+    if len(counts) <= 12:
+        empty = {"(empty)": len(cells) - len(known)} if len(known) < len(cells) else {}
+        return {**dict(sorted(counts.items())), **empty}
+    return f"{len(counts)} values, {len(cells) - len(known)} empty"
+
+
+def inspect_explanation(path: Path) -> Report:
+    """A stored explanation: methods, targets, outputs and audits, without the scores."""
+    header = read_header(path)
+    columns = {name: _explained(column) for name, column in header["columns"].items()}
+    facts = {
+        "slide": header.get("bag"),
+        "model": header.get("model"),
+        "written by": f"xmil {header.get('version')}",
+    }
+    facts |= {
+        "layout": header.get("layout"),
+        "patch edge": header.get("patch_size"),
+        "mpp": header.get("mpp"),
+    }
+    return Report(str(path), "explanation", f"explanations ({len(columns)})", {**facts, **columns})
+
+
+def _explained(column: dict[str, Any]) -> str:
+    audit = column.get("audit")
+    told = (
+        f", {audit['other']:.2g} unexplained"
+        if isinstance(audit, dict) and "other" in audit
+        else ", not audited"
+    )
+    return f"output {float(column.get('output', np.nan)):.4g}{told}"
+
+
+def inspect_run(path: Path) -> Report:
+    """A run folder: how many slides are explained, by what, and which failed."""
+    import json
+
+    files = sorted(path.glob("slides/*.parquet"))
+    facts: dict[str, Any] = {"slides explained": len(files)}
+    problems = []
+    try:
+        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        facts |= {key: value for key, value in run.items() if isinstance(value, str | int | float)}
+    except (OSError, ValueError, AttributeError):
+        problems.append("run.json is missing or damaged; the settings of this run are unknown")
+    if files:
+        facts["columns"] = sorted(read_header(files[0])["columns"])
+    failures = path / "failures.csv"
+    if failures.is_file():
+        count = max(0, len(failures.read_text(encoding="utf-8", errors="replace").splitlines()) - 1)
+        problems += (
+            [f"{count} slides failed; failures.csv says why, and running again tries them again"]
+            if count
+            else []
+        )
+    return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))

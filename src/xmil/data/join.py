@@ -1,0 +1,118 @@
+"""Cohort rows and feature files, joined by name, with a report of what did not match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from xmil.core.errors import FileError, InputError
+from xmil.data.cohort import PATH, Cohort
+from xmil.data.siblings import FEATURE_SUFFIXES, bare_name, inside, is_plain, slide_name
+
+StrPath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class JoinReport:
+    """What did not match: slides without features, files without a row, doubles, links not followed."""
+
+    matched: int
+    without_features: tuple[str, ...] = ()
+    without_row: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
+    not_followed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{self.matched} slides matched"]
+        parts += _said("slides without features", self.without_features)
+        parts += _said("feature files without a row", self.without_row)
+        parts += _said("slides with several files, of which the first was taken", self.doubled)
+        parts += _said(
+            "links out of the folder, not followed (follow_links=True follows them)", self.not_followed
+        )
+        return "; ".join(parts) + "."
+
+
+def feature_files(folder: StrPath, *, follow_links: bool = False) -> tuple[list[Path], list[Path]]:
+    """The feature files of a folder in order of name, and the links out of it that were left out."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise FileError(f"{root}: no such folder.")
+    files = sorted(_bags(root))
+    taken = [path for path in files if follow_links or inside(path, root)]
+    return taken, [path for path in files if path not in set(taken)]
+
+
+def join_features(
+    cohort: Cohort, folder: StrPath, *, follow_links: bool = False
+) -> tuple[Cohort, JoinReport]:
+    """The slides that have features, with the file in the column `path`, and a report of the rest.
+
+    A `path` column in the table is used as it is, relative to the folder; else names must be equal, image and
+    feature suffixes aside.
+    """
+    files, links = feature_files(folder, follow_links=follow_links)
+    by_name: dict[str, list[Path]] = {}
+    for file in files:
+        by_name.setdefault(slide_name(file), []).append(file)
+    found = _found(cohort, by_name, Path(folder))
+    rows = [i for i, path in enumerate(found) if path is not None]
+    used = {path for path in found if path is not None}
+    doubled = [
+        slide
+        for slide, path in zip(cohort.slides, found, strict=True)
+        if path and len(by_name.get(bare_name(slide), ())) > 1
+    ]
+    report = JoinReport(
+        matched=len(rows),
+        without_features=tuple(
+            slide for slide, path in zip(cohort.slides, found, strict=True) if path is None
+        ),
+        without_row=tuple(file.name for file in files if file not in used and not _spare(file, used)),
+        doubled=tuple(doubled),
+        not_followed=tuple(path.name for path in links),
+    )
+    if not rows:
+        raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
+    return cohort.with_column(PATH, [path and str(path) for path in found]).take(rows), report
+
+
+def _found(cohort: Cohort, by_name: dict[str, list[Path]], folder: Path) -> list[Path | None]:
+    named = cohort.columns.get(PATH, (None,) * len(cohort))
+    return [
+        _named(cell, folder) if cell is not None else next(iter(by_name.get(bare_name(slide), ())), None)
+        for slide, cell in zip(cohort.slides, named, strict=True)
+    ]
+
+
+def _named(cell: str, folder: Path) -> Path | None:
+    path = Path(cell)
+    if "\0" in cell or ".." in path.parts:
+        raise InputError(f"The path {cell!r} in the cohort must not lead out of the folder by '..'.")
+    full = path if path.is_absolute() else folder / path
+    if not path.is_absolute() and full.exists() and not inside(full, folder):
+        raise InputError(f"The path {cell!r} in the cohort is a link out of {folder}; name the file itself.")
+    return full if full.exists() else None
+
+
+def _spare(file: Path, used: set[Path]) -> bool:
+    return any(slide_name(file) == slide_name(other) for other in used)
+
+
+def _bags(root: Path) -> Iterator[Path]:
+    """Files and stores with a feature suffix; Slideflow's index files and hidden ones are not bags."""
+    for path in root.iterdir():
+        name = path.name.lower()
+        if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
+            continue
+        if name.endswith(FEATURE_SUFFIXES):
+            yield path
+
+
+def _said(what: str, names: tuple[str, ...]) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [f"{len(names)} {what}: {shown}"]

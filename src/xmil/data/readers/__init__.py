@@ -1,0 +1,115 @@
+"""Readers of feature files, one file for each producer.
+
+A reader claims a container by what is inside it and turns it into a `Header`. To add one, write a module with
+
+    @reader("mytool", kinds=("h5",), claims=lambda found: "my_features" in found)
+    def read(found: Contents, ask: Ask) -> Header: ...
+
+and name it under the entry point group `xmil.readers`; `xmil.read_bag` and `xmil inspect` take it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+from xmil.core.errors import FileError, InputError
+from xmil.core.registry import Registry
+from xmil.data.containers import Contents
+from xmil.data.header import Ask, Header
+
+Claims = Callable[[Contents], bool]
+Read = Callable[[Contents, Ask], Header]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One layout: the containers it lives in, how it is recognised, how it is read.
+
+    `fallback` readers are asked only when no other claims the container.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    claims: Claims
+    read: Read
+    fallback: bool = False
+
+
+READERS: Registry[Reader] = Registry("feature format", group="xmil.readers")
+_BUILT_IN = (
+    "trident",
+    "clam",
+    "stamp",
+    "wsinfer",
+    "slideflow",
+    "tiatoolbox",
+    "spatialdata",
+    "paper",
+    "plain",
+)
+
+
+def reader(
+    name: str, *, kinds: tuple[str, ...], claims: Claims, fallback: bool = False
+) -> Callable[[Read], Read]:
+    """Register a function as the reader of a layout."""
+
+    def register(read: Read) -> Read:
+        READERS.add(name, Reader(name, kinds, claims, read, fallback))
+        return read
+
+    return register
+
+
+def find_reader(found: Contents, format: str) -> Reader:  # noqa: A002 - the public parameter's name
+    """The reader named, or the one that claims the container."""
+    _load_built_in()
+    if format != "auto":
+        return _named(found, format)
+    fitting = [
+        entry for name in READERS if found.kind in (entry := READERS[name]).kinds and entry.claims(found)
+    ]
+    chosen = [entry for entry in fitting if not entry.fallback] or fitting
+    if not chosen:
+        raise FileError(_unknown(found))
+    if len(chosen) > 1:
+        names = ", ".join(entry.name for entry in chosen)
+        raise FileError(f"{found.path}: fits several layouts ({names}); choose one with format=.")
+    return chosen[0]
+
+
+def list_formats() -> list[str]:
+    """Names of the readable layouts.
+
+    >>> "trident" in list_formats()
+    True
+    """
+    _load_built_in()
+    return list(READERS)
+
+
+def _named(found: Contents, name: str) -> Reader:
+    entry = READERS[name]
+    if found.kind not in entry.kinds:
+        kinds = " or ".join(entry.kinds)
+        raise InputError(f"{found.path}: is a {found.kind} container, but {name!r} files are {kinds}.")
+    return entry
+
+
+def _unknown(found: Contents) -> str:
+    tried = ", ".join(name for name in READERS if found.kind in READERS[name].kinds) or "none"
+    if found.kind == "folder":
+        return f"{found.path}: a folder, not one bag; name a file in it. `xmil inspect` lists what it holds."
+    advice = (
+        "is it a checkpoint? xmil.load_model reads those"
+        if found.kind == "pt"
+        else "pass format= to force one"
+    )
+    return f"{found.path}: of an unknown layout; it holds {found.describe()}; tried {tried}; {advice}."
+
+
+def _load_built_in() -> None:
+    for module in _BUILT_IN:
+        import_module(f"xmil.data.readers.{module}")

@@ -1,0 +1,174 @@
+"""CLAM (Lu et al. 2021, arXiv 2004.09666) and files of the same shape.
+
+`h5_files/<slide>.h5` holds `features` and `coords` without attributes, `pt_files/<slide>.pt` the features
+alone, `patches/<slide>.h5` the corners with the patch edge at a pyramid level. Old files store images under
+`imgs` and corners divided by the downsample. prov-gigapath (Xu et al. 2024) writes the first layout too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents
+from xmil.data.containers.torchfile import TENSOR
+from xmil.data.grid import smallest_gap
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.readers.trident import corners
+from xmil.data.siblings import find_beside, index_beside, patch_table, slide_name
+
+_GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm a pixel
+
+
+def _coords_attrs(found: Contents) -> Any:
+    return found.arrays["coords"].attrs if "coords" in found else {}
+
+
+def _claims_patches(found: Contents) -> bool:
+    about = _coords_attrs(found)
+    return "patch_level" in about and not {"patch_size_level0", "patch_spacing_um_px"} & set(about)
+
+
+def _claims_features(found: Contents) -> bool:
+    named = found.kind == "h5" and "features" in found and "coords" in found
+    return named and not _coords_attrs(found) and "imgs" not in found
+
+
+def _claims_tensor(found: Contents) -> bool:
+    if (
+        found.kind != "pt"
+        or list(found.arrays) != [TENSOR]
+        or index_beside(found.path)
+        or patch_table(found.path)
+    ):
+        return False
+    return _h5_beside(found.path) is not None
+
+
+@reader("clam-patches", kinds=("h5",), claims=_claims_patches)
+def read_patches(found: Contents, ask: Ask) -> Header:
+    """Corners only: level-0 pixels, the edge at `patch_level` times the whole part of the downsample."""
+    features = found.rows("features") if "features" in found else None
+    header = Header(found.path, "clam-patches", features, slide_id=slide_name(found.path))
+    edge, note = _patch_edge(_coords_attrs(found), found.path)
+    header = replace(header, inferred=(note,) if note else ())
+    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+
+
+@reader("clam", kinds=("h5", "pt"), claims=lambda found: _claims_features(found) or _claims_tensor(found))
+def read_features(found: Contents, ask: Ask) -> Header:
+    """Features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
+    if found.kind == "pt":
+        return _join_h5(Header(found.path, "clam", found.rows(TENSOR), slide_id=slide_name(found.path)), ask)
+    header = Header(found.path, "clam", found.rows("features"), slide_id=slide_name(found.path))
+    return _with_edge(header, corners(found), ask=ask)
+
+
+@reader("gigapath", kinds=("h5",), claims=lambda _: False)
+def read_gigapath(found: Contents, ask: Ask) -> Header:
+    """The same layout, asked for by name: patches of 256 px at 20x, so the slide's mpp gives the edge."""
+    header = Header(found.path, "gigapath", found.rows("features"), slide_id=slide_name(found.path))
+    if ask.mpp is None or ask.patch_size is not None:
+        return _with_edge(header, corners(found), ask=ask)
+    edge = round(_GIGAPATH_EDGE_UM / ask.mpp)
+    header = replace(header, inferred=(f"patch edge {edge} from 256 px at 20x and mpp {ask.mpp:g}",))
+    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+
+
+@reader("clam-images", kinds=("h5",), claims=lambda found: "imgs" in found and "coords" in found)
+def read_images(found: Contents, ask: Ask) -> Header:
+    """Old CLAM files with the patch images inside: corners are divided by the downsample."""
+    about = found.arrays["imgs"].attrs
+    scale = _pair(about.get("downsample"), found.path)
+    shape = found.arrays["imgs"].shape
+    edge = shape[1] * scale[0] if len(shape) == 4 else None
+    header = Header(found.path, "clam-images", None, slide_id=slide_name(found.path))
+    header = replace(header, inferred=(f"level-0 corners: stored ones times the downsample {scale[0]:g}",))
+    return replace(header, **placed(header, corners(found) * scale, "px", edge=edge, ask=ask))
+
+
+def _join_h5(header: Header, ask: Ask) -> Header:
+    """A `.pt` with the corners of the `.h5` of the same name, joined by row order."""
+    from xmil.data.containers import open_contents
+
+    beside = _h5_beside(header.path)
+    if beside is None:
+        raise FileError(
+            f"{header.path}: has no h5_files/{header.slide_id}.h5 beside it; read it with format='plain'."
+        )
+    coords = corners(open_contents(beside))
+    if len(coords) != len(header):
+        raise FileError(
+            f"{header.path}: has {len(header)} rows but {beside} has {len(coords)} coordinates; they are of "
+            "different runs. Read the .h5, or this file alone with format='plain'."
+        )
+    note = f"coordinates of {beside.parent.name}/{beside.name}, joined by row order"
+    return _with_edge(replace(header, inferred=(*header.inferred, note)), coords, ask=ask)
+
+
+def _h5_beside(path: Path) -> Path | None:
+    name = f"{slide_name(path)}.h5"
+    return find_beside(path, [f"h5_files/{name}", name], levels=1)
+
+
+def _with_edge(header: Header, coords: npt.NDArray[Any], *, ask: Ask) -> Header:
+    if ask.patch_size is not None:
+        return replace(header, **placed(header, coords, "px", edge=None, ask=ask))
+    edge, note = _sibling_edge(header.path, coords)
+    if edge is None:
+        edge = smallest_gap(coords)
+        note = f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)" if edge else None
+    header = replace(header, inferred=(*header.inferred, *([note] if note else [])))
+    return replace(header, **placed(header, coords, "px", edge=edge, ask=ask))
+
+
+def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, str | None]:
+    """The edge from `patches/<slide>.h5`, if its corners are the same."""
+    from xmil.data.containers import open_contents
+
+    name = slide_name(path)
+    beside = find_beside(path, [f"patches/{name}.h5", f"patches/{name}_patches.h5"], levels=2)
+    if beside is None or beside.resolve() == path.resolve():
+        return None, None
+    try:
+        found = open_contents(beside)
+        same = np.array_equal(corners(found), coords)
+        about = _coords_attrs(found)
+        edge = (
+            float(about["patch_size_level0"])
+            if "patch_size_level0" in about
+            else _patch_edge(about, beside)[0]
+        )
+    except (FileError, KeyError, TypeError, ValueError):
+        return None, None
+    return (edge, f"patch edge {edge:g} from patches/{beside.name}") if same and edge else (None, None)
+
+
+def _patch_edge(about: Any, path: Path) -> tuple[float | None, str | None]:
+    try:
+        size = int(about["patch_size"])
+        scale = int(_pair(about.get("downsample", 1), path)[0])
+        custom = int(about.get("custom_downsample") or 1)
+    except (KeyError, TypeError, ValueError):
+        return None, None
+    edge = size * scale * custom
+    how = f"{size} px at level {about.get('patch_level')} times the downsample {scale}"
+    return edge, f"patch edge {edge} from {how}" + (
+        f" and the custom downsample {custom}" if custom > 1 else ""
+    )
+
+
+def _pair(value: Any, path: Path) -> npt.NDArray[np.float64]:
+    try:
+        numbers = np.asarray(value if value is not None else 1, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        numbers = np.empty(0)
+    if numbers.size not in (1, 2) or not np.all((numbers >= 1) & (numbers < 1e6)):
+        raise FileError(f"{path}: the attribute 'downsample' is damaged; cut the patches again.")
+    return numbers if numbers.size == 2 else np.repeat(numbers, 2)

@@ -1,0 +1,126 @@
+"""The layout of the xMIL paper's own code (Hense, Jamshidi Idaji et al. 2024, arXiv 2406.04280).
+
+Features as `<slide>.pt` (n, d), as `<slide>.npz` with one vector for each patch number, or as a folder of
+`<number>.pt`; always in ascending patch number. Boxes and annotations in `patches/<slide>/metadata/df.csv`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents, Rows
+from xmil.data.containers.folder import FolderContents, read_csv
+from xmil.data.containers.numpyfile import NpzContents
+from xmil.data.containers.torchfile import TENSOR
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.siblings import index_beside, patch_table, slide_name
+
+Columns = dict[str, list[str | None]]
+ANNOTATION = "annotation:"  # prefix of the per-instance columns made of `annotation_classes`
+
+
+def _claims(found: Contents) -> bool:
+    if found.kind == "pt":
+        return (
+            list(found.arrays) == [TENSOR]
+            and not index_beside(found.path)
+            and patch_table(found.path) is not None
+        )
+    if found.kind == "npz":
+        return bool(found.arrays) and all(name.isdecimal() for name in found.arrays)
+    return bool(found.arrays)
+
+
+@reader("xmil", kinds=("pt", "npz", "folder"), claims=_claims)
+def read(found: Contents, ask: Ask) -> Header:
+    """Vectors in ascending patch number, with boxes and annotations where the patch table is near."""
+    rows, numbers = _rows(found)
+    header = Header(found.path, "xmil", rows, slide_id=slide_name(found.path))
+    if numbers is not None:
+        header = replace(header, columns={"patch_id": numbers})
+    table = patch_table(found.path)
+    if table is None:
+        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
+    return _with_table(header, table, ask=ask)
+
+
+def _rows(found: Contents) -> tuple[Rows, npt.NDArray[np.int64] | None]:
+    if isinstance(found, NpzContents):
+        names = sorted(found.arrays, key=int)
+        return found.stacked(names), np.array([int(name) for name in names])
+    if isinstance(found, FolderContents):
+        return found.rows("vectors"), np.array(found.ids)
+    return found.rows(TENSOR), None
+
+
+def _with_table(header: Header, table: Path, *, ask: Ask) -> Header:
+    columns = _ascending(read_csv(table), table)
+    numbers = np.array([int(value or 0) for value in columns["patch_id"]])
+    stored = header.columns.get("patch_id")
+    if len(numbers) != len(header) or (stored is not None and not np.array_equal(stored, numbers)):
+        raise FileError(
+            f"{header.path}: has {len(header)} vectors, but {table} lists {len(numbers)} other patches."
+        )
+    header = replace(header, columns={"patch_id": numbers, **_annotations(columns, table)})
+    xy, edge = _boxes(columns, table)
+    note = f"boxes of {table.parent.parent.name}/metadata/df.csv, joined in ascending patch_id"
+    header = replace(header, inferred=(*header.inferred, note))
+    return replace(header, **placed(header, xy, "px", edge=edge, ask=ask))
+
+
+def _ascending(columns: Columns, path: Path) -> Columns:
+    if "patch_id" not in columns:
+        raise FileError(f"{path}: has no column 'patch_id'; found {', '.join(columns)}.")
+    try:
+        order = sorted(range(len(columns["patch_id"])), key=lambda i: int(columns["patch_id"][i] or ""))
+    except ValueError:
+        raise FileError(f"{path}: the column 'patch_id' must hold whole numbers.") from None
+    return {name: [values[i] for i in order] for name, values in columns.items()}
+
+
+def _boxes(columns: Columns, path: Path) -> tuple[Any, float | None]:
+    if "position_abs" not in columns:
+        return None, None
+    try:
+        xy = [_numbers(value)[:2] for value in columns["position_abs"]]
+        sizes = {_numbers(value)[0] for value in columns.get("patch_size_abs", [])}
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, IndexError):
+        raise FileError(
+            f"{path}: 'position_abs' and 'patch_size_abs' must hold numbers such as (x, y)."
+        ) from None
+    if len(sizes) > 1:
+        raise FileError(f"{path}: its patches must have one size. Got {sorted(sizes)[:6]}.")
+    return np.array(xy, dtype=np.float64).reshape(-1, 2), (sizes.pop() if sizes else None)
+
+
+def _numbers(cell: str | None) -> tuple[float, ...]:
+    """A number or tuple of numbers written as text."""
+    if cell is None or len(cell) > 200:
+        raise ValueError
+    value = ast.literal_eval(cell)
+    return tuple(float(part) for part in value) if isinstance(value, tuple | list) else (float(value),)
+
+
+def _annotations(columns: Columns, path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """One column for each annotation class: the share of the patch it covers."""
+    cells = columns.get("annotation_classes")
+    if cells is None:
+        return {}
+    try:
+        parsed = [json.loads(cell) if cell else {} for cell in cells]
+        names = sorted({str(key) for row in parsed for key in row})
+        return {
+            ANNOTATION + name: np.array([float(row.get(name, 0)) for row in parsed], np.float32)
+            for name in names
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise FileError(f"{path}: 'annotation_classes' must hold JSON such as {{\"1\": 0.5}}.") from None

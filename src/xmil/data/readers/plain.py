@@ -1,0 +1,38 @@
+"""Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` of named arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xmil.data.containers import Contents
+from xmil.data.containers.numpyfile import ARRAY
+from xmil.data.containers.torchfile import TENSOR
+from xmil.data.grid import smallest_gap
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.readers.trident import corners
+from xmil.data.siblings import slide_name
+
+# The names people give to features, in the order they are looked for.
+NAMES = (TENSOR, ARRAY, "features", "feats", "embeddings", "tile_embeds", "x", "X", "arr_0")
+
+
+def _features(found: Contents) -> str | None:
+    return next((name for name in NAMES if name in found), None)
+
+
+@reader("plain", kinds=("pt", "npy", "npz"), claims=lambda found: _features(found) is not None, fallback=True)
+def read(found: Contents, ask: Ask) -> Header:
+    """Features, and level-0 corners where an array is named `coords`."""
+    name = _features(found) or next(iter(found.arrays), TENSOR)
+    header = Header(found.path, "plain", found.rows(name), slide_id=slide_name(found.path))
+    if name not in (TENSOR, ARRAY):
+        header = replace(header, inferred=(f"features from the array {name!r}",))
+    if "coords" not in found:
+        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
+    coords = corners(found)
+    notes = [*header.inferred, "coordinates taken as level-0 top-left corners"]
+    edge = None if ask.patch_size is not None else smallest_gap(coords)
+    notes += [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
+    header = replace(header, inferred=tuple(notes))
+    return replace(header, **placed(header, coords, "px", edge=edge, ask=ask))

@@ -1,0 +1,160 @@
+"""LazySlide / wsidata (Zheng et al. 2025): SpatialData zarr stores, read without the spatialdata package.
+
+A table under `tables/<encoder>_tiles` holds the features in `X` and the tile numbers in `obs/tile_id`; the
+tiles are level-0 polygons in `shapes/<tiles>/shapes.parquet`, specified in the root attribute `tile_spec`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError
+from xmil.data.containers.base import Contents
+from xmil.data.containers.zarrstore import ZarrContents
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.siblings import slide_name
+
+Boxes = npt.NDArray[np.float64]
+_POLYGON = 3
+
+
+def _claims(found: Contents) -> bool:
+    return bool(_tables(found)) and "features" not in found
+
+
+@reader("spatialdata", kinds=("zarr",), claims=_claims)
+def read(found: Contents, ask: Ask) -> Header:
+    """The one feature table of the store; where there are several, its folder is named in the path."""
+    store, table = _table(found)
+    about = store.group_attrs(table)
+    tiles = _region(store, table, about)
+    spec = _tile_spec(store, tiles)
+    header = Header(
+        store.path,
+        "spatialdata",
+        store.rows(f"{table}/X"),
+        slide_id=slide_name(store.path),
+        encoder=Path(table).name.removesuffix(f"_{tiles}"),
+        mpp=_mpp(spec),
+        version=_version(store),
+        extra={"tile_spec": spec} if spec else {},
+    )
+    notes = [f"encoder {header.encoder!r} from the table's name"]
+    notes += [f"mpp {header.mpp:g} from tile_spec"] if header.mpp and ask.mpp is None else []
+    header = replace(header, inferred=tuple(notes))
+    boxes = _matched(store, table, tiles=tiles, n=len(header))
+    if boxes is None:
+        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
+    return replace(header, **placed(header, boxes[:, :2], "px", edge=_edge(boxes, store.path), ask=ask))
+
+
+def _tables(found: Contents) -> list[str]:
+    """Tables with a dense two-dimensional `X`, in a whole store or in one table's folder."""
+    named = [name for name, info in found.arrays.items() if len(info.shape) == 2]
+    tables = [name.removesuffix("/X") for name in named if name.startswith("tables/") and name.endswith("/X")]
+    return sorted(tables) or (["."] if "X" in found and found.path.parent.name == "tables" else [])
+
+
+def _table(found: Contents) -> tuple[ZarrContents, str]:
+    tables = _tables(found)
+    if tables == ["."]:
+        return ZarrContents(found.path.parent.parent), f"tables/{found.path.name}"
+    if len(tables) > 1:
+        names = ", ".join(tables)
+        raise FileError(
+            f"{found.path}: holds several feature tables ({names}); name one: {found.path}/{tables[0]}."
+        )
+    return ZarrContents(found.path), tables[0]
+
+
+def _region(store: ZarrContents, table: str, about: dict[str, Any]) -> str:
+    """The shapes a table is of: stored with it, else the one whose name ends the table's."""
+    region = about.get("region")
+    if isinstance(region, list) and len(region) == 1:
+        region = region[0]
+    if isinstance(region, str):
+        return region
+    shapes = [Path(name).name for name in store.groups if Path(name).parent.name == "shapes"]
+    fitting = [name for name in shapes if Path(table).name.endswith(name)]
+    return max(fitting, key=len, default="tiles")
+
+
+def _tile_spec(store: ZarrContents, tiles: str) -> dict[str, Any]:
+    specs = store.attrs.get("tile_spec")
+    if specs is None and isinstance(store.attrs.get("attrs"), dict):
+        specs = store.attrs["attrs"].get("tile_spec")
+    spec = specs.get(tiles) if isinstance(specs, dict) else None
+    return spec if isinstance(spec, dict) else {}
+
+
+def _mpp(spec: dict[str, Any]) -> float | None:
+    """The slide's mpp: that of the tiles by their downsample from level 0."""
+    mpp, scale = spec.get("mpp"), spec.get("base_downsample")
+    if not isinstance(mpp, int | float) or not isinstance(scale, int | float) or mpp <= 0 or scale <= 0:
+        return None
+    return float(mpp / scale)
+
+
+def _version(store: ZarrContents) -> str | None:
+    about = store.attrs.get("spatialdata_attrs")
+    version = about.get("version") if isinstance(about, dict) else None
+    return None if version is None else str(version)
+
+
+def _matched(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes | None:
+    """Boxes in the table's row order, joined by tile number."""
+    found = _polygons(store.path, tiles)
+    if found is None:
+        return None
+    numbers, boxes = found
+    key = f"{table}/obs/tile_id"
+    wanted = store.read(key).astype(np.int64) if key in store else np.arange(n)
+    order = np.argsort(numbers, kind="stable")
+    places = np.searchsorted(numbers[order], wanted)
+    if len(wanted) != n or np.any(places >= len(numbers)) or np.any(numbers[order][places] != wanted):
+        raise FileError(
+            f"{store.path}: the tiles of {table!r} are not all among shapes/{tiles}; write it again."
+        )
+    return boxes[order][places]
+
+
+def _polygons(path: Path, tiles: str) -> tuple[npt.NDArray[np.int64], Boxes] | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = path / "shapes" / tiles / "shapes.parquet"
+    if not file.is_file():
+        return None
+    try:
+        table = pq.read_table(file)
+        shapes = table["geometry"].to_pylist()
+        numbers = table["tile_id"].to_numpy() if "tile_id" in table.column_names else np.arange(len(shapes))
+        bounds = [_bounds(shape) for shape in shapes]
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise FileError(f"{file}: not readable tile polygons ({str(error).splitlines()[0]}).") from None
+    return numbers.astype(np.int64), np.asarray(bounds, dtype=np.float64).reshape(-1, 4)
+
+
+def _bounds(shape: bytes) -> tuple[float, float, float, float]:
+    """Bounding box of a polygon in well-known binary."""
+    order = "<" if shape[0] == 1 else ">"
+    kind, rings, points = struct.unpack_from(f"{order}III", shape, 1)
+    if kind != _POLYGON or rings != 1 or not 3 < points < 1000:
+        raise ValueError("a tile is not a simple polygon")
+    xy = np.frombuffer(shape, dtype=f"{order}f8", count=2 * points, offset=13).reshape(-1, 2)
+    (x0, y0), (x1, y1) = xy.min(axis=0), xy.max(axis=0)
+    return float(x0), float(y0), float(x1), float(y1)
+
+
+def _edge(boxes: Boxes, path: Path) -> float | None:
+    edges = np.unique(np.rint(boxes[:, 2:] - boxes[:, :2]))
+    if len(edges) > 1:
+        raise FileError(f"{path}: its tiles must be squares of one size. Got edges {edges[:6].tolist()}.")
+    return float(edges[0]) if len(edges) else None

@@ -1,0 +1,35 @@
+"""TIAToolbox 2 (Pocock et al. 2022): a zarr group with `features` and boxes `coordinates` (x0, y0, x1, y1).
+
+The boxes are in pixels of the resolution the patches were read at, which is not stored: the patch edge in
+level-0 pixels, given by the user, settles the scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.siblings import slide_name
+
+
+@reader("tiatoolbox", kinds=("zarr",), claims=lambda found: "features" in found and "coordinates" in found)
+def read(found: Contents, ask: Ask) -> Header:
+    """Boxes in reading-resolution pixels, scaled where `patch_size` is given."""
+    header = Header(found.path, "tiatoolbox", found.rows("features"), slide_id=slide_name(found.path))
+    boxes = found.read("coordinates")
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
+        raise FileError(
+            f"{found.path}: 'coordinates' must have shape (instances, 4). Got {boxes.shape} instead."
+        )
+    edges = np.unique(boxes[:, 2:] - boxes[:, :2])
+    if len(edges) > 1 or (len(edges) == 1 and not edges[0] > 0):
+        raise FileError(
+            f"{found.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
+        )
+    edge = float(edges[0]) if len(edges) else None
+    return replace(header, **placed(header, boxes[:, :2], "px-read", edge=edge, ask=ask))

@@ -1,0 +1,109 @@
+"""TRIDENT (Zhang, Vaidya et al. 2025, arXiv 2502.06750), and what this package writes.
+
+`features_<encoder>/<slide>.h5` with `features` (n, d) and `coords` (n, 2), or `patches/<slide>_patches.h5`
+with `coords` alone: level-0 top-left corners, the edge in the attribute `patch_size_level0`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.siblings import slide_name
+
+OURS = "xmil"  # the root attribute that carries what TRIDENT's layout has no place for
+
+
+def _claims(found: Contents) -> bool:
+    return ("coords" in found and "patch_size_level0" in found.arrays["coords"].attrs) or OURS in found.attrs
+
+
+@reader("trident", kinds=("h5",), claims=_claims)
+def read(found: Contents, ask: Ask) -> Header:
+    """Features and corners as stored; magnifications are buckets, so no mpp is made of them."""
+    ours = _ours(found)
+    about = found.arrays["coords"].attrs if "coords" in found else {}
+    features = found.rows("features") if "features" in found else None
+    stored = found.arrays["features"].attrs if features is not None else {}
+    header = Header(
+        path=found.path,
+        format="trident",
+        features=features,
+        slide_id=ours.get("slide_id") or slide_name(found.path),
+        encoder=_text(stored.get("encoder")),
+        mpp=_positive(about.get("mpp") or ours.get("mpp")),
+        version=ours.get("version"),
+        inferred=tuple(map(str, ours.get("inferred", ()))),
+        columns=_columns(found),
+        extra=_extra(about, ours),
+    )
+    return replace(header, **_place(found, header, ours=ours, ask=ask))
+
+
+def _place(found: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    if "coords" not in found:
+        if "raw_coords" in found:
+            edge = _positive(ours.get("raw_edge"))
+            return placed(header, found.read("raw_coords"), str(ours.get("unit")), edge=edge, ask=ask)
+        return placed(header, None, "px", edge=None, ask=ask)
+    edge = _positive(found.arrays["coords"].attrs.get("patch_size_level0"))
+    fields = placed(header, corners(found), "px", edge=edge, ask=ask)
+    if "raw_coords" in found:
+        raw = {
+            "raw_coords": found.read("raw_coords"),
+            "unit": ours.get("unit"),
+            "raw_edge": ours.get("raw_edge"),
+        }
+        fields.update(raw)
+    return fields
+
+
+def corners(found: Contents) -> npt.NDArray[Any]:
+    """`coords` as (n, 2): a leading axis of 1 is dropped, (0,) is the empty bag."""
+    coords = found.read("coords")
+    if coords.ndim == 3 and coords.shape[0] == 1:
+        coords = coords[0]
+    return coords.reshape(0, 2) if coords.size == 0 else coords
+
+
+def _columns(found: Contents) -> dict[str, npt.NDArray[Any]]:
+    names = [name for name in found.arrays if name.startswith("columns/")]
+    return {name.removeprefix("columns/"): found.read(name) for name in names}
+
+
+def _ours(found: Contents) -> dict[str, Any]:
+    text = found.attrs.get(OURS)
+    if text is None:
+        return {}
+    try:
+        loaded = json.loads(text)
+    except (TypeError, ValueError):
+        raise FileError(f"{found.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _extra(about: Any, ours: dict[str, Any]) -> dict[str, Any]:
+    kept = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
+    extra = {key: about[key] for key in (*kept, "patch_size") if about.get(key) is not None}
+    return {**extra, **(ours.get("extra") or {})}
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if value not in (None, "") else None
+
+
+def _positive(value: Any) -> float | None:
+    """A stored number above zero, or None for anything else."""
+    try:
+        number = float(np.asarray(value, dtype=np.float64).reshape(-1)[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return number if 0 < number < np.inf else None

@@ -1,0 +1,50 @@
+"""WSInfer (Kaczmarzyk et al. 2024): corners only, in level-0 pixels.
+
+`patches/<slide>.h5` with `coords` and the attributes `patch_size` (level-0 pixels) and `patch_spacing_um_px`,
+or `model-outputs-csv/<slide>.csv` with `minx, miny, width, height`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.readers.trident import corners
+from xmil.data.siblings import bare_name, slide_name
+
+_BOX = ("minx", "miny", "width", "height")
+
+
+def _claims(found: Contents) -> bool:
+    if found.kind == "csv":
+        return all(name in found for name in _BOX)
+    return "coords" in found and "patch_spacing_um_px" in found.arrays["coords"].attrs
+
+
+@reader("wsinfer", kinds=("h5", "csv"), claims=_claims)
+def read(found: Contents, ask: Ask) -> Header:
+    """Boxes without features."""
+    if found.kind == "csv":
+        return _read_csv(found, ask)
+    about = found.arrays["coords"].attrs
+    header = Header(found.path, "wsinfer", None, slide_id=slide_name(found.path))
+    edge = about.get("patch_size")
+    edge = float(edge) if isinstance(edge, int | float) and edge > 0 else None
+    header = replace(header, extra={"patch_mpp": about.get("patch_spacing_um_px")})
+    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+
+
+def _read_csv(found: Contents, ask: Ask) -> Header:
+    x, y, width, height = (found.read(name) for name in _BOX)
+    edges = np.unique(np.concatenate([width, height]))
+    if len(edges) != 1 or not edges[0] > 0:
+        raise FileError(
+            f"{found.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
+        )
+    header = Header(found.path, "wsinfer", None, slide_id=bare_name(found.path.stem))
+    return replace(header, **placed(header, np.stack([x, y], axis=1), "px", edge=float(edges[0]), ask=ask))

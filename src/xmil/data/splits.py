@@ -1,0 +1,118 @@
+"""Splits by case: stratified folds or fractions, seeded, no case on two sides.
+
+Written by hand rather than with scikit-learn's splitters: cases with a single member of a class are dealt out
+too, and a seed means the same split in every version.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from xmil.core.errors import InputError, bad_parameter
+from xmil.data.cohort import SPLIT, Cohort
+
+logger = logging.getLogger(__name__)
+FOLD = "fold"
+
+
+def split_folds(
+    cohort: Cohort, folds: int, *, stratify: str | None = None, seed: int = 0, column: str = FOLD
+) -> Cohort:
+    """The cohort with a column of fold numbers, by case; slides without a label stay empty.
+
+    >>> cohort = Cohort({"slide_id": tuple("abcdef"), "case_id": tuple("112233"), "y": tuple("001100")})
+    >>> split_folds(cohort, 3, stratify="y").column("fold")
+    ('0', '0', '2', '2', '1', '1')
+    """
+    strata = _strata(cohort, stratify)
+    cases = sum(map(len, strata.values()))
+    if not isinstance(folds, int) or not 2 <= folds <= cases:
+        raise bad_parameter(
+            "folds", "split_folds", f"an int in the range [2, {cases}], the number of cases", folds
+        )
+    rng = np.random.default_rng(seed)
+    side: dict[str, str] = {}
+    dealt = 0
+    for members in strata.values():  # one deal over all strata, so that folds differ by one case at most
+        for case in rng.permutation(members):
+            side[str(case)] = str(dealt % folds)
+            dealt += 1
+    return _written(cohort, side, column)
+
+
+def split_fractions(
+    cohort: Cohort,
+    fractions: Mapping[str, float],
+    *,
+    stratify: str | None = None,
+    seed: int = 0,
+    column: str = SPLIT,
+) -> Cohort:
+    """The cohort with a column of split names, by case, in the given shares of each stratum.
+
+    >>> cohort = Cohort({"slide_id": tuple("abcd"), "case_id": tuple("abcd")})
+    >>> split_fractions(cohort, {"train": 0.5, "test": 0.5}).column("split")
+    ('train', 'test', 'train', 'test')
+    """
+    shares = _checked(fractions)
+    rng = np.random.default_rng(seed)
+    side: dict[str, str] = {}
+    owed = np.zeros(len(shares))
+    for members in _strata(cohort, stratify).values():
+        counts, owed = _allot(len(members), np.array(list(shares.values())), owed)
+        names = np.repeat(list(shares), counts)
+        side.update(zip(map(str, rng.permutation(members)), map(str, names), strict=True))
+    missing = set(shares) - set(side.values())
+    if missing:
+        raise InputError(
+            f"Too few cases ({len(side)}) to fill {', '.join(sorted(missing))}; use fewer splits."
+        )
+    return _written(cohort, side, column)
+
+
+def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whole counts that sum to n; what rounding takes in one stratum is owed to the next."""
+    ideal = shares * n + owed
+    counts = np.maximum(np.floor(ideal + 1e-9), 0).astype(int)
+    while counts.sum() < n:
+        counts[np.argmax(ideal - counts)] += 1
+    while counts.sum() > n:
+        counts[np.argmin(np.where(counts > 0, ideal - counts, np.inf))] -= 1
+    return counts, ideal - counts
+
+
+def _checked(fractions: Mapping[str, float]) -> dict[str, float]:
+    total = sum(fractions.values())
+    good = len(fractions) > 1 and all(np.isfinite(share) and share > 0 for share in fractions.values())
+    if not good or not np.isclose(total, 1):
+        raise bad_parameter(
+            "fractions", "split_fractions", "two or more positive shares that sum to 1", fractions
+        )
+    return {str(name): float(share) for name, share in fractions.items()}
+
+
+def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:
+    """Cases by label, both in sorted order; a case with several labels goes by the commonest."""
+    labels: dict[str, list[str]] = {}
+    cells = [""] * len(cohort) if stratify is None else cohort.column(stratify)
+    for case, cell in zip(cohort.cases, cells, strict=True):
+        if cell is not None:
+            labels.setdefault(case, []).append(cell)
+    strata: dict[str, list[str]] = {}
+    for case in sorted(labels):
+        strata.setdefault(max(sorted(set(labels[case])), key=labels[case].count), []).append(case)
+    left_out = len(set(cohort.cases)) - len(labels)
+    if left_out:
+        logger.warning("%d cases have no %s and are in no split.", left_out, stratify)
+    if not strata:
+        raise InputError("There is no case to split; the cohort is empty or has no labels.")
+    return dict(sorted(strata.items()))
+
+
+def _written(cohort: Cohort, side: Mapping[str, str], column: str) -> Cohort:
+    split = cohort.with_column(column, [side.get(case) for case in cohort.cases])
+    split.check_split(column)
+    return split
