@@ -22,7 +22,7 @@ Images = npt.NDArray[np.uint8]
 POOLS = ("train", "validation", "test")
 SHARES = (0.6, 0.15, 0.25)  # of one set of instances, for training, validation and test
 VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
-MARK_STRENGTH = 3.0  # length of a mark, in mean lengths of a feature vector's deviation
+MARK_STRENGTH = 1.0  # length of a mark, in mean lengths of a feature vector's deviation
 ONE_HOT_NOISE = 0.3
 
 Encoder = Callable[[Images], FloatArray]
