@@ -35,6 +35,15 @@ def score_evidence(evidence: Tensor, scores: Tensor) -> dict[str, Tensor]:
     }
 
 
+def auroc(labels: Tensor, scores: Tensor) -> Tensor:
+    """Area under the ROC curve (...) of labels and scores (..., n); nan where one kind of label is missing.
+
+    >>> auroc(torch.tensor([True, False, True]), torch.tensor([0.9, 0.1, 0.8])).item()
+    1.0
+    """
+    return _usable(labels, _Ranking.of(scores.double()).auroc(labels))
+
+
 @dataclass(frozen=True)
 class _Ranking:
     """Positions (..., n) by falling score, and the first and last position of each one's tied group."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.evaluate.evidence_batch import score_evidence
+from xmil.evaluate.evidence_batch import auroc, score_evidence
 from xmil.models import MILModel, create_model
 from xmil.study import probes  # noqa: F401  # registers its tasks
 from xmil.study.bags import Splits, Table, draw_splits, stack_sets
@@ -110,10 +110,10 @@ def score(
         assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
         test = configuration.splits(r).test
         x, truth = table.bags(table.to_rows(test.rows)), configuration.task.evidence(test.codes)
-        auroc = auroc_on(model, x, test.labels)
+        about = {"repetition": r, "seed": seed, "auroc": auroc_on(model, x, test.labels)}
         for spec in methods:
             if spec.supports(model):
-                yield {"repetition": r, "seed": seed, "auroc": auroc, **_measures(model, x, truth, spec, seed)}
+                yield {**about, **_measures(model, x, truth, spec, seed)}
         if on_repetition is not None:
             on_repetition(r + 1)
 
@@ -128,15 +128,14 @@ def _measures(model: MILModel, x: Tensor, truth: Any, spec: MethodSpec, seed: in
 
 
 @torch.no_grad()
-def auroc_on(model: MILModel, x: Tensor, labels: Any) -> float:
-    """Area under the ROC curve on the test bags, one class against the rest, averaged."""
-    from sklearn.metrics import roc_auc_score
-
+def bag_logits(model: MILModel, x: Tensor) -> Tensor:
+    """Outputs (b, c) of many bags."""
     step = max(1, (1 << 24) // (x.shape[1] * x.shape[2]))
-    logits = torch.cat([model(bags) for bags in x.split(step)])
-    p = torch.softmax(logits.double(), dim=-1).cpu().numpy()
-    present = [c for c in range(p.shape[1]) if 0 < (labels == c).sum() < len(labels)]
-    return float(np.mean([roc_auc_score(labels == c, p[:, c]) for c in present])) if present else float("nan")
+    return torch.cat([model(bags) for bags in x.split(step)])
 
 
-
+def auroc_on(model: MILModel, x: Tensor, labels: Any) -> float:
+    """Area under the ROC curve on the test bags, one class against the rest, averaged over the classes."""
+    p = torch.softmax(bag_logits(model, x).double(), dim=-1)  # (b, c)
+    classes = torch.arange(p.shape[1], device=p.device).unsqueeze(1)
+    return float(auroc(torch.from_numpy(labels).to(p.device) == classes, p.T).nanmean())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 WARMUP_RUNS = 3  # what CUDA asks for before a recording
 
@@ -19,19 +22,32 @@ class Repeated:
     def __init__(self, function: Callable[[], None], state: Sequence[Tensor]) -> None:
         self._function = function
         self._state = state
+        self._recordable = state[0].is_cuda
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if not self._state[0].is_cuda:
-            self._function()
-            return
-        if self._graph is None:
+        if self._graph is None and self._recordable:
             self._graph = self._record()
-        self._graph.replay()
+        if self._graph is None:
+            self._function()
+        else:
+            self._graph.replay()
 
-    def _record(self) -> torch.cuda.CUDAGraph:
-        """Record one run; the runs that warm up leave the state as it was."""
+    def _record(self) -> torch.cuda.CUDAGraph | None:
+        """Record one run; the state is afterwards as it was. What cannot be recorded is run as it is."""
         before = [tensor.detach().clone() for tensor in self._state]
+        try:
+            return self._capture()
+        except RuntimeError as error:
+            logger.warning("The training step runs without a CUDA graph: %s", str(error).splitlines()[0])
+            self._recordable = False
+            return None
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(self._state, before, strict=True):
+                    tensor.copy_(value)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -41,7 +57,4 @@ class Repeated:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._function()
-        with torch.no_grad():
-            for tensor, value in zip(self._state, before, strict=True):
-                tensor.copy_(value)
         return graph

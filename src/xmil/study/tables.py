@@ -61,20 +61,22 @@ class ResultTable:
         return self.cells.get((*column, method))
 
 
-def summarise(rows: Sequence[Row], measure: str = "auprc2") -> ResultTable:
-    """The table of a measure, methods and columns in the order of the rows."""
+def summarise(rows: Sequence[Row], measure: str = "auprc2", *, paper: bool = True) -> ResultTable:
+    """The table of a measure, columns in the order of the rows; `paper` puts the published figures beside."""
     columns = list(dict.fromkeys((row["task"], row["model"]) for row in rows))
     methods = _ordered(list(dict.fromkeys(row["method"] for row in rows)))
     cells: dict[tuple[str, str, str], Cell] = {}
     for task, model in columns:
         here = [row for row in rows if (row["task"], row["model"]) == (task, model)]
         by_repetition = {row["repetition"]: row["auroc"] for row in here}
-        cells[task, model, AUROC] = _cell(list(by_repetition.values()), paper_figure(task, model, AUROC))
+        cells[task, model, AUROC] = _cell(
+            list(by_repetition.values()), paper_figure(task, model, AUROC) if paper else None
+        )
         for method in methods:
             values = [row[measure] for row in here if row["method"] == method]
             if values:
-                paper = paper_figure(task, model, _base(method)) if measure == "auprc2" else None
-                cells[task, model, method] = _cell(values, paper)
+                known = paper_figure(task, model, _base(method)) if paper and measure == "auprc2" else None
+                cells[task, model, method] = _cell(values, known)
         _place(cells, methods, (task, model))
     return ResultTable(methods, columns, cells, measure)
 
