@@ -143,8 +143,9 @@ class Trace:
         ledger = self._engine.ledger
         ledger.clear()
         logits = self.logits.requires_grad_(True)
-        value = output(logits)
-        (seed,) = torch.autograd.grad(value.sum(), logits)
+        with torch.enable_grad():
+            value = output(logits)
+            (seed,) = torch.autograd.grad(value.sum(), logits)
         wanted = [self._x, *self._layers.values()]
         gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
         at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]

@@ -85,7 +85,8 @@ def _explain(
     _check_support(chosen, network)
     question = Question(targets, _output_kind(chosen, output), network)
     x = _as_tensor(bag, network)
-    with frozen(model):
+    with frozen(model), torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+        x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()
     return [_explanation(a, chosen, bag, logits, network, params) for a in result.of]
@@ -172,9 +173,11 @@ def _explanation(
     a: Attribution, method: Method, bag: Any, logits: Any, network: Network, params: dict[str, Any]
 ) -> Explanation:
     known = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
+    where = f"bag {known.slide_id!r}" if known.slide_id else "the bag"
     scores = a.scores.detach().float().cpu().numpy()
+    if not np.isfinite(logits).all():
+        raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")
     if not np.isfinite(scores).all():
-        where = f"bag {known.slide_id!r}" if known.slide_id else "the bag"
         raise UnsupportedError(
             f"The method {method.name!r} gave scores that are not finite for {where}, first at instance "
             f"{int(np.flatnonzero(~np.isfinite(scores))[0])}; another preset or a larger epsilon may help."

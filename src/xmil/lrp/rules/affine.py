@@ -160,6 +160,6 @@ def book(ledger: Ledger, *, received: Tensor, inputs: Tensor, bias: Tensor | Non
 
 def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
     """denominator + epsilon * sign, with sign(0) = 1; where all is zero, one (nothing is to be shared)."""
-    signed = torch.where(denominator >= 0, epsilon, -epsilon).to(denominator.dtype)
-    total = denominator + signed
+    sign = 2 * (denominator >= 0).to(denominator.dtype) - 1
+    total = denominator + epsilon * sign
     return torch.where(total == 0, torch.ones_like(total), total)
