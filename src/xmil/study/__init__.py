@@ -1,0 +1,1 @@
+"""Studies: the evidence benchmark on bags of digits, its tables and plots."""
