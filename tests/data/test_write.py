@@ -228,6 +228,7 @@ def test_without_coordinates_explaining_works_and_drawing_refuses(tmp_path: Path
     bag = xmil.read_bag(p.plain(tmp_path))
     e = xmil.explain(model, bag, method="lrp", target=1)
     assert len(e.scores) == p.N
+    assert 0 <= xmil.auprc2(np.array([1, 1, -1, -1, 0, 0]), e.scores) <= 1
     with pytest.raises(
         xmil.XmilError, match=r"The explanation of 's1' cannot be drawn: it has no coordinates"
     ):

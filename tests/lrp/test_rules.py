@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -295,14 +296,13 @@ def test_attention_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
     mask = torch.zeros(1, 1, 1, 50, dtype=torch.float64)
     mask[..., 3] = 0.7
     for q in (x[:, :, :9], x):
-        run = lambda: relevance_of(
-            lambda v: F.scaled_dot_product_attention(q, x, v, attn_mask=mask),
-            x,
-            seed=torch.ones(q.shape).double(),
-        )  # noqa: E731, B023
-        whole = run()
+        seed = torch.ones(q.shape, dtype=torch.float64)
+        attend = partial(F.scaled_dot_product_attention, q, x, attn_mask=mask)
+        whole = relevance_of(attend, x, seed=seed)
         monkeypatch.setattr(rule, "BLOCK_ELEMENTS", 40)
-        torch.testing.assert_close(run().input.features, whole.input.features, **TIGHT)
+        torch.testing.assert_close(
+            relevance_of(attend, x, seed=seed).input.features, whole.input.features, **TIGHT
+        )
         monkeypatch.undo()
 
 

@@ -88,11 +88,9 @@ def test_integrated_gradients_close_with_steps() -> None:
 
 def dense_attention(model: TransMIL, x: torch.Tensor) -> list[torch.Tensor]:
     """Each layer's attention over the padded sequence (heads, N, N), written out."""
-    found, handles = [], []
-    for layer in model.layers:
-        handles.append(
-            layer.attn.register_forward_pre_hook(lambda attn, args: found.append((attn, args[0][0])))
-        )
+    found: list[tuple[torch.nn.Module, torch.Tensor]] = []
+    keep = lambda attn, args: found.append((attn, args[0][0]))  # noqa: E731
+    handles = [layer.attn.register_forward_pre_hook(keep) for layer in model.layers]
     with torch.no_grad():
         model(x[None])
         matrices = []

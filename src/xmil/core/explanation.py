@@ -88,7 +88,7 @@ class Explanation:
         return boxes(self.coords, self.patch_size, name=name, unit=self.unit)
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Explanation:
-        """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge."""
+        """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
         mpp = self.mpp if mpp is None else mpp
         if self.raw_coords is None or self.unit is None:
             return replace(self, mpp=mpp, patch_size=self.patch_size if patch_size is None else patch_size)

@@ -53,33 +53,37 @@ def attention(
     A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
     and what falls on the repeated instances that fill the square is given back to them.
     """
-    if heads not in FUSIONS:
-        raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
-    if isinstance(network.model, TransMIL):
-        logits, scores = _transformer(
-            network, network.model, x, layer=layer, heads=heads, normalise=normalise
-        )
-        weights = scores.unsqueeze(-1)
-    else:
-        logits, weights = network(x), _pooling_weights(network.model, x)
+    logits, weights = attention_of(network, x, layer=layer, heads=heads, normalise=normalise)
     outputs = question.outputs(logits)
     return Attributions(
-        logits, [Attribution(o, float(o(logits)), _branch(weights, o.target, network)) for o in outputs]
+        logits, [Attribution(o, float(o(logits)), branch(weights, o.target, network)[0]) for o in outputs]
     )
+
+
+def attention_of(
+    network: Network, x: Tensor, *, layer: int | str = "rollout", heads: str = "mean", normalise: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
+    if heads not in FUSIONS:
+        raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
+    if not isinstance(network.model, TransMIL):
+        return network(x), _pooling_weights(network.model, x)
+    logits, scores = _transformer(
+        network, network.model, x, layer=layer, heads=heads, normalise=normalise
+    )
+    return logits, scores.unsqueeze(-1)
 
 
 def _pooling_weights(model: Any, x: Tensor) -> Tensor:
-    """Softmax weights (n, branches)."""
-    return F.softmax(model.attend(model.embed(x)), dim=1)[0]
+    """Softmax weights (b, n, branches)."""
+    return F.softmax(model.attend(model.embed(x)), dim=1)
 
 
-def _branch(weights: Tensor, target: Target, network: Network) -> Tensor:
-    """The column of the target's class, where each class has its own; else the mean of the columns."""
-    per_class = weights.shape[1] == getattr(network.model, "n_classes", 1) and network.name in (
-        "clam_mb",
-        "dsmil",
-    )
-    return weights[:, min(int(target), weights.shape[1] - 1)] if per_class else weights.mean(dim=1)
+def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
+    """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
+    columns = weights.shape[-1]
+    per_class = columns == getattr(network.model, "n_classes", 1) and network.name in ("clam_mb", "dsmil")
+    return weights[..., min(int(target), columns - 1)] if per_class else weights.mean(dim=-1)
 
 
 def _transformer(
@@ -99,12 +103,12 @@ def _transformer(
             row = _class_token_row(matrix.skip, h)
         residual = 0.5 if layer == "rollout" else 0.0
         row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
-    return logits, _folded(row[0, -h.shape[1] + 1 :], x.shape[1])
+    return logits, _folded(row[:, -h.shape[1] + 1 :], x.shape[1])
 
 
 def _class_token_row(skip: int, h: Tensor) -> Tensor:
-    row = h.new_zeros(1, skip + h.shape[1])
-    row[0, skip] = 1.0  # the class token comes first, behind the padding
+    row = h.new_zeros(len(h), skip + h.shape[1])
+    row[:, skip] = 1.0  # the class token comes first, behind the padding
     return row
 
 
@@ -139,7 +143,7 @@ def _chosen_layers(layer: int | str, n_layers: int) -> list[int]:
 
 
 def _nonzero_blocks(row: Tensor, n_heads: int) -> Iterator[slice]:
-    if int((row != 0).sum()) == 1:  # the first step: the class token alone
+    if int((row != 0).sum()) == len(row):  # the first step: the class token alone
         k = int(row[0].argmax())
         return iter([slice(k, k + 1)])
     return row_blocks(row.shape[1], width=row.shape[1] * n_heads)
@@ -147,7 +151,7 @@ def _nonzero_blocks(row: Tensor, n_heads: int) -> Iterator[slice]:
 
 def _folded(row: Tensor, n: int) -> Tensor:
     """Attention to the tokens that repeat the first instances, given back to those instances."""
-    folded = row[:n].clone()
-    repeats = row[n:]
-    folded[: len(repeats)] += repeats
+    folded = row[:, :n].clone()
+    repeats = row[:, n:]
+    folded[:, : repeats.shape[1]] += repeats
     return folded

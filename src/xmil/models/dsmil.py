@@ -16,13 +16,10 @@ from xmil.models.registry import MODELS
 @MODELS.register("dsmil")
 class DSMIL(MILModel):
     """The mean of two streams: the highest instance score of each class, and a classifier on the instances
-    weighted by their likeness to that critical instance. `average=False` returns the second stream alone."""
+    weighted by their likeness to that critical instance."""
 
-    def __init__(
-        self, in_dim: int, n_classes: int, *, query_dim: int = 128, average: bool = True, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, in_dim: int, n_classes: int, *, query_dim: int = 128, dropout: float = 0.0) -> None:
         super().__init__(in_dim, n_classes)
-        self.average = average
         self.instance_classifier = nn.Linear(in_dim, n_classes)
         self.query = nn.Sequential(
             nn.Linear(in_dim, query_dim), nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()
@@ -36,7 +33,7 @@ class DSMIL(MILModel):
         weights = F.softmax(self._likeness(h, scores, mask), dim=1)  # (b, n, c)
         pooled = weights.transpose(1, 2) @ self.dropout(h)  # (b, c, d)
         bag: Tensor = self.bag_classifier(pooled).squeeze(-1)
-        return 0.5 * (scores.amax(dim=1) + bag) if self.average else bag
+        return 0.5 * (scores.amax(dim=1) + bag)
 
     def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Unnormalised attention (b, n, c): likeness of each instance to each class's critical one."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK_ELEMENTS = 1 << 24  # largest temporary of a blockwise product, in numbers (64 MB in float32)
+SMALL_WEIGHTS = 1 << 12  # up to this size plain products are faster than the fused kernel, and vmap takes them
 
 
 class AttentionScores(nn.Module):
@@ -146,7 +147,7 @@ class DotProductAttention(SelfAttention):
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """(b, n, d) to (b, n, d), or to its first rows."""
         v = self.project(x, 2)
-        out = F.scaled_dot_product_attention(self.project(x[:, :rows], 0), self.project(x, 1), v)
+        out = attend(self.project(x[:, :rows], 0), self.project(x, 1), v)
         return self.finish(out, v)
 
     def attention(self, x: Tensor) -> DenseAttention:
@@ -165,6 +166,13 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
     """softmax(q k / sqrt(e) + bias) over the keys."""
     similarity = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     return F.softmax(similarity if bias is None else similarity + bias, dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q k / sqrt(e) + bias) v; small weight matrices are built, large ones never."""
+    if q.shape[-2] * k.shape[-2] <= SMALL_WEIGHTS:
+        return attention_weights(q, k, bias) @ v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 def row_blocks(n: int, *, width: int) -> Iterator[slice]:

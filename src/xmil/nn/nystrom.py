@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xmil.nn.attention import SelfAttention, attention_weights, row_blocks
+from xmil.nn.attention import SelfAttention, attend, attention_weights, row_blocks
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class NystromFactors:
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """The attention matrix times values (b, h, skip + n, e), with no n x m matrix kept."""
-        gathered = F.scaled_dot_product_attention(self.landmarks, self.keys3, v, attn_mask=self.bias3)
-        return F.scaled_dot_product_attention(self.q, self.keys1, self.core @ gathered, attn_mask=self.bias1)
+        gathered = attend(self.landmarks, self.keys3, v, self.bias3)
+        return attend(self.q, self.keys1, self.core @ gathered, self.bias1)
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector over all tokens, padding first (b, h, skip + n), times the attention matrix."""
@@ -70,7 +70,7 @@ class NystromFactors:
     def row_sums(self) -> Tensor:
         """Sums of the rows of the attention matrix, padding first: (b, h, skip + n)."""
         inner = self.core.sum(dim=-1, keepdim=True)  # the third factor's rows sum to one
-        real = F.scaled_dot_product_attention(self.q, self.keys1, inner, attn_mask=self.bias1)
+        real = attend(self.q, self.keys1, inner, self.bias1)
         padding = self._first(self.q[..., :1, :] * 0) @ inner
         return torch.cat([padding.expand(-1, -1, self.skip, -1), real], dim=-2).squeeze(-1)
 

@@ -27,6 +27,7 @@ class H5Contents(Contents):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self._faults: dict[str, FileError] = {}
         with _opened(path) as file:
             self.attrs = _attributes(file, path)
             for name in _names(file):
@@ -40,15 +41,23 @@ class H5Contents(Contents):
                 self._note(file, key)
         elif node is not None:
             self.arrays[name] = ArrayInfo(tuple(node.shape or ()), node.dtype, _attributes(node, self.path))
+            try:
+                _dataset(file, name, self.path)
+            except FileError as fault:  # raised when the array is asked for; others may be sound
+                self._faults[name] = fault
 
     def _read(self, name: str) -> npt.NDArray[Any]:
+        self._check(name)
         with _opened(self.path) as file:
-            return np.asarray(_dataset(file, name, self.path)[()])
+            return np.asarray(file[name][()])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
-        with _opened(self.path) as file:
-            _dataset(file, name, self.path)
+        self._check(name)
         return H5Rows(self.path, name, shape, self.arrays[name].dtype)
+
+    def _check(self, name: str) -> None:
+        if name in self._faults:
+            raise self._faults[name]
 
 
 class H5Rows(Rows):

@@ -1,0 +1,148 @@
+"""Explaining against a forward pass, against the naive way, and its memory: `python -m benchmarks core`.
+
+Every time is the best of several; every figure is a ratio within one run. Memory is the peak of a process of
+its own on the CPU, and of torch's allocator on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+import xmil
+from benchmarks.naive import dense_relevance, looped_singles
+from xmil.nn.frozen import frozen
+
+WIDTH = 768
+
+
+def best(run: Callable[[], object], device: str, repeats: int) -> float:
+    times = []
+    for _ in range(repeats):
+        _synchronise(device)
+        start = time.perf_counter()
+        run()
+        _synchronise(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def setting(
+    name: str, n: int, device: str
+) -> tuple[xmil.models.MILModel, torch.Tensor, Callable[[], object]]:
+    model = xmil.create_model(name, in_dim=WIDTH, n_classes=2, seed=0).to(device)
+    x = torch.randn(1, n, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def forward() -> object:
+        with torch.no_grad(), frozen(model):
+            return model(x)
+
+    return model, x, forward
+
+
+def transmil(n: int, device: str, repeats: int) -> dict[str, float]:
+    """Seconds of a forward pass, and of lrp and attention in forward passes."""
+    model, x, forward = setting("transmil", n, device)
+    forward()
+    found = {"forward_s": best(forward, device, repeats)}
+    for method in ("lrp", "attention"):
+        run = lambda m=method: xmil.explain(model, x, method=m, target=1)  # noqa: E731
+        run()
+        found[method] = best(run, device, repeats) / found["forward_s"]
+    return found
+
+
+def pooled(n: int, device: str) -> dict[str, float]:
+    model, x, forward = setting("attnmil", n, device)
+    forward()
+    one = best(forward, device, 15)
+    methods = ("lrp", "single", "one_removed", "attention", "gxi")
+    return {m: best(lambda m=m: xmil.explain(model, x, method=m, target=1), device, 9) / one for m in methods}
+
+
+def singles(n: int, device: str) -> dict[str, float]:
+    """How many times faster `single` is than a loop, and how far the scores differ."""
+    model, x, _ = setting("transmil", n, device)
+    run = lambda: xmil.explain(model, x, method="single", target=1)  # noqa: E731
+    loop = best(lambda: looped_singles(model, x), device, 1)
+    scores = torch.from_numpy(run().scores)
+    expected = looped_singles(model, x).softmax(-1)[:, 1].cpu()
+    return {"times faster": loop / best(run, device, 3), "difference": float((scores - expected).abs().max())}
+
+
+def against_dense(n: int, device: str) -> dict[str, float]:
+    """How many times faster lrp is than with dense attention matrices, and how far the scores differ."""
+    model, x, _ = setting("transmil", n, device)
+    run = lambda: xmil.explain(model, x, target=1)  # noqa: E731
+    with frozen(model):
+        dense = dense_relevance(model, x, 1).cpu()
+        slow = best(lambda: dense_relevance(model, x, 1), device, 1)
+    scores = torch.from_numpy(run().scores)
+    return {
+        "times faster": slow / best(run, device, 3),
+        "difference": float((scores - dense).abs().max() / dense.abs().max()),
+    }
+
+
+def _peak(name: str, n: int, method: str, queue: multiprocessing.Queue[float]) -> None:
+    model, x, _ = setting(name, n, "cpu")
+    xmil.explain(model, x, method=method, target=1)
+    queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
+
+
+def peak_gb(name: str, n: int, method: str, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model, x, _ = setting(name, n, device)
+        xmil.explain(model, x, method=method, target=1)
+        return torch.cuda.max_memory_allocated() / 1e9
+    context = multiprocessing.get_context("spawn")
+    queue: multiprocessing.Queue[float] = context.Queue()
+    process = context.Process(target=_peak, args=(name, n, method, queue))
+    process.start()
+    process.join()
+    return queue.get()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[24_000, 100_000])
+    options = parser.parse_args(arguments)
+    device = options.device
+    totals = {}
+    for n in options.sizes:
+        repeats = 5 if n < 50_000 else 2
+        t = transmil(n, device, repeats)
+        totals[n] = t["forward_s"] * t["lrp"]
+        gb = peak_gb("transmil", n, "lrp", device)
+        print(
+            f"transmil n={n:>9,}: forward {t['forward_s']:.3f} s; lrp {t['lrp']:.2f} forward passes, "
+            f"peak {gb:.2f} GB; attention rollout {t['attention']:.2f} forward passes"
+        )
+    first = options.sizes[0]
+    for n in options.sizes[1:]:
+        print(f"transmil lrp: {n:,} instances cost {totals[n] / totals[first]:.2f} x {first:,}")
+    for n in (1_000, 10_000):
+        ratios = ", ".join(f"{m} {r:.2f}" for m, r in pooled(n, device).items())
+        print(f"attnmil n={n:,}, in forward passes: {ratios}")
+    for name, found in (
+        ("transmil single n=1,000 against a loop", singles(1000, device)),
+        ("transmil lrp n=4,000 against dense attention", against_dense(4000, device)),
+    ):
+        print(f"{name}: {found['times faster']:.1f} times faster, scores differ by {found['difference']:.1e}")
+
+
+if __name__ == "__main__":
+    main()

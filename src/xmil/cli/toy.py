@@ -1,0 +1,191 @@
+"""`xmil toy`: explanations against known evidence, on bags of digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xmil.core.errors import InputError, bad_parameter
+
+if TYPE_CHECKING:
+    from xmil.study.benchmark import Configuration, Row
+    from xmil.study.protocol import Protocol
+
+ALL = "all"
+
+
+def toy(
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
+    model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, or 'all'.")] = "",
+    methods: Annotated[str, typer.Option(help="Methods as name[:preset][@output], or 'all'.")] = "",
+    repetitions: Annotated[int | None, typer.Option(help="Models of each configuration, trained at once.")] = None,
+    data: Annotated[str, typer.Option(help="'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")] = "digits",
+    encoder: Annotated[str, typer.Option(help="What turns images into features.")] = "pixels",
+    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path("toy-out"),
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs, instead of the paper's.")] = None,
+    bags: Annotated[str, typer.Option(help="Numbers of training, validation and test bags.")] = "",
+    pooled: Annotated[bool, typer.Option("--pooled", help="One pool of images for all splits, as released.")] = False,
+    shared_bags: Annotated[bool, typer.Option("--shared-bags", help="One draw of bags for all, as released.")] = False,
+    table1: Annotated[bool, typer.Option("--table1", help="The paper's tasks, models and methods.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Every task in a minute: fewer bags, faster training.")] = False,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick, whose steps are small.")] = None,
+    plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
+) -> None:
+    """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
+    from xmil.study.instances import load_instances
+    from xmil.study.run import write_run
+
+    names = _names(task, model, methods, table1=table1, quick=quick)
+    changes = {"repetitions": repetitions, "seed": seed, "pooled": pooled, "shared_bags": shared_bags}
+    protocol = _protocol(quick, bags, epochs, changes)
+    _check_device(device)
+    _set_threads(threads if threads is not None else 1 if quick else None)
+    instances = load_instances(data, encoder=encoder, seed=seed)
+    configurations = _configurations(names, instances, protocol, device)
+    _make(out)
+    settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
+    write_run(out, settings)
+    rows = _run(configurations, names["methods"], out)
+    _write(rows, configurations, names["methods"], out, plots=plots)
+
+
+def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
+    """Tasks, models and methods asked for, each checked; what is not said is the paper's."""
+    from xmil.study import probes  # noqa: F401  # registers its tasks
+    from xmil.study.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS
+    from xmil.study.scoring import MethodSpec
+    from xmil.study.tasks import TASKS
+
+    if table1 and quick:
+        raise InputError("--table1 and --quick exclude each other: the first takes the paper's settings, the second its own.")
+    tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
+    models = _listed(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
+    chosen = _listed(methods, [*PAPER_METHODS, "grad2", "one_removed", "combined"], list(PAPER_METHODS))
+    for name in tasks:
+        TASKS[name]
+    for name in models:
+        SETUPS[name]
+    return {"tasks": tasks, "models": models, "methods": [str(MethodSpec.parse(text)) for text in chosen]}
+
+
+def _listed(text: str, every: list[str], default: list[str]) -> list[str]:
+    if text == ALL:
+        return every
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) or default
+
+
+def _protocol(quick: bool, bags: str, epochs: int | None, changes: dict[str, Any]) -> Protocol:
+    from dataclasses import replace
+
+    from xmil.study.protocol import QUICK, Protocol
+
+    protocol = QUICK if quick else Protocol()
+    if bags:
+        changes["sizes"] = _sizes(bags)
+    if epochs is not None:
+        changes["training"] = {**protocol.training, "epochs": epochs}
+    return replace(protocol, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if len(sizes) != 3:
+        raise InputError(f"The numbers of bags must read like 2000,500,1000. Got {text!r} instead.")
+    return sizes
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise InputError(f"Unknown device {device!r}; use cpu, cuda or cuda:N.") from None
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"The device {device!r} is not there; use cpu.")
+
+
+def _set_threads(threads: int | None) -> None:
+    import torch
+
+    if threads is not None:
+        if threads < 1:
+            raise bad_parameter("threads", "toy", "an int in the range [1, inf)", threads)
+        torch.set_num_threads(threads)
+
+
+def _configurations(
+    names: dict[str, list[str]], instances: Any, protocol: Protocol, device: str
+) -> list[Configuration]:
+    from xmil.study.benchmark import Configuration
+    from xmil.study.protocol import SETUPS
+    from xmil.study.tasks import TASKS
+
+    for pool in instances.pools:
+        instances.rows_of(pool)  # refuses a digit without images before anything is trained
+    pairs = [(task, model) for task in names["tasks"] for model in names["models"]]
+    return [Configuration(TASKS[t], SETUPS[m], instances, protocol, device) for t, m in pairs]
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be made ({error.strerror}); choose another --out.") from None
+
+
+def _run(configurations: list[Configuration], methods: list[str], out: Path) -> list[Row]:
+    """Every configuration in turn, with a bar for each."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from xmil.study.run import run_configuration
+    from xmil.study.scoring import MethodSpec
+    from xmil.study.store import Store
+
+    specs = [MethodSpec.parse(text) for text in methods]
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    rows: list[Row] = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        whole = progress.add_task("all configurations", total=len(configurations))
+        for configuration in configurations:
+            bar = progress.add_task(configuration.name, total=None)
+
+            def say(stage: str, done: int, total: int, bar: Any = bar, name: str = configuration.name) -> None:
+                progress.update(bar, description=f"{name}: {stage}", completed=done, total=total)
+
+            rows += run_configuration(configuration, specs, Store(out), on_progress=say)
+            progress.remove_task(bar)
+            progress.advance(whole)
+    return rows
+
+
+def _write(rows: list[Row], configurations: list[Configuration], methods: list[str], out: Path, *, plots: bool) -> None:
+    """The tables of every measure, the plots, and the main table on the screen."""
+    from xmil.core.storage import write_atomically
+    from xmil.evaluate.evidence_batch import MEASURES
+    from xmil.study.tables import FORMATS, as_text, summarise
+
+    for measure in MEASURES:
+        table = summarise(rows, measure)
+        for suffix, render in FORMATS.items():
+            text = render(table)
+            path = out / f"{'table1' if measure == 'auprc2' else measure}.{suffix}"
+            write_atomically(path, lambda temporary, text=text: _put(temporary, text))  # type: ignore[misc]
+    if plots:
+        from xmil.study.plots import draw_all
+
+        draw_all(rows, configurations, methods, out)
+    print(as_text(summarise(rows)))
+    print(f"\nAUPRC-2, mean ± std; * best, + second; [paper, difference]. Written to {out}.")
+
+
+def _put(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")

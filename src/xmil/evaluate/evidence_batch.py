@@ -1,0 +1,116 @@
+"""The measures of `xmil.evaluate.evidence` for any number of bags and classes at once, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import InputError
+
+MEASURES = ("auprc2", "auroc2", "ndcg", "pearson", "spearman")
+
+
+def score_evidence(evidence: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    """Each measure (...) of evidence and scores (..., n); nan as in the measures of one bag.
+
+    >>> score_evidence(torch.tensor([[1, 0, -1]]), torch.tensor([[0.9, 0.1, -0.5]]))["auprc2"].tolist()
+    [1.0]
+    """
+    if evidence.shape != scores.shape or not bool(torch.isfinite(scores).all()):
+        raise InputError(
+            f"Evidence and scores must be finite and of one shape. Got {tuple(evidence.shape)} "
+            f"and {tuple(scores.shape)}."
+        )
+    e, s = evidence.double(), scores.double()
+    up, down = _Ranking.of(s), _Ranking.of(-s)
+    halves = [(e > 0, up), (e < 0, down)]
+    return {
+        "auprc2": _mean([_usable(labels, ranking.average_precision(labels)) for labels, ranking in halves]),
+        "auroc2": _mean([_usable(labels, ranking.auroc(labels)) for labels, ranking in halves]),
+        "ndcg": _unless_constant(e, up.dcg(_gains(e)) / _Ranking.of(e).dcg(_gains(e))),
+        "pearson": _unless_constant(e, correlation(e, s)),
+        "spearman": _unless_constant(e, correlation(_Ranking.of(e).mean_ranks(), up.mean_ranks())),
+    }
+
+
+def auroc(labels: Tensor, scores: Tensor) -> Tensor:
+    """Area under the ROC curve (...) of labels and scores (..., n); nan where one kind of label is missing.
+
+    >>> auroc(torch.tensor([True, False, True]), torch.tensor([0.9, 0.1, 0.8])).item()
+    1.0
+    """
+    return _usable(labels, _Ranking.of(scores.double()).auroc(labels))
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """Positions (..., n) by falling score, and the first and last position of each one's tied group."""
+
+    order: Tensor
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor) -> _Ranking:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        n = scores.shape[-1]
+        places = torch.arange(n, device=scores.device).expand_as(order)
+        differs = ordered[..., 1:] != ordered[..., :-1]
+        edge = torch.ones_like(order[..., :1], dtype=torch.bool)
+        starts, ends = torch.cat([edge, differs], dim=-1), torch.cat([differs, edge], dim=-1)
+        first = torch.where(starts, places, 0).cummax(dim=-1).values
+        last = torch.where(ends, places, n).flip(-1).cummin(dim=-1).values.flip(-1)
+        return cls(order, first, last)
+
+    def average_precision(self, labels: Tensor) -> Tensor:
+        """Mean over the positives of the precision at the end of their tied group."""
+        found = labels.gather(-1, self.order).double()
+        precision = found.cumsum(dim=-1).gather(-1, self.last) / (self.last + 1)
+        return (precision * found).sum(dim=-1) / found.sum(dim=-1)
+
+    def auroc(self, labels: Tensor) -> Tensor:
+        """The share of pairs in the right order, ties counting half."""
+        positives = labels.double().sum(dim=-1)
+        negatives = labels.shape[-1] - positives
+        falling = (self.mean_ranks() * labels).sum(dim=-1)  # rank 1 is the highest score
+        return (positives * negatives + positives * (positives + 1) / 2 - falling) / (positives * negatives)
+
+    def mean_ranks(self) -> Tensor:
+        """Rank of each instance, in the order of the bag, ties at their mean."""
+        ranks = (self.first + self.last).double() / 2 + 1
+        return torch.empty_like(ranks).scatter_(-1, self.order, ranks)
+
+    def dcg(self, gains: Tensor) -> Tensor:
+        """Discounted gains, each tied group at its mean discount."""
+        n = gains.shape[-1]
+        discounts = 1 / torch.log2(torch.arange(n, device=gains.device, dtype=torch.float64) + 2)
+        sums = torch.cat([discounts.new_zeros(1), discounts.cumsum(0)])
+        mean = (sums[self.last + 1] - sums[self.first]) / (self.last - self.first + 1)
+        return (gains.gather(-1, self.order) * mean).sum(dim=-1)
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's correlation over the last dimension; 0 where b is constant."""
+    a, b = (v - v.mean(dim=-1, keepdim=True) for v in (a, b))
+    norms = a.norm(dim=-1) * b.norm(dim=-1)
+    constant = b.abs().amax(dim=-1) == 0
+    return torch.where(constant, 0.0, (a * b).sum(dim=-1) / torch.where(constant, 1.0, norms))
+
+
+def _gains(evidence: Tensor) -> Tensor:
+    return evidence - evidence.amin(dim=-1, keepdim=True)
+
+
+def _usable(labels: Tensor, values: Tensor) -> Tensor:
+    return torch.where(labels.any(dim=-1) & ~labels.all(dim=-1), values, float("nan"))
+
+
+def _mean(halves: list[Tensor]) -> Tensor:
+    return torch.stack(halves).nanmean(dim=0)
+
+
+def _unless_constant(evidence: Tensor, values: Tensor) -> Tensor:
+    constant = evidence.amax(dim=-1) == evidence.amin(dim=-1)
+    return torch.where(constant, float("nan"), values)
