@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,18 @@ def test_multilabel_and_named_targets():
         expected = torch.sigmoid(model(x.unsqueeze(0)))[0, 1]
     assert curve.values[0] == pytest.approx(float(expected), abs=1e-6)
     assert curve.target == 1
+
+
+@pytest.mark.parametrize("name", ["attnmil", "transmil"])
+def test_models_without_classes_give_their_value(name):
+    model = xmil.create_model(name, in_dim=D, n_classes=1, seed=0, **SMALL[name])
+    model.spec = replace(model.spec, task="regression")
+    x = torch.randn(9, D, generator=torch.Generator().manual_seed(0))
+    curve = xmil.flip(model, x, x[:, 0].numpy(), target=0, steps="each")
+    with torch.no_grad():
+        assert curve.values[0] == pytest.approx(model(x.unsqueeze(0)).item(), abs=1e-6)
+    assert curve.flipped is None
+    assert not curve.flipped_at_zero
 
 
 def test_one_embedding_serves_many_curves():
