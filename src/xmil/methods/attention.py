@@ -68,9 +68,7 @@ def attention_of(
         raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
     if not isinstance(network.model, TransMIL):
         return network(x), _pooling_weights(network.model, x)
-    logits, scores = _transformer(
-        network, network.model, x, layer=layer, heads=heads, normalise=normalise
-    )
+    logits, scores = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
     return logits, scores.unsqueeze(-1)
 
 

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK_ELEMENTS = 1 << 24  # largest temporary of a blockwise product, in numbers (64 MB in float32)
-SMALL_WEIGHTS = 1 << 12  # up to this size plain products are faster than the fused kernel, and vmap takes them
+SMALL_WEIGHTS = (
+    1 << 12
+)  # up to this size plain products are faster than the fused kernel, and vmap takes them
 
 
 class AttentionScores(nn.Module):

@@ -40,7 +40,9 @@ class Store:
 
         header = json.dumps(configuration.settings())
         names = {"task": configuration.task.name, "model": configuration.setup.name}
-        table = pa.Table.from_pylist([{**names, **row} for row in rows]).replace_schema_metadata({KEY: header})
+        table = pa.Table.from_pylist([{**names, **row} for row in rows]).replace_schema_metadata(
+            {KEY: header}
+        )
         path = self._path("results", configuration, ".parquet")
         write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
