@@ -50,7 +50,7 @@ class Configuration:
 
     @property
     def comparable(self) -> bool:
-        """Whether the paper's figures may stand beside: its numbers of bags, its training, no stand-in data."""
+        """Whether the paper's figures may stand beside: its numbers of bags and training, real MNIST."""
         p = self.protocol
         return not self.instances.embedded and not p.training and p.sizes == Protocol().sizes
 
