@@ -26,7 +26,7 @@ def draw_panels(
     grid: dict[tuple[str, str], Panel] = {}
     for (model, method), e in panels.items():
         row = MODEL_TITLES.get(model, model)
-        grid.setdefault((row, "truth"), Panel(evidence, signed=True, title="true evidence"))
+        grid.setdefault((row, "truth"), Panel(images, evidence, True, "true evidence"))
         title = f"{TITLES.get(method, method)}   AUPRC-2 {auprc2(evidence, e.scores):.2f}"
-        grid[row, method] = Panel(e.scores, e.signed, title)
-    draw_grid(images, grid, path, title=f"{QUESTION}   {LEGEND}")
+        grid[row, method] = Panel(images, e.scores, e.signed, title)
+    draw_grid(grid, path, title=[QUESTION, *LEGEND])

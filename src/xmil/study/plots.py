@@ -1,4 +1,4 @@
-"""Plots of a run: bars with spread, and example bags coloured by evidence against the truth."""
+"""Plots of a run: bars with spread, and example bags coloured by their scores beside the truth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import nn
 
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import METHODS
@@ -50,12 +50,13 @@ def draw_all(
     *,
     paper: bool,
 ) -> list[Path]:
-    """Every plot of a run; a task whose models are not stored has no example bag."""
+    """Every plot of a run; a model that is not stored has no example bags."""
     drawn = [out / "bars.png"]
     draw_bars(rows, drawn[0], paper=paper)
-    for task in dict.fromkeys(c.task.name for c in configurations):
-        path = out / f"bag-{task}.png"
-        if draw_example([c for c in configurations if c.task.name == task], methods, path, store=Store(out)):
+    for model in dict.fromkeys(c.setup.name for c in configurations):
+        path = out / f"bags-{model}.png"
+        here = [c for c in configurations if c.setup.name == model]
+        if draw_examples(here, methods, path, store=Store(out)):
             drawn.append(path)
     return drawn
 
@@ -69,10 +70,10 @@ def draw_bars(rows: Sequence[Row], path: Path, *, paper: bool) -> None:
     high = -(-len(table.columns) // wide)
     size = (4.2 * wide + 0.6, (0.26 * len(table.methods) + 0.9) * high + 0.6)
     figure = Figure(figsize=size, dpi=150, layout="constrained")
-    axes = figure.subplots(high, wide, squeeze=False, sharex=True).flat
+    axes = figure.subplots(high, wide, squeeze=False, sharex=True).ravel()
     for axis, column in zip(axes, table.columns, strict=False):
         _bars(axis, table, column, rows)
-    for axis in list(axes)[len(table.columns) :]:
+    for axis in axes[len(table.columns) :]:
         axis.set_visible(False)
     marks = "dots: repetitions" + (", diamonds: the paper" if _has_paper(table) else "")
     figure.suptitle(f"AUPRC-2, mean and standard deviation ({marks})", fontsize=11)
@@ -102,31 +103,36 @@ def _bars(axis: Axes, table: ResultTable, column: tuple[str, str], rows: Sequenc
         axis.spines[side].set_visible(False)
 
 
-def draw_example(
+def draw_examples(
     configurations: Sequence[Configuration], methods: Sequence[str], path: Path, *, store: Store
 ) -> bool:
-    """One test bag of a task: the true evidence, then each method below, each model in a column."""
-    found = [(c, fitted.models.model(0)) for c in configurations if (fitted := store.models(c)) is not None]
-    if not found:
-        return False
-    c = found[0][0]
-    test = c.splits(0).test  # the same for every model
+    """A test bag of each task in a column: the true evidence, and below it each method's estimate."""
+    panels: dict[tuple[str, str], Panel] = {}
+    for c in configurations:
+        fitted = store.models(c)
+        if fitted is not None:
+            found = _example(c, fitted.models.model(0), _shown(methods))
+            panels |= {(row, c.task.name): panel for row, panel in found.items()}
+    if panels:
+        draw_grid(panels, path, title=[configurations[0].setup.title, *LEGEND])
+    return bool(panels)
+
+
+def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, Panel]:
+    """The panels of one bag by their row."""
+    assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
+    test = c.splits(0).test
     evidence = c.task.evidence(test.codes)
     bag, target = telling_bag(evidence)
-    truth = evidence[bag, target]
-    panels: dict[tuple[str, str], Panel] = {}
-    for here, model in found:
-        assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
-        panels["truth", here.setup.title] = Panel(truth, signed=True, title=here.setup.title)
-    for spec in _shown(methods):
-        for here, model in found:
-            if spec.supports(model):  # type: ignore[arg-type]
-                scores = _scores(here, model, test, bag, spec)[target]
-                title = f"AUPRC-2 {auprc2(truth, scores):.2f}"
-                signed = METHODS[spec.name].signed
-                panels[title_of(str(spec)), here.setup.title] = Panel(scores, signed, title)
-    draw_grid(_pictures(c, test, bag), panels, path, title=f"{c.task.title}, class {target}\n{LEGEND}")
-    return True
+    truth, images = evidence[bag, target], _pictures(c, test, bag)
+    panels = {"truth": Panel(images, truth, signed=True, title=f"{c.task.title}, class {target}")}
+    table = c.table()
+    x = table.bags(table.to_rows(test.rows[bag : bag + 1]))
+    for spec in [spec for spec in specs if spec.supports(model)]:
+        scores = score_bags(model, x, spec)[0, target].double().cpu().numpy()
+        title = f"AUPRC-2 {auprc2(truth, scores):.2f}"
+        panels[title_of(str(spec))] = Panel(images, scores, METHODS[spec.name].signed, title)
+    return panels
 
 
 def telling_bag(evidence: Signs) -> tuple[int, int]:
@@ -142,15 +148,6 @@ def _shown(methods: Sequence[str]) -> list[MethodSpec]:
     """Each method once, with its first options; chance has nothing to show."""
     first = {base_of(text): text for text in reversed(methods)}
     return [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
-
-
-def _scores(
-    configuration: Configuration, model: Any, test: BagSet, bag: int, spec: MethodSpec
-) -> npt.NDArray[np.float64]:
-    table = configuration.table()
-    x = table.bags(table.to_rows(test.rows[bag : bag + 1]))
-    scores: npt.NDArray[np.float64] = score_bags(model, x, spec)[0].to(torch.float64).cpu().numpy()
-    return scores
 
 
 def _pictures(configuration: Configuration, test: BagSet, bag: int) -> npt.NDArray[Any]:

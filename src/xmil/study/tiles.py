@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,36 +14,40 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 10
-LEGEND = "red: evidence for   blue: evidence against   purple: a score without a sign"
+LEGEND = ("red: evidence for", "blue: evidence against", "purple: a score without a sign")
+NARROW = 3  # columns: what a title on one line needs
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Scores (n,) of the digits, and what stands above them."""
+    """Images (n, h, w) of a bag's digits, their scores (n,), and what stands above them."""
 
+    images: Array
     scores: Array
     signed: bool
     title: str
 
 
-def draw_grid(images: Array, panels: Mapping[tuple[str, str], Panel], path: Path, *, title: str) -> None:
-    """A picture of panels by row and column, all of the same digits (n, h, w); rows carry their names."""
+def draw_grid(panels: Mapping[tuple[str, str], Panel], path: Path, *, title: Sequence[str]) -> None:
+    """A picture of panels by row and column; rows carry their names, phrases of the title stand on top."""
     from matplotlib.figure import Figure
 
     rows, columns = (list(dict.fromkeys(key[side] for key in panels)) for side in (0, 1))
-    height = 1.2 * len(rows) * max(1.0, len(images) / 30)
-    figure = Figure(figsize=(3.1 * len(columns), height + 0.45), dpi=150, layout="constrained")
+    lines = len(title) if len(columns) < NARROW else 1
+    deep = max(-(-len(panel.scores) // COLUMNS) for panel in panels.values())
+    size = (3.1 * len(columns) + 0.3, (0.3 * deep + 0.3) * len(rows) + 0.2 * lines + 0.25)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for i, row in enumerate(rows):
         for axis, column in zip(axes[i], columns, strict=True):
-            _draw(axis, images, panels.get((row, column)))
-        axes[i, 0].set_ylabel(row, fontsize=11, fontweight="bold")
-    figure.suptitle(title, fontsize=11)
+            _draw(axis, panels.get((row, column)))
+        axes[i, 0].set_ylabel(row, fontsize=10, fontweight="bold")
+    figure.suptitle(("\n" if lines > 1 else "   ").join(title), fontsize=10 if lines > 1 else 11)
     figure.savefig(path)
 
 
-def _draw(axis: Axes, images: Array, panel: Panel | None) -> None:
+def _draw(axis: Axes, panel: Panel | None) -> None:
     axis.set_xticks([])
     axis.set_yticks([])
     for side in axis.spines.values():
@@ -51,7 +55,7 @@ def _draw(axis: Axes, images: Array, panel: Panel | None) -> None:
     if panel is None:
         axis.text(0.5, 0.5, "not for this model", ha="center", va="center", color="0.5", fontsize=8)
         return
-    axis.imshow(coloured(images, panel.scores, signed=panel.signed), interpolation="nearest")
+    axis.imshow(coloured(panel.images, panel.scores, signed=panel.signed), interpolation="nearest")
     axis.set_title(panel.title, fontsize=9)
 
 
