@@ -64,6 +64,8 @@ def toy(
     settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
     write_run(out, settings)
     rows = _run(configurations, names["methods"], out)
+    if not rows:
+        raise InputError(f"None of {', '.join(names['methods'])} can explain {', '.join(names['models'])}.")
     _write(rows, configurations, names["methods"], out, plots=plots)
 
 

@@ -156,7 +156,8 @@ def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
     stacks = [_read_images(path) for path in images]
     both = [(encode(pictures), digits) for pictures, digits in stacks]
     found = _joined(images, both, folder, seed)
-    return replace(found, images=np.concatenate([pictures for pictures, _ in _in_order(images, stacks)]))
+    ordered = stacks if len(stacks) == 1 else _in_order(images, stacks)
+    return replace(found, images=np.concatenate([pictures for pictures, _ in ordered]))
 
 
 def _from_npz_files(folder: Path, files: list[Path], seed: int) -> Instances:

@@ -22,7 +22,7 @@ from xmil.methods import METHODS, explain_classes
 from xmil.methods.attention import attention_of, branch
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, output_function
-from xmil.methods.presets import preset_composite, released_copy
+from xmil.methods.presets import PRESETS, preset_composite, released_copy
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.models.transmil import TransMIL
@@ -58,6 +58,8 @@ class MethodSpec:
         method = METHODS[name]
         if preset and name != "lrp":
             raise InputError(f"The method {name!r} has no presets; only lrp has. Got {text!r}.")
+        if preset and preset not in PRESETS:
+            raise unknown_name("preset of lrp", preset, PRESETS)
         if output and output not in method.outputs:
             raise unknown_name(f"output of {name}", output, method.outputs)
         return cls(name, preset or None, output or None)

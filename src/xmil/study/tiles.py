@@ -37,7 +37,8 @@ def draw_grid(panels: Mapping[tuple[str, str], Panel], path: Path, *, title: Seq
     lines = len(title) if len(columns) < NARROW else 1
     deep = max(-(-len(panel.scores) // COLUMNS) for panel in panels.values())
     size = (3.1 * len(columns) + 0.3, (0.3 * deep + 0.3) * len(rows) + 0.2 * lines + 0.25)
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    figure = Figure(figsize=size, dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.08)
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for i, row in enumerate(rows):
         for axis, column in zip(axes[i], columns, strict=True):
