@@ -60,12 +60,11 @@ def toy(
     _set_threads(threads if threads is not None else 1 if quick else None)
     instances = load_instances(data, encoder=encoder, seed=seed)
     configurations = _configurations(names, instances, protocol, device)
+    _check(configurations, names)
     _make(out)
     settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
     write_run(out, settings)
     rows = _run(configurations, names["methods"], out)
-    if not rows:
-        raise InputError(f"None of {', '.join(names['methods'])} can explain {', '.join(names['models'])}.")
     _write(rows, configurations, names["methods"], out, plots=plots)
 
 
@@ -147,10 +146,22 @@ def _configurations(
     from xmil.study.protocol import SETUPS
     from xmil.study.tasks import TASKS
 
-    for pool in instances.pools:
-        instances.rows_of(pool)  # refuses a digit without images before anything is trained
     pairs = [(task, model) for task in names["tasks"] for model in names["models"]]
     return [Configuration(TASKS[t], SETUPS[m], instances, protocol, device) for t, m in pairs]
+
+
+def _check(configurations: list[Configuration], names: dict[str, list[str]]) -> None:
+    """Refuse what would fail later, before anything is trained."""
+    from xmil.study.run import applies
+    from xmil.study.scoring import MethodSpec
+
+    specs = [MethodSpec.parse(text) for text in names["methods"]]
+    for c in configurations:
+        c.protocol.training_of(c.setup)
+        for pool in c.instances.pools:
+            c.instances.rows_of(pool)
+        if not any(applies(spec, c) for spec in specs):
+            raise InputError(f"None of the methods {', '.join(names['methods'])} can explain {c.setup.name}.")
 
 
 def _make(out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,13 +95,13 @@ def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0
 def read_npz(path: Path) -> tuple[FloatArray, Codes]:
     """Features (m, d) and digits (m,) of a file of cached features."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y = file["x"].astype(np.float32), file["y"].astype(np.int64)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
     except KeyError:
         raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise FileError(f"{path}: not a readable .npz file ({error}).") from None
     _check(x, y, path)
     return x, y

@@ -36,7 +36,7 @@ def run_configuration(
     say = on_progress or (lambda *_: None)
     rows = store.results(configuration)
     scored = {row["method"] for row in rows}
-    todo = [spec for spec in methods if str(spec) not in scored and _applies(spec, configuration)]
+    todo = [spec for spec in methods if str(spec) not in scored and applies(spec, configuration)]
     if todo:
         fitted = store.models(configuration)
         started = time.perf_counter()
@@ -63,7 +63,8 @@ def run_configuration(
     return [{**names, **row} for row in rows if row["method"] in asked]
 
 
-def _applies(spec: MethodSpec, configuration: Configuration) -> bool:
+def applies(spec: MethodSpec, configuration: Configuration) -> bool:
+    """Whether a method can explain the configuration's model."""
     from xmil.models import create_model
 
     model = create_model(configuration.setup.name, in_dim=2, n_classes=2, **configuration.setup.params)
