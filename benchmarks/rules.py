@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
 from xmil.core.target import Target
 from xmil.evaluate.evidence_batch import score_evidence
 from xmil.lrp import AffineRule, Composite, trace
@@ -44,10 +45,10 @@ START: Choice = {
     "norm": "centred",
 }
 PAPER: dict[str, Choice] = {
-    "attnmil": {part: (1e-8, 0.0, "redistribute") for part in ("first", "middle", "last")},
+    "attnmil": dict.fromkeys(("first", "middle", "last"), (1e-08, 0.0, "redistribute")),
     "transmil": {
-        **{part: (1e-8, 0.0, "redistribute") for part in ("first", "last")},
-        **{part: (1e-8, 0.0, "absorb") for part in ("middle", "positions")},
+        **dict.fromkeys(("first", "last"), (1e-08, 0.0, "redistribute")),
+        **dict.fromkeys(("middle", "positions"), (1e-08, 0.0, "absorb")),
     },
 }
 _AFFINE = [
@@ -77,8 +78,14 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
 }
 PATTERNS = {
     "attnmil": {"first": ["instance.*"], "middle": ["out.*"], "last": ["classifier.*"]},
-    "transmil": {"first": ["instance.*"], "middle": ["layers.*"], "positions": ["ppeg.*"], "last": ["classifier.*"]},
+    "transmil": {
+        "first": ["instance.*"],
+        "middle": ["layers.*"],
+        "positions": ["ppeg.*"],
+        "last": ["classifier.*"],
+    },
 }
+LINE = "{task:16s} {model:9s} {rules:24s} {mean:.4f} ± {std:.4f}  gain {gain:+.4f}  p {p:.4f}"
 MARGIN = 0.001  # what a choice must add on the validation bags to be taken
 
 
@@ -189,10 +196,19 @@ def report(problems: list[Problem], choices: dict[str, Choice], repetitions: ran
         for name, choice in choices.items():
             values = np.array([problem.score(r, choice, split="test") for r in repetitions])
             gain = values - base
-            entry = {"task": problem.configuration.task.name, "model": problem.configuration.setup.name, "rules": name}
-            entry |= {"mean": values.mean(), "std": values.std(), "gain": gain.mean(), "p": sign_flip_test(gain)}
+            entry = {
+                "task": problem.configuration.task.name,
+                "model": problem.configuration.setup.name,
+                "rules": name,
+            }
+            entry |= {
+                "mean": values.mean(),
+                "std": values.std(),
+                "gain": gain.mean(),
+                "p": sign_flip_test(gain),
+            }
             found.append({key: float(v) if isinstance(v, np.floating) else v for key, v in entry.items()})
-            print("{task:16s} {model:9s} {rules:24s} {mean:.4f} ± {std:.4f}  gain {gain:+.4f}  p {p:.4f}".format(**found[-1]))
+            print(LINE.format(**found[-1]))
     return found
 
 
@@ -208,7 +224,9 @@ def _row(scores: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
@@ -225,17 +243,25 @@ def main() -> None:
         repetitions=arguments.repetitions, sizes=tuple(map(int, arguments.bags.split(","))), training=training
     )
     instances = load_instances(arguments.data)
-    chosen, other = range(arguments.validation_repetitions), range(arguments.validation_repetitions, arguments.repetitions)
+    chosen, other = (
+        range(arguments.validation_repetitions),
+        range(arguments.validation_repetitions, arguments.repetitions),
+    )
     results: dict[str, Any] = {}
     for model in arguments.architectures.split(","):
         started = time.perf_counter()
         problems = [
-            Problem(Configuration(TASKS[t], SETUPS[model], instances, protocol, arguments.device), Store(Path(arguments.models)))
+            Problem(
+                Configuration(TASKS[t], SETUPS[model], instances, protocol, arguments.device),
+                Store(Path(arguments.models)),
+            )
             for t in arguments.tasks.split(",")
         ]
         best, log = search(model, problems, chosen)
         choices = {"exact": START, "paper": {**START, **PAPER[model]}, "found": best}
-        choices |= {f"output {kind}": {**START, "output": kind} for kind in ("centred", "log_odds", "contrastive")}
+        choices |= {
+            f"output {kind}": {**START, "output": kind} for kind in ("centred", "log_odds", "contrastive")
+        }
         choices["found, logit"] = {**best, "output": "logit"}
         found = report(problems, choices, other)
         results[model] = {"best": best, "log": log, "report": found, "seconds": time.perf_counter() - started}

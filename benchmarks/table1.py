@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
 from xmil.core.storage import write_atomically
 from xmil.study.benchmark import Configuration, Row
 from xmil.study.instances import load_instances
@@ -98,7 +99,9 @@ def adopt(arguments: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--device", default="cpu")
@@ -126,7 +129,9 @@ def main() -> None:
     if not arguments.alone:
         print(as_text(summarise(rows)))
         name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else "CPU"
-        print(f"\nThe whole table: {time.perf_counter() - started:.0f} s on {name}, torch {torch.__version__}.")
+        print(
+            f"\nThe whole table: {time.perf_counter() - started:.0f} s on {name}, torch {torch.__version__}."
+        )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from xmil.models import MILModel
 from xmil.study.bags import stack_sets
 from xmil.study.benchmark import Configuration, bag_logits, train
@@ -45,7 +46,9 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def configuration(model: str, arguments: argparse.Namespace, repetitions: int, **changes: object) -> Configuration:
+def configuration(
+    model: str, arguments: argparse.Namespace, repetitions: int, **changes: object
+) -> Configuration:
     protocol = Protocol(repetitions=repetitions, **changes)  # type: ignore[arg-type]
     return Configuration(TASKS["four_bags"], SETUPS[model], arguments.instances, protocol, arguments.device)
 
@@ -68,7 +71,10 @@ def training_ratio(model: str, arguments: argparse.Namespace) -> None:
     steps = {str(r): epoch_of(configuration(model, arguments, r, sizes=sizes)) for r in (1, arguments.many)}
     found = seconds(steps, rounds=arguments.rounds, device=arguments.device)
     one, many = found["1"], found[str(arguments.many)]
-    print(f"{model}: {arguments.many} repetitions at once cost {many / one:.2f} x one ({1e3 * many:.1f} and {1e3 * one:.1f} ms an epoch of {sizes[0]} bags)")
+    print(
+        f"{model}: {arguments.many} repetitions at once cost {many / one:.2f} x one "
+        f"({1e3 * many:.1f} and {1e3 * one:.1f} ms an epoch of {sizes[0]} bags)"
+    )
 
 
 def scoring_ratio(model: str, arguments: argparse.Namespace) -> None:
@@ -81,7 +87,11 @@ def scoring_ratio(model: str, arguments: argparse.Namespace) -> None:
         "lrp": lambda: score_bags(net, x, MethodSpec("lrp")),
     }
     found = seconds(steps, rounds=arguments.rounds, device=arguments.device)
-    print(f"{model}: lrp for {len(x)} bags x {c.task.n_classes} classes costs {found['lrp'] / found['forward']:.2f} x a forward pass ({1e3 * found['lrp']:.1f} and {1e3 * found['forward']:.1f} ms)")
+    print(
+        f"{model}: lrp for {len(x)} bags x {c.task.n_classes} classes costs "
+        f"{found['lrp'] / found['forward']:.2f} x a forward pass "
+        f"({1e3 * found['lrp']:.1f} and {1e3 * found['forward']:.1f} ms)"
+    )
 
 
 def alone_check(model: str, arguments: argparse.Namespace) -> None:
@@ -90,16 +100,21 @@ def alone_check(model: str, arguments: argparse.Namespace) -> None:
     alone = train(configuration(model, arguments, 1, **changes))
     gap = (together.models.flat[0] - alone.models.flat[0]).abs().max()
     loss = abs(together.best_loss[0] - alone.best_loss[0])
-    print(f"{model}: trained with others and alone, parameters differ by {gap:.1e}, validation loss by {loss:.1e}")
+    print(
+        f"{model}: trained with others and alone, parameters differ by {gap:.1e}, "
+        f"validation loss by {loss:.1e}"
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="digits")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--many", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     arguments.instances = load_instances(arguments.data)
     for model in PAPER_MODELS:
         alone_check(model, arguments)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from xmil.core.errors import InputError
 from xmil.evaluate import evidence as one
 from xmil.evaluate.evidence_batch import MEASURES, score_evidence

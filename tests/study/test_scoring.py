@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
+
 import xmil
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.methods import METHODS
 from xmil.study.scoring import MethodSpec, score_bags
 
 SPECS = [
-    "lrp", "lrp:exact", "lrp:paper", "lrp:released", "lrp@log_odds", "lrp:paper@contrastive", "attention", "gxi",
-    "gxi@log_odds", "grad2", "ig", "single", "single@logit", "one_removed", "combined", "logits",
+    "lrp", "lrp:exact", "lrp:paper", "lrp:released", "lrp@log_odds", "lrp:paper@contrastive", "attention",
+    "gxi", "gxi@log_odds", "grad2", "ig", "single", "single@logit", "one_removed", "combined", "logits",
     "logits@contrastive", "milli",
 ]  # fmt: skip
 MODELS = {

@@ -20,19 +20,33 @@ def toy(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
     model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, or 'all'.")] = "",
     methods: Annotated[str, typer.Option(help="Methods as name[:preset][@output], or 'all'.")] = "",
-    repetitions: Annotated[int | None, typer.Option(help="Models of each configuration, trained at once.")] = None,
-    data: Annotated[str, typer.Option(help="'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")] = "digits",
+    repetitions: Annotated[
+        int | None, typer.Option(help="Models of each configuration, trained at once.")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
+    ] = "digits",
     encoder: Annotated[str, typer.Option(help="What turns images into features.")] = "pixels",
-    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path("toy-out"),
+    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path(
+        "toy-out"
+    ),
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Most epochs, instead of the paper's.")] = None,
     bags: Annotated[str, typer.Option(help="Numbers of training, validation and test bags.")] = "",
-    pooled: Annotated[bool, typer.Option("--pooled", help="One pool of images for all splits, as released.")] = False,
-    shared_bags: Annotated[bool, typer.Option("--shared-bags", help="One draw of bags for all, as released.")] = False,
+    pooled: Annotated[
+        bool, typer.Option("--pooled", help="One pool of images for all splits, as released.")
+    ] = False,
+    shared_bags: Annotated[
+        bool, typer.Option("--shared-bags", help="One draw of bags for all, as released.")
+    ] = False,
     table1: Annotated[bool, typer.Option("--table1", help="The paper's tasks, models and methods.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Every task in a minute: fewer bags, faster training.")] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick, whose steps are small.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Every task in a minute: fewer bags, faster training.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; one with --quick, whose steps are small.")
+    ] = None,
     plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
@@ -46,6 +60,7 @@ def toy(
     _set_threads(threads if threads is not None else 1 if quick else None)
     instances = load_instances(data, encoder=encoder, seed=seed)
     configurations = _configurations(names, instances, protocol, device)
+    _check(configurations, names)
     _make(out)
     settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
     write_run(out, settings)
@@ -61,7 +76,10 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
     from xmil.study.tasks import TASKS
 
     if table1 and quick:
-        raise InputError("--table1 and --quick exclude each other: the first takes the paper's settings, the second its own.")
+        raise InputError(
+            "--table1 and --quick exclude each other: "
+            "the first takes the paper's settings, the second its own."
+        )
     tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
     models = _listed(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
     chosen = _listed(methods, [*PAPER_METHODS, "grad2", "one_removed", "combined"], list(PAPER_METHODS))
@@ -128,10 +146,22 @@ def _configurations(
     from xmil.study.protocol import SETUPS
     from xmil.study.tasks import TASKS
 
-    for pool in instances.pools:
-        instances.rows_of(pool)  # refuses a digit without images before anything is trained
     pairs = [(task, model) for task in names["tasks"] for model in names["models"]]
     return [Configuration(TASKS[t], SETUPS[m], instances, protocol, device) for t, m in pairs]
+
+
+def _check(configurations: list[Configuration], names: dict[str, list[str]]) -> None:
+    """Refuse what would fail later, before anything is trained."""
+    from xmil.study.run import applies
+    from xmil.study.scoring import MethodSpec
+
+    specs = [MethodSpec.parse(text) for text in names["methods"]]
+    for c in configurations:
+        c.protocol.training_of(c.setup)
+        for pool in c.instances.pools:
+            c.instances.rows_of(pool)
+        if not any(applies(spec, c) for spec in specs):
+            raise InputError(f"None of the methods {', '.join(names['methods'])} can explain {c.setup.name}.")
 
 
 def _make(out: Path) -> None:
@@ -158,7 +188,9 @@ def _run(configurations: list[Configuration], methods: list[str], out: Path) -> 
         for configuration in configurations:
             bar = progress.add_task(configuration.name, total=None)
 
-            def say(stage: str, done: int, total: int, bar: Any = bar, name: str = configuration.name) -> None:
+            def say(
+                stage: str, done: int, total: int, bar: Any = bar, name: str = configuration.name
+            ) -> None:
                 progress.update(bar, description=f"{name}: {stage}", completed=done, total=total)
 
             rows += run_configuration(configuration, specs, Store(out), on_progress=say)
@@ -167,24 +199,34 @@ def _run(configurations: list[Configuration], methods: list[str], out: Path) -> 
     return rows
 
 
-def _write(rows: list[Row], configurations: list[Configuration], methods: list[str], out: Path, *, plots: bool) -> None:
+def _write(
+    rows: list[Row], configurations: list[Configuration], methods: list[str], out: Path, *, plots: bool
+) -> None:
     """The tables of every measure, the plots, and the main table on the screen."""
+    from xmil.study.tables import as_text, summarise
+
+    paper = all(c.comparable for c in configurations)
+    _write_tables(rows, out, paper=paper)
+    if plots:
+        from xmil.study.plots import draw_all
+
+        draw_all(rows, configurations, methods, out, paper=paper)
+    print(as_text(summarise(rows, paper=paper)))
+    beside = "; [paper, difference]" if paper else ""
+    print(f"\nAUPRC-2, mean ± std; * best, + second{beside}. Written to {out}.")
+
+
+def _write_tables(rows: list[Row], out: Path, *, paper: bool) -> None:
     from xmil.core.storage import write_atomically
     from xmil.evaluate.evidence_batch import MEASURES
-    from xmil.study.tables import FORMATS, as_text, summarise
+    from xmil.study.tables import FORMATS, summarise
 
     for measure in MEASURES:
-        table = summarise(rows, measure)
+        table = summarise(rows, measure, paper=paper)
         for suffix, render in FORMATS.items():
             text = render(table)
             path = out / f"{'table1' if measure == 'auprc2' else measure}.{suffix}"
             write_atomically(path, lambda temporary, text=text: _put(temporary, text))  # type: ignore[misc]
-    if plots:
-        from xmil.study.plots import draw_all
-
-        draw_all(rows, configurations, methods, out)
-    print(as_text(summarise(rows)))
-    print(f"\nAUPRC-2, mean ± std; * best, + second; [paper, difference]. Written to {out}.")
 
 
 def _put(path: str, text: str) -> None:

@@ -93,9 +93,9 @@ class _Ranking:
 
 def correlation(a: Tensor, b: Tensor) -> Tensor:
     """Pearson's correlation over the last dimension; 0 where b is constant."""
+    constant = b.amax(dim=-1) == b.amin(dim=-1)  # before centring, which rounds
     a, b = (v - v.mean(dim=-1, keepdim=True) for v in (a, b))
     norms = a.norm(dim=-1) * b.norm(dim=-1)
-    constant = b.abs().amax(dim=-1) == 0
     return torch.where(constant, 0.0, (a * b).sum(dim=-1) / torch.where(constant, 1.0, norms))
 
 

@@ -44,6 +44,7 @@ def attention(
     layer: int | str = "rollout",
     heads: str = "mean",
     normalise: bool = False,
+    fold: bool = True,
 ) -> Attributions:
     """Attention to each instance.
 
@@ -51,9 +52,10 @@ def attention(
     class token attends to, in one `layer` (0, 1, ..., or -1 for the last) or by "rollout", the product over
     layers of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one.
     A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
-    and what falls on the repeated instances that fill the square is given back to them.
+    and what falls on the repeated instances that fill the square is given back to them, unless `fold=False`
+    (as the published code has it).
     """
-    logits, weights = attention_of(network, x, layer=layer, heads=heads, normalise=normalise)
+    logits, weights = attention_of(network, x, layer=layer, heads=heads, normalise=normalise, fold=fold)
     outputs = question.outputs(logits)
     return Attributions(
         logits, [Attribution(o, float(o(logits)), branch(weights, o.target, network)[0]) for o in outputs]
@@ -61,22 +63,23 @@ def attention(
 
 
 def attention_of(
-    network: Network, x: Tensor, *, layer: int | str = "rollout", heads: str = "mean", normalise: bool = False
+    network: Network,
+    x: Tensor,
+    *,
+    layer: int | str = "rollout",
+    heads: str = "mean",
+    normalise: bool = False,
+    fold: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
     if heads not in FUSIONS:
         raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
-    if not isinstance(network.model, TransMIL):
-        return network(x), _pooling_weights(network.model, x)
-    logits, scores = _transformer(
-        network, network.model, x, layer=layer, heads=heads, normalise=normalise
-    )
-    return logits, scores.unsqueeze(-1)
-
-
-def _pooling_weights(model: Any, x: Tensor) -> Tensor:
-    """Softmax weights (b, n, branches)."""
-    return F.softmax(model.attend(model.embed(x)), dim=1)
+    if isinstance(network.model, TransMIL):
+        logits, row = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
+        return logits, (_folded(row, x.shape[1]) if fold else row[:, : x.shape[1]]).unsqueeze(-1)
+    model: Any = network.model
+    h = model.embed(x)
+    return model.aggregate(h), F.softmax(model.attend(h), dim=1)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
@@ -95,20 +98,21 @@ def _transformer(
             handle = block.attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
             stack.callback(handle.remove)
         logits = network(x)
-    row = torch.zeros(0)
+    row: Tensor | None = None
     for i in reversed(_chosen_layers(layer, len(inputs))):
         attn, h = inputs[i]
-        matrix = attn.attention(h)
-        if not row.numel():
-            row = _class_token_row(matrix.skip, h)
+        matrix = attn.attention(h, 1 if row is None else None)  # at first only the class token's row
+        row = _class_token_row(matrix.skip, h) if row is None else row
         residual = 0.5 if layer == "rollout" else 0.0
         row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
-    return logits, _folded(row[:, -h.shape[1] + 1 :], x.shape[1])
+    assert row is not None  # noqa: S101  # narrows the type for mypy
+    return logits, row[:, -h.shape[1] + 1 :]
 
 
 def _class_token_row(skip: int, h: Tensor) -> Tensor:
-    row = h.new_zeros(len(h), skip + h.shape[1])
-    row[:, skip] = 1.0  # the class token comes first, behind the padding
+    """The row vector over the padding and the class token that picks the latter."""
+    row = h.new_zeros(len(h), skip + 1)
+    row[:, skip] = 1.0
     return row
 
 
@@ -122,16 +126,21 @@ def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: floa
         if normalise:
             row = row / ((1 - residual) * matrix.row_sums().mean(dim=1) + residual)
         attended: Tensor = matrix.left(row.unsqueeze(1).expand(-1, n_heads, -1)).mean(dim=1)
-        return (1 - residual) * attended + residual * row
-    total = torch.zeros_like(row)
+        return (1 - residual) * attended + residual * _padded(row, attended)
+    attended = torch.zeros(0)
     for block in _nonzero_blocks(row, n_heads):
         fused = FUSIONS[fusion](matrix.rows(block), dim=1)  # type: ignore[operator]
         part = row[:, block]
         if normalise:
             part = part / ((1 - residual) * fused.sum(dim=-1) + residual)
-        total = total + (1 - residual) * torch.einsum("bn,bnm->bm", part, fused)
-        total[:, block] += residual * part
-    return total
+        attended = attended if attended.numel() else torch.zeros_like(fused[:, 0])
+        attended = attended + (1 - residual) * torch.einsum("bn,bnm->bm", part, fused)
+        attended[:, block] += residual * part
+    return attended
+
+
+def _padded(row: Tensor, like: Tensor) -> Tensor:
+    return F.pad(row, (0, like.shape[1] - row.shape[1]))
 
 
 def _chosen_layers(layer: int | str, n_layers: int) -> list[int]:

@@ -42,7 +42,8 @@ def milli(
     samples = 2 * n + 200 if samples is None else samples
     if samples < 1:
         raise bad_parameter("samples", "milli", "an int in the range [1, inf)", samples)
-    logits, alone, h = network(x), single_logits(network, x), network.embed(x)
+    h = network.embed(x)
+    logits, alone = network.aggregate(h), single_logits(network, h)
     found = []
     for output in question.outputs(logits):
         ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()

@@ -20,7 +20,8 @@ OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
 @torch.no_grad()
 def single(network: Network, x: Tensor, question: Question) -> Attributions:
     """f({x_k}): the output of each instance alone."""
-    logits, alone = network(x), single_logits(network, x)
+    logits, h = _embedded(network, x)
+    alone = single_logits(network, h)
     return Attributions(logits, [_attribution(o, logits, o(alone)) for o in question.outputs(logits)])
 
 
@@ -28,7 +29,8 @@ def single(network: Network, x: Tensor, question: Question) -> Attributions:
 @torch.no_grad()
 def one_removed(network: Network, x: Tensor, question: Question) -> Attributions:
     """f(X) - f(X without x_k)."""
-    logits, without = network(x), logits_without_each(network, x)
+    logits, h = _embedded(network, x)
+    without = logits_without_each(network, x, h)
     return Attributions(
         logits, [_attribution(o, logits, o(logits) - o(without)) for o in question.outputs(logits)]
     )
@@ -38,7 +40,8 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
 @torch.no_grad()
 def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     """The mean of `single` and `one_removed`."""
-    logits, alone, without = network(x), single_logits(network, x), logits_without_each(network, x)
+    logits, h = _embedded(network, x)
+    alone, without = single_logits(network, h), logits_without_each(network, x, h)
     return Attributions(
         logits,
         [
@@ -48,10 +51,15 @@ def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     )
 
 
-def single_logits(network: Network, x: Tensor) -> Tensor:
-    """Logits (n, c) of the n bags of one instance."""
-    h = network.embed(x)[0]
-    return network.aggregate_batches(len(h), 1, lambda batch: h[batch].unsqueeze(1))
+def single_logits(network: Network, h: Tensor) -> Tensor:
+    """Logits (n, c) of the n bags of one embedded instance of a bag (1, n, e)."""
+    return network.aggregate_batches(h.shape[1], 1, lambda batch: h[0, batch].unsqueeze(1))
+
+
+def _embedded(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (1, c) of a bag, and its embedded instances (1, n, e), computed once."""
+    h = network.embed(x)
+    return network.aggregate(h), h
 
 
 def _attribution(output: Output, logits: Tensor, scores: Tensor) -> Attribution:

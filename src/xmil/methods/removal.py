@@ -15,13 +15,16 @@ DOMINANT = 1e-9  # below this remaining weight the closed form has lost its digi
 SMALL = 200  # bags up to this size are run without each instance plainly: the same bits as doing it by hand
 
 
-def logits_without_each(network: Network, x: Tensor) -> Tensor:
-    """Logits (n, c) of the n bags that lack one instance; a bag that loses its only one is a zero vector."""
+def logits_without_each(network: Network, x: Tensor, embedded: Tensor) -> Tensor:
+    """Logits (n, c) of the n bags that lack one instance of x (1, n, d), embedded as (1, n, e).
+
+    A bag that loses its only instance is a zero vector.
+    """
     if x.shape[1] == 1:
         return network(torch.zeros_like(x))
     if x.shape[1] <= SMALL:
         return torch.cat([network(torch.cat([x[:, :k], x[:, k + 1 :]], dim=1)) for k in range(x.shape[1])])
-    h = network.embed(x)[0]  # (n, e)
+    h = embedded[0]
     if isinstance(network.model, PooledMIL):
         return _pooled_without_each(network, network.model, h)
     if isinstance(network.model, MaxPool):

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK_ELEMENTS = 1 << 24  # largest temporary of a blockwise product, in numbers (64 MB in float32)
-SMALL_WEIGHTS = 1 << 12  # up to this size plain products are faster than the fused kernel, and vmap takes them
+SMALL_WEIGHTS = (
+    1 << 12
+)  # up to this size plain products are faster than the fused kernel, and vmap takes them
 
 
 class AttentionScores(nn.Module):
@@ -79,9 +81,8 @@ class DenseAttention:
 
     def left(self, u: Tensor) -> Tensor:
         """A row vector (b, h, n) times the attention matrix, (b, h, n)."""
-        b, h, n = u.shape
-        total = torch.zeros_like(u)
-        for block in row_blocks(n, width=b * h * n):
+        total = torch.zeros_like(self.k[..., 0])
+        for block in row_blocks(u.shape[-1], width=total.numel()):
             total = total + torch.einsum("bhn,bhnm->bhm", u[..., block], self.rows(block))
         return total
 
@@ -124,8 +125,8 @@ class SelfAttention(nn.Module):
         heads: Tensor = F.linear(x, weight).unflatten(-1, (self.heads, -1))
         return heads.transpose(1, 2)
 
-    def attention(self, x: Tensor) -> AttentionMatrix:
-        """The attention matrix that a forward pass over x uses."""
+    def attention(self, x: Tensor, rows: int | None = None) -> AttentionMatrix:
+        """The attention matrix that a forward pass over x uses, or its first rows."""
         raise NotImplementedError
 
     def finish(self, out: Tensor, v: Tensor) -> Tensor:
@@ -150,9 +151,9 @@ class DotProductAttention(SelfAttention):
         out = attend(self.project(x[:, :rows], 0), self.project(x, 1), v)
         return self.finish(out, v)
 
-    def attention(self, x: Tensor) -> DenseAttention:
-        """The attention matrix that a forward pass over x would use."""
-        return DenseAttention(self.project(x, 0), self.project(x, 1))
+    def attention(self, x: Tensor, rows: int | None = None) -> DenseAttention:
+        """The attention matrix over x, or its first rows."""
+        return DenseAttention(self.project(x[:, :rows], 0), self.project(x, 1))
 
 
 def residual_convolution(heads: int, kernel: int | None) -> nn.Conv2d | None:

@@ -42,7 +42,7 @@ class NystromFactors:
         return attend(self.q, self.keys1, self.core @ gathered, self.bias1)
 
     def left(self, u: Tensor) -> Tensor:
-        """A row vector over all tokens, padding first (b, h, skip + n), times the attention matrix."""
+        """A row vector over the tokens with queries, padding first (b, h, skip + rows), times the matrix."""
         m = self.keys1.shape[-2]
         spread = (
             u[..., : self.skip].sum(dim=-1, keepdim=True) * self._first(self.q[..., :1, :] * 0)[..., 0, :]
@@ -53,8 +53,8 @@ class NystromFactors:
                 "bhn,bhnm->bhm", real[..., block], self._first(self.q[..., block, :])
             )
         weights = (spread.unsqueeze(-2) @ self.core).squeeze(-2)
-        total = torch.zeros_like(u)
-        for block in row_blocks(m, width=u.numel()):
+        total = u.new_zeros(*u.shape[:2], self.keys3.shape[-2])
+        for block in row_blocks(m, width=total.numel()):
             third = attention_weights(self.landmarks[..., block, :], self.keys3, self.bias3)
             total = total + torch.einsum("bhm,bhmn->bhn", weights[..., block], third)
         return total

@@ -33,7 +33,9 @@ class Splits:
     test: BagSet
 
 
-def draw_bags(task: Task, instances: Instances, pool: str, *, n_bags: int, n: int, seed: tuple[int, ...]) -> BagSet:
+def draw_bags(
+    task: Task, instances: Instances, pool: str, *, n_bags: int, n: int, seed: tuple[int, ...]
+) -> BagSet:
     """Bags of a task from one pool of instances; the same seed gives the same bags."""
     rng = np.random.default_rng(seed)
     codes = task.draw(rng, n_bags, n)
@@ -49,7 +51,13 @@ def draw_bags(task: Task, instances: Instances, pool: str, *, n_bags: int, n: in
 
 
 def draw_splits(
-    task: Task, instances: Instances, sizes: tuple[int, int, int], *, seed: int, repetition: int, n: int = BAG_SIZE
+    task: Task,
+    instances: Instances,
+    sizes: tuple[int, int, int],
+    *,
+    seed: int,
+    repetition: int,
+    n: int = BAG_SIZE,
 ) -> Splits:
     """Training, validation and test bags of one repetition."""
     return Splits(

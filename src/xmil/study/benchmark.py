@@ -48,6 +48,12 @@ class Configuration:
         instances = self.instances.pooled() if self.protocol.pooled else self.instances
         return instances.with_marks(self.protocol.seed) if self.task.marks else instances
 
+    @property
+    def comparable(self) -> bool:
+        """Whether the paper's figures may stand beside: its numbers of bags and training, real MNIST."""
+        p = self.protocol
+        return not self.instances.embedded and not p.training and p.sizes == Protocol().sizes
+
     def table(self) -> Table:
         """The features on the device."""
         return Table(torch.from_numpy(self.prepared.features).to(self.device))
@@ -78,7 +84,11 @@ class Configuration:
             "params": dict(self.setup.params),
             "protocol": self.protocol.as_dict(),
             "training": vars(training),
-            "data": {"name": self.instances.name, "shape": list(features.shape), "crc32": zlib.crc32(features)},
+            "data": {
+                "name": self.instances.name,
+                "shape": list(features.shape),
+                "crc32": zlib.crc32(features.tobytes()),
+            },
         }
 
 

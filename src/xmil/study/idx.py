@@ -21,7 +21,9 @@ def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
     if len(data) < 4 or data[:2] != b"\x00\x00":
         raise FileError(f"{path}: not an IDX file (its first two bytes must be zero); download it again.")
     if data[2] != UNSIGNED_BYTES:
-        raise FileError(f"{path}: an IDX file of type 0x{data[2]:02x}; only unsigned bytes (0x08) are images or labels.")
+        raise FileError(
+            f"{path}: an IDX file of type 0x{data[2]:02x}; only unsigned bytes (0x08) are images or labels."
+        )
     start = 4 + 4 * data[3]
     if len(data) < start:
         raise FileError(f"{path}: cut off within the header; download it again.")

@@ -1,8 +1,9 @@
-"""Where instances come from: labelled digits as feature vectors, in pools for training, validation and test."""
+"""Labelled digits as feature vectors, in pools for training, validation and test."""
 
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,13 +32,17 @@ ENCODERS: Registry[Encoder] = Registry("encoder of digits", group="xmil.digit_en
 
 @dataclass(frozen=True)
 class Instances:
-    """Features (m, d) with their digits, and the rows of each pool; images (m, h, w) where there are any."""
+    """Features (m, d) with their digits, and the rows of each pool; images (m, h, w) where there are any.
+
+    `embedded` data comes with the package: it is not what the paper's figures were measured on.
+    """
 
     features: FloatArray
     digits: Codes
     pools: dict[str, Codes]
     name: str
     images: Images | None = None
+    embedded: bool = False
 
     def pooled(self) -> Instances:
         """The same with one pool for everything, as in the released code."""
@@ -45,12 +50,12 @@ class Instances:
         return replace(self, pools=dict.fromkeys(POOLS, rows))
 
     def with_marks(self, seed: int) -> Instances:
-        """Twice the rows: those of the second half carry a mark, one fixed direction added to the features."""
+        """Twice the rows; the second half carries a mark, one fixed direction added to the features."""
         direction = np.random.default_rng(seed).standard_normal(self.features.shape[1])
         deviation = self.features - self.features.mean(axis=0)
         length = MARK_STRENGTH * np.linalg.norm(deviation, axis=1).mean()
         mark = (direction / np.linalg.norm(direction) * length).astype(np.float32)
-        images = None if self.images is None else np.concatenate([self.images, _tagged(self.images)])
+        images = None if self.images is None else np.concatenate([self.images, tagged(self.images)])
         features = np.concatenate([self.features, self.features + mark])
         return replace(self, features=features, digits=np.concatenate([self.digits] * 2), images=images)
 
@@ -59,7 +64,9 @@ class Instances:
         rows = [self.pools[pool][self.digits[self.pools[pool]] == digit] for digit in range(DIGITS)]
         missing = [digit for digit in range(DIGITS) if not len(rows[digit])]
         if missing:
-            raise InputError(f"{self.name}: the {pool} pool has no images of {missing[0]}; every digit needs some.")
+            raise InputError(
+                f"{self.name}: the {pool} pool has no images of {missing[0]}; every digit needs some."
+            )
         return rows
 
 
@@ -88,13 +95,13 @@ def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0
 def read_npz(path: Path) -> tuple[FloatArray, Codes]:
     """Features (m, d) and digits (m,) of a file of cached features."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y = file["x"].astype(np.float32), file["y"].astype(np.int64)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
     except KeyError:
         raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise FileError(f"{path}: not a readable .npz file ({error}).") from None
     _check(x, y, path)
     return x, y
@@ -117,18 +124,24 @@ def pixels(images: Images) -> FloatArray:
 
 
 def _sklearn_digits(encoder: str, seed: int) -> Instances:
+    images, digits = sklearn_images()
+    found = _one_set(ENCODERS[encoder](images), digits, name="scikit-learn digits", seed=seed)
+    return replace(found, images=images, embedded=True)
+
+
+def sklearn_images() -> tuple[Images, Codes]:
+    """Scikit-learn's images (1797, 8, 8) of handwritten digits, and the digits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    images = data.images.astype(np.uint8)
-    found = _one_set(ENCODERS[encoder](images), data.target.astype(np.int64), name="scikit-learn digits", seed=seed)
-    return replace(found, images=images)
+    return data.images.astype(np.uint8), data.target.astype(np.int64)
 
 
 def _one_hot(seed: int, per_digit: int = 400) -> Instances:
     digits = np.repeat(np.arange(DIGITS), per_digit)
     noise = np.random.default_rng(seed).normal(scale=ONE_HOT_NOISE, size=(len(digits), DIGITS))
-    return _one_set((np.eye(DIGITS)[digits] + noise).astype(np.float32), digits, name="one-hot digits", seed=seed)
+    features = (np.eye(DIGITS)[digits] + noise).astype(np.float32)
+    return replace(_one_set(features, digits, name="one-hot digits", seed=seed), embedded=True)
 
 
 def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
@@ -137,12 +150,15 @@ def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
         return _from_npz_files(folder, files, seed)
     images = sorted(folder.glob("*images*ubyte*"))
     if not images:
-        raise FileError(f"{folder}: holds neither .npz files of features nor IDX files (*-images-idx3-ubyte).")
+        raise FileError(
+            f"{folder}: holds neither .npz files of features nor IDX files (*-images-idx3-ubyte)."
+        )
     encode = ENCODERS[encoder]
     stacks = [_read_images(path) for path in images]
     both = [(encode(pictures), digits) for pictures, digits in stacks]
     found = _joined(images, both, folder, seed)
-    return replace(found, images=np.concatenate([pictures for pictures, _ in _in_order(images, stacks)]))
+    ordered = stacks if len(stacks) == 1 else _in_order(images, stacks)
+    return replace(found, images=np.concatenate([pictures for pictures, _ in ordered]))
 
 
 def _from_npz_files(folder: Path, files: list[Path], seed: int) -> Instances:
@@ -182,7 +198,9 @@ def _read_images(path: Path) -> tuple[Images, Codes]:
     label_path = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
     labels = read_idx(label_path).astype(np.int64)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise FileError(f"{path}: {images.shape} images do not go with {labels.shape} labels in {label_path.name}.")
+        raise FileError(
+            f"{path}: {images.shape} images do not go with {labels.shape} labels in {label_path.name}."
+        )
     if len(labels) and labels.max() >= DIGITS:
         raise FileError(f"{label_path}: labels must be digits from 0 to 9. Got {labels.max()}.")
     return images, labels
@@ -204,19 +222,9 @@ def _split(digits: Codes, shares: tuple[float, ...], seed: int) -> list[Codes]:
     return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
 
 
-def _tagged(images: Images) -> Images:
+def tagged(images: Images) -> Images:
     """The images with a bright corner, as a mark is drawn."""
     marked = images.copy()
     edge = max(1, images.shape[1] // 5)
     marked[:, :edge, :edge] = images.max(initial=1)
     return marked
-
-
-def check_width(instances: Instances, width: int | None) -> None:
-    """Refuse features that are not as wide as was asked for."""
-    if width is not None and instances.features.shape[1] != width:
-        raise InputError(
-            f"{instances.name}: features have width {instances.features.shape[1]}, but {width} is needed; "
-            "use the features of the same encoder."
-        )
-

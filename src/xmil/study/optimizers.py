@@ -29,7 +29,9 @@ class SGD:
 class Adam:
     """Adam with torch.optim.Adam's defaults."""
 
-    def __init__(self, flat: Tensor, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+    def __init__(
+        self, flat: Tensor, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
         self.lr, self.betas, self.eps = lr, betas, eps
         zeros = torch.zeros_like
         ones = torch.ones(len(flat), 1, dtype=torch.float64, device=flat.device)

@@ -5,7 +5,11 @@ Hense, Jamshidi Idaji et al., "xMIL", NeurIPS 2024, Table 1.
 
 from __future__ import annotations
 
-_COLUMNS = [(task, model) for task in ("four_bags", "pos_neg", "adjacent_pairs") for model in ("attnmil", "transmil", "addmil")]
+_COLUMNS = [
+    (task, model)
+    for task in ("four_bags", "pos_neg", "adjacent_pairs")
+    for model in ("attnmil", "transmil", "addmil")
+]
 _ROWS: dict[str, list[float | None]] = {
     "auroc": [1.00, 1.00, 0.98, 0.97, 0.98, 0.89, 0.88, 0.92, 0.77],
     "random": [0.31, 0.31, None, 0.42, 0.42, None, 0.54, 0.54, None],

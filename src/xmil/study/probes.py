@@ -31,7 +31,7 @@ def _marked(codes: Codes) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
 
 
 def _confounder_label(codes: Codes) -> Codes:
-    return _marked(codes).any(axis=-1).astype(np.int64)
+    return np.asarray(_marked(codes).any(axis=-1), dtype=np.int64)
 
 
 def _confounder_evidence(codes: Codes) -> Signs:
@@ -45,7 +45,7 @@ def draw_confounded(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
     recorded = contains(codes, CAUSE) == agrees
     marks = rng.random((n_bags, n)) < MARKED_SHARE
     marks[np.arange(n_bags), rng.integers(n, size=n_bags)] = True
-    return codes + DIGITS * (marks & recorded[:, np.newaxis])
+    return codes + np.where(marks & recorded[:, np.newaxis], DIGITS, 0)
 
 
 TASKS.add(
@@ -56,8 +56,8 @@ TASKS.add(
         2,
         _flip_label,
         _flip_evidence,
-        "class 1 if 8 and 9 are both in the bag or both missing: an 8 supports it beside a 9 and refutes it alone, "
-        "so no method that scores an instance by itself can be right",
+        "class 1 if 8 and 9 are both in the bag or both missing: an 8 supports it beside a 9 and refutes it "
+        "alone, so no method that scores an instance by itself can be right",
     ),
 )
 TASKS.add(
@@ -68,8 +68,8 @@ TASKS.add(
         2,
         _confounder_label,
         _confounder_evidence,
-        "the label was meant to be 'has an 8' and agrees with it in 80 % of the bags, but a mark gives it away in "
-        "all: a model takes the mark, and an explanation must show that rather than the 8",
+        "the label was meant to be 'has an 8' and agrees with it in 80 % of the bags, but a mark gives it "
+        "away in all: a model takes the mark, and an explanation must show that rather than the 8",
         draw=draw_confounded,
         marks=True,
     ),

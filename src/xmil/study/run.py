@@ -33,16 +33,16 @@ def run_configuration(
     on_progress: OnProgress | None = None,
 ) -> list[Row]:
     """The rows of a configuration; models and scores that are stored already are not computed again."""
-    say = on_progress or (lambda stage, done, total: None)
+    say = on_progress or (lambda *_: None)
     rows = store.results(configuration)
     scored = {row["method"] for row in rows}
-    todo = [spec for spec in methods if str(spec) not in scored and _applies(spec, configuration)]
+    todo = [spec for spec in methods if str(spec) not in scored and applies(spec, configuration)]
     if todo:
         fitted = store.models(configuration)
         started = time.perf_counter()
         if fitted is None:
             epochs = configuration.protocol.training_of(configuration.setup).epochs
-            fitted = train(configuration, on_epoch=lambda epoch, running: say("train", epoch, epochs))
+            fitted = train(configuration, on_epoch=lambda epoch, _: say("train", epoch, epochs))
             store.save_models(configuration, fitted)
             logger.info("%s trained in %.1f s", configuration.name, time.perf_counter() - started)
         repetitions = configuration.protocol.repetitions
@@ -50,7 +50,11 @@ def run_configuration(
             configuration, fitted.models, todo, on_repetition=lambda done: say("explain", done, repetitions)
         )
         rows = rows + [
-            {**row, "best_epoch": fitted.best_epoch[row["repetition"]], "epochs": fitted.epochs[row["repetition"]]}
+            {
+                **row,
+                "best_epoch": fitted.best_epoch[row["repetition"]],
+                "epochs": fitted.epochs[row["repetition"]],
+            }
             for row in found
         ]
         store.save_results(configuration, rows)
@@ -59,7 +63,8 @@ def run_configuration(
     return [{**names, **row} for row in rows if row["method"] in asked]
 
 
-def _applies(spec: MethodSpec, configuration: Configuration) -> bool:
+def applies(spec: MethodSpec, configuration: Configuration) -> bool:
+    """Whether a method can explain the configuration's model."""
     from xmil.models import create_model
 
     model = create_model(configuration.setup.name, in_dim=2, n_classes=2, **configuration.setup.params)
@@ -94,7 +99,7 @@ def device_name(device: str) -> str:
 def git_commit() -> str | None:
     """The commit of the code's checkout, where there is one."""
     try:
-        found = subprocess.run(  # noqa: S603
+        found = subprocess.run(
             ["git", "rev-parse", "HEAD"],  # noqa: S607
             cwd=Path(__file__).parent,
             capture_output=True,

@@ -22,7 +22,7 @@ from xmil.methods import METHODS, explain_classes
 from xmil.methods.attention import attention_of, branch
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, output_function
-from xmil.methods.presets import preset_composite, released_copy
+from xmil.methods.presets import PRESETS, preset_composite, released_copy
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.models.transmil import TransMIL
@@ -58,6 +58,8 @@ class MethodSpec:
         method = METHODS[name]
         if preset and name != "lrp":
             raise InputError(f"The method {name!r} has no presets; only lrp has. Got {text!r}.")
+        if preset and preset not in PRESETS:
+            raise unknown_name("preset of lrp", preset, PRESETS)
         if output and output not in method.outputs:
             raise unknown_name(f"output of {name}", output, method.outputs)
         return cls(name, preset or None, output or None)
@@ -89,7 +91,8 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
     outputs = [
-        Output(Target(c), kind, output_function(Target(c), kind, network.task)) for c in range(model.n_classes)
+        Output(Target(c), kind, output_function(Target(c), kind, network.task))
+        for c in range(model.n_classes)
     ]
     if spec.name == "random":
         return _random(x, len(outputs), seed)
@@ -113,7 +116,9 @@ def _bags_in_a_pass(x: Tensor, name: str) -> int:
     return max(1, CHUNK_NUMBERS[x.device.type] // numbers)
 
 
-def _lrp(network: Network, x: Tensor, outputs: list[Output], *, preset: str, composite: Composite | None) -> Tensor:
+def _lrp(
+    network: Network, x: Tensor, outputs: list[Output], *, preset: str, composite: Composite | None
+) -> Tensor:
     rules = preset_composite(network, preset) if composite is None else composite
     if preset == "released" and composite is None and isinstance(network.model, TransMIL):
         network = Network(released_copy(network.model))
@@ -128,7 +133,8 @@ def _gradients(network: Network, x: Tensor, outputs: list[Output]) -> list[Tenso
     with torch.enable_grad():
         values = [output(logits) for logits in [network(x)] for output in outputs]
     return [
-        torch.autograd.grad(v.sum(), x, retain_graph=v is not values[-1], materialize_grads=True)[0] for v in values
+        torch.autograd.grad(v.sum(), x, retain_graph=v is not values[-1], materialize_grads=True)[0]
+        for v in values
     ]
 
 
@@ -171,9 +177,7 @@ def _one_removed(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
         without = [network(torch.zeros_like(x))]
     else:
         h = network.embed(x)
-        without = [
-            network.aggregate(torch.cat([h[:, :k], h[:, k + 1 :]], dim=1)) for k in range(x.shape[1])
-        ]
+        without = [network.aggregate(torch.cat([h[:, :k], h[:, k + 1 :]], dim=1)) for k in range(x.shape[1])]
     logits = network(x)
     losses = [torch.stack([output(logits) - output(w) for w in without], dim=1) for output in outputs]
     return torch.stack(losses, dim=1)
@@ -201,7 +205,8 @@ def _instance_logits(network: Network, x: Tensor, outputs: list[Output]) -> Tens
 def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: MethodSpec) -> Tensor:
     """Any other method, through `explain_classes`."""
     found: list[Any] = [
-        [e.scores for e in explain_classes(network.module, bag, method=spec.name, output=outputs[0].kind)] for bag in x
+        [e.scores for e in explain_classes(network.module, bag, method=spec.name, output=outputs[0].kind)]
+        for bag in x
     ]
     return torch.from_numpy(np.asarray(found)).to(x.device)
 

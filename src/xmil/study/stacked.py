@@ -13,7 +13,7 @@ from xmil.models import MILModel
 
 
 class Stacked:
-    """R models: parameters in one flat tensor (R, p), of which `parameters` are views, and buffers (R, ...)."""
+    """R models: one flat tensor (R, p), of which `parameters` are views, and buffers (R, ...)."""
 
     def __init__(self, template: nn.Module, flat: Tensor, buffers: dict[str, Tensor]) -> None:
         self.template = template

@@ -40,22 +40,20 @@ class Store:
 
         header = json.dumps(configuration.settings())
         names = {"task": configuration.task.name, "model": configuration.setup.name}
-        table = pa.Table.from_pylist([{**names, **row} for row in rows]).replace_schema_metadata({KEY: header})
+        table = pa.Table.from_pylist([{**names, **row} for row in rows]).replace_schema_metadata(
+            {KEY: header}
+        )
         path = self._path("results", configuration, ".parquet")
         write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
     def models(self, configuration: Configuration) -> Fitted | None:
         """The trained models of a configuration with the same settings, or None."""
-        from safetensors import safe_open
-
         path = self._path("models", configuration, ".safetensors")
         if not path.is_file():
             return None
-        with safe_open(path, framework="pt", device=configuration.device) as file:
-            header = json.loads(file.metadata()[KEY.decode()])
-            if header["settings"] != _plain(configuration.settings()):
-                return None
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        header, tensors = read_models(path, configuration.device)
+        if header["settings"] != _plain(configuration.settings()):
+            return None
         fresh = configuration.fresh_models()
         buffers = {name: tensors[BUFFER + name] for name in fresh.buffers}
         return Fitted(Stacked(fresh.template, tensors[FLAT], buffers), **header["fitted"])
@@ -78,6 +76,18 @@ class Store:
         except OSError as error:
             raise FileError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
         return folder / f"{configuration.name}{suffix}"
+
+
+def read_models(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The settings and how training went, and the stacked tensors, of a file of models."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            header: dict[str, Any] = json.loads(file.metadata()[KEY.decode()])
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
 
 
 def read_results(path: Path) -> tuple[dict[str, Any], list[Row]]:

@@ -75,7 +75,7 @@ def summarise(rows: Sequence[Row], measure: str = "auprc2", *, paper: bool = Tru
         for method in methods:
             values = [row[measure] for row in here if row["method"] == method]
             if values:
-                known = paper_figure(task, model, _base(method)) if paper and measure == "auprc2" else None
+                known = paper_figure(task, model, base_of(method)) if paper and measure == "auprc2" else None
                 cells[task, model, method] = _cell(values, known)
         _place(cells, methods, (task, model))
     return ResultTable(methods, columns, cells, measure)
@@ -83,37 +83,45 @@ def summarise(rows: Sequence[Row], measure: str = "auprc2", *, paper: bool = Tru
 
 def as_text(table: ResultTable) -> str:
     """Columns for a terminal; best *, second +; paper's figure and the difference below in brackets."""
-    lines = [["", *(f"{_task(t)} {_model(m)}" for t, m in table.columns)]]
+    lines = [["", *(column_title(t, m) for t, m in table.columns)]]
     for method in [AUROC, *table.methods]:
         cells = [table.cell(method, column) for column in table.columns]
-        lines.append([_title(method), *(_plain(cell) for cell in cells)])
+        lines.append([title_of(method), *(_plain(cell) for cell in cells)])
         if any(cell is not None and cell.paper is not None for cell in cells):
             lines.append(["", *(_against(cell) for cell in cells)])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def as_csv(table: ResultTable) -> str:
     """One line for each cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["task", "model", "method", "measure", "mean", "std", "repetitions", "paper", "difference", "place"])
+    writer.writerow(
+        ["task", "model", "method", "measure", "mean", "std", "repetitions", "paper", "difference", "place"]
+    )
     for task, model in table.columns:
         for method in [AUROC, *table.methods]:
             cell = table.cell(method, (task, model))
             if cell is not None:
                 name = AUROC if method == AUROC else table.measure
                 numbers = [f"{cell.mean:.6f}", f"{cell.std:.6f}", cell.n, _or_empty(cell.paper)]
-                writer.writerow([task, model, method, name, *numbers, _or_empty(cell.difference), cell.place or ""])
+                writer.writerow(
+                    [task, model, method, name, *numbers, _or_empty(cell.difference), cell.place or ""]
+                )
     return out.getvalue()
 
 
 def as_markdown(table: ResultTable) -> str:
     """A Markdown table; best bold, second underlined."""
-    head = ["", *(f"{_task(t)} {_model(m)}" for t, m in table.columns)]
+    head = ["", *(column_title(t, m) for t, m in table.columns)]
     lines = [_pipe(head), _pipe(["---"] * len(head))]
-    for method in [AUROC, *table.methods]:
-        lines.append(_pipe([_title(method), *(_marked(table.cell(method, c)) for c in table.columns)]))
+    lines += [
+        _pipe([title_of(method), *(_marked(table.cell(method, c)) for c in table.columns)])
+        for method in [AUROC, *table.methods]
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -145,16 +153,25 @@ def _place(cells: dict[tuple[str, str, str], Cell], methods: list[str], column: 
 
 def _ordered(methods: list[str]) -> list[str]:
     known = list(TITLES)
-    return sorted(methods, key=lambda method: (known.index(_base(method)) if _base(method) in known else len(known)))
+    return sorted(
+        methods, key=lambda method: known.index(base_of(method)) if base_of(method) in known else len(known)
+    )
 
 
-def _base(method: str) -> str:
+def base_of(method: str) -> str:
+    """A method's name without preset and output."""
     return method.partition("@")[0].partition(":")[0]
 
 
-def _title(method: str) -> str:
-    base = _base(method)
+def title_of(method: str) -> str:
+    """A method as tables name it."""
+    base = base_of(method)
     return TITLES.get(base, base) + method[len(base) :].replace(":", " ")
+
+
+def column_title(task: str, model: str) -> str:
+    """A task and a model as tables name them."""
+    return f"{_task(task)} {_model(model)}"
 
 
 def _task(name: str) -> str:
@@ -179,7 +196,7 @@ def _against(cell: Cell | None) -> str:
 
 def _marked(cell: Cell | None) -> str:
     if cell is None:
-        return "–"
+        return "–"  # noqa: RUF001  # the dash of an empty cell
     value = f"{cell.mean:.3f} ± {cell.std:.3f}"
     value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(cell.place or 0, value)
     return f"{value} {_against(cell)}".strip()
@@ -194,7 +211,7 @@ def _latex(cell: Cell | None) -> str:
 
 
 def _latex_title(method: str) -> str:
-    return _title(method).replace("G x I", "G$\\times$I").replace("Grad^2", "Grad$^2$").replace("_", "\\_")
+    return title_of(method).replace("G x I", "G$\\times$I").replace("Grad^2", "Grad$^2$").replace("_", "\\_")
 
 
 def _pipe(cells: list[str]) -> str:

@@ -97,7 +97,7 @@ def _pos_neg_evidence(codes: Codes) -> Signs:
 
 def _adjacent_label(codes: Codes) -> Codes:
     pairs = [contains(codes, a) & contains(codes, b) for a, b in PAIRS]
-    return np.logical_or.reduce(pairs).astype(np.int64)
+    return np.asarray(np.logical_or.reduce(pairs), dtype=np.int64)
 
 
 def _adjacent_evidence(codes: Codes) -> Signs:
@@ -117,8 +117,22 @@ def _standard_evidence(codes: Codes) -> Signs:
 
 
 for _task in (
-    Task("four_bags", "4-Bags", 4, _four_bags_label, _four_bags_evidence, "evidence for and against, four classes"),
-    Task("pos_neg", "Pos-Neg", 2, _pos_neg_label, _pos_neg_evidence, "weighing unique numbers (the paper's words)"),
+    Task(
+        "four_bags",
+        "4-Bags",
+        4,
+        _four_bags_label,
+        _four_bags_evidence,
+        "evidence for and against, four classes",
+    ),
+    Task(
+        "pos_neg",
+        "Pos-Neg",
+        2,
+        _pos_neg_label,
+        _pos_neg_evidence,
+        "weighing unique numbers (the paper's words)",
+    ),
     Task(
         "pos_neg_count",
         "Pos-Neg (counts)",

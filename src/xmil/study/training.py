@@ -54,14 +54,23 @@ class Fitted:
 
 
 def fit(
-    models: Stacked, train: BagSet, validation: BagSet, table: Table, *, training: Training, on_epoch: OnEpoch | None = None
+    models: Stacked,
+    train: BagSet,
+    validation: BagSet,
+    table: Table,
+    *,
+    training: Training,
+    on_epoch: OnEpoch | None = None,
 ) -> Fitted:
     """Train stacked models, each on its own bags (R, b, n); the models given are changed.
 
     Models that have stopped leave the stack once half of it is done.
     """
     if len(models) != len(train.rows) or len(models) != len(validation.rows):
-        raise InputError(f"{len(models)} models need as many sets of bags. Got {len(train.rows)} and {len(validation.rows)}.")
+        raise InputError(
+            f"{len(models)} models need as many sets of bags. "
+            f"Got {len(train.rows)} and {len(validation.rows)}."
+        )
     race = _Race(models, training)
     lap = _Lap(models, train, validation, table, training)
     for epoch in range(training.epochs):
@@ -79,7 +88,9 @@ def fit(
 class _Lap:
     """The models still in training with their bags, optimizer and, on a GPU, recorded step."""
 
-    def __init__(self, models: Stacked, train: BagSet, validation: BagSet, table: Table, training: Training) -> None:
+    def __init__(
+        self, models: Stacked, train: BagSet, validation: BagSet, table: Table, training: Training
+    ) -> None:
         self.models, self.table, self.training = models, table, training
         self._sets = (train, validation)
         self._rows, self._labels = table.to_rows(train.rows), table.to_rows(train.labels)
@@ -87,13 +98,15 @@ class _Lap:
         self.optimizer = make_optimizer(training.optimizer, models.flat, lr=training.lr)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=models.flat.device)
         self._offsets = torch.arange(training.batch, device=models.flat.device)
-        self._step = Repeated(self._full_step, [*models.state().values(), *self.optimizer.state.values(), self._cursor])
+        self._step = Repeated(
+            self._full_step, [*models.state().values(), *self.optimizer.state.values(), self._cursor]
+        )
 
     def select(self, keep: Tensor) -> _Lap:
         """The same with some of the models."""
         at = keep.cpu().numpy()
-        sets = [BagSet(s.rows[at], s.codes[at], s.labels[at]) for s in self._sets]
-        lap = _Lap(self.models.select(keep), *sets, self.table, self.training)
+        train, validation = (BagSet(s.rows[at], s.codes[at], s.labels[at]) for s in self._sets)
+        lap = _Lap(self.models.select(keep), train, validation, self.table, self.training)
         for name, value in self.optimizer.state.items():
             lap.optimizer.state[name].copy_(value[keep])
         return lap
@@ -122,12 +135,14 @@ class _Lap:
     @torch.no_grad()
     def validation_losses(self) -> Tensor:
         """Mean loss of each model over its validation bags, (R,) on the CPU."""
-        r, b, n = self._val_rows.shape
+        r, _, n = self._val_rows.shape
         width = self.table.features.shape[1]
         step = max(1, VALIDATION_NUMBERS[self.models.flat.device.type] // (r * n * width))
         losses = [
             bag_losses(self.models(self.table.bags(rows)), labels)
-            for rows, labels in zip(self._val_rows.split(step, 1), self._val_labels.split(step, 1), strict=True)
+            for rows, labels in zip(
+                self._val_rows.split(step, 1), self._val_labels.split(step, 1), strict=True
+            )
         ]
         return torch.cat(losses, dim=1).double().mean(dim=1).cpu()
 

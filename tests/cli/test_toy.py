@@ -1,0 +1,94 @@
+"""`xmil toy`: a run from digits to tables and plots, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.test_cli import run
+from tests.study.test_instances import write_idx, write_npz
+from xmil.study.store import read_results
+
+TINY = ("--bags", "200,60,60", "--repetitions", "2", "--epochs", "30")
+
+
+def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
+    arguments = ("toy", "--quick", "--task", "four_bags,pos_neg_count", *TINY, "--out", tmp_path)
+    code, out, _ = run(*arguments, capsys=capsys)
+    assert code == 0
+    assert "[" not in out  # scikit-learn's digits are not the paper's
+    for task in ("four_bags", "pos_neg_count"):
+        rows = read_results(tmp_path / "results" / f"{task}-attnmil.parquet")[1]
+        means = {m: np.mean([r["auprc2"] for r in rows if r["method"] == m]) for m in ("lrp", "attention")}
+        assert means["lrp"] > means["attention"] + 0.2
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {f"table1.{kind}" for kind in ("txt", "csv", "md", "tex")} <= made
+    assert {"bars.png", "bags-attnmil.png", "run.json", "ndcg.csv"} <= made
+    assert (tmp_path / "table1.txt").read_text() in out
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert about["settings"]["tasks"] == ["four_bags", "pos_neg_count"]
+
+
+def test_idx_images_are_data_too(tmp_path, capsys):
+    write_idx(tmp_path, "train", 10)
+    write_idx(tmp_path, "t10k", 4)
+    sizes = ("--bags", "32,16,12", "--epochs", "2", "--repetitions", "1")
+    arguments = ("--task", "confounder", "--methods", "lrp,gxi", "--out", tmp_path / "out")
+    code, out, _ = run("toy", "--data", tmp_path, *sizes, *arguments, capsys=capsys)
+    assert code == 0
+    assert "Confounder AttnMIL" in out
+
+
+def bad(*arguments, capsys):
+    code, out, err = run("toy", *arguments, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("xmil: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "four_bag"), "Did you mean 'four_bags'?"),
+        (("--model", "atnmil"), "Did you mean 'attnmil'?"),
+        (("--methods", "lrp,lpr"), "Did you mean 'lrp'?"),
+        (("--methods", "lrp:papr"), "Did you mean 'paper'?"),
+        (("--methods", "lrp@logits"), "Did you mean 'logit'?"),
+        (("--methods", "logits"), "None of the methods logits can explain attnmil"),
+        (
+            ("--repetitions", "0"),
+            "'repetitions' parameter of toy must be an int in the range [1, inf). Got 0",
+        ),
+        (("--epochs", "0"), "'epochs' parameter of Training"),
+        (("--threads", "0"), "'threads' parameter of toy"),
+        (("--bags", "10,10"), "must read like 2000,500,1000"),
+        (("--bags", "10,1,10"), "at least two bags"),
+        (("--device", "tpu"), "Unknown device 'tpu'"),
+        (("--encoder", "pixel"), "Did you mean 'pixels'?"),
+        (("--data", "nowhere"), "nowhere: no such data"),
+        (("--table1", "--quick"), "exclude each other"),
+    ],
+)
+def test_bad_arguments_take_one_line(arguments, message, tmp_path, capsys):
+    assert message in bad(*arguments, "--out", tmp_path, capsys=capsys)
+
+
+def test_bad_data_takes_one_line(tmp_path, capsys):
+    write_npz(tmp_path / "f_train.npz", width=7)
+    write_npz(tmp_path / "f_test.npz", width=8)
+    assert "use one encoder for both" in bad("--data", tmp_path, capsys=capsys)
+    write_npz(tmp_path / "seven.npz", without=(7,))
+    assert "no images of 7" in bad("--data", tmp_path / "seven.npz", capsys=capsys)
+    images = tmp_path / "idx" / "train-images-idx3-ubyte"
+    images.parent.mkdir()
+    write_idx(images.parent, "train", 2)
+    images.write_bytes(images.read_bytes()[:-7])
+    assert f"{images}: (20, 4, 4) promises 320 bytes" in bad("--data", images.parent, capsys=capsys)
+
+
+def test_an_out_that_is_a_file_takes_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert "choose another --out" in bad("--out", tmp_path / "file" / "x", capsys=capsys)
