@@ -80,7 +80,9 @@ def _rows(name: str, runs: list[dict]) -> list[str]:
         }
         if means["auprc2"]:
             lines.append(
-                f"| {name} | {row} | " + " | ".join(_spread(means[metric]) for metric in METRICS) + " |"
+                f"| {name} | {row} | "
+                + " | ".join(_spread(means[metric], of=len(runs)) for metric in METRICS)
+                + " |"
             )
     return lines
 
@@ -104,8 +106,13 @@ def _has(run: dict, row: str, metric: str) -> bool:
     return row in run["rows"] and len(run["rows"][row][metric]) > 0
 
 
-def _spread(values: list[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values):.3f}" if values else "-"
+def _spread(values: list[float], *, of: int | None = None) -> str:
+    """Mean and deviation; how many runs, where they are not all."""
+    if not values:
+        return "-"
+    spread = f" ± {np.std(values):.3f}" if len(values) > 1 else ""
+    runs = "" if of in (None, len(values)) else f" ({len(values)} run{'s' * (len(values) > 1)})"
+    return f"{np.mean(values):.3f}{spread}{runs}"
 
 
 if __name__ == "__main__":
