@@ -17,6 +17,9 @@ from xmil.methods.outputs import Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 
+# how torch words a bag of the wrong width
+WIDTH_ERRORS = ("cannot be multiplied", "normalized_shape", "size mismatch", "must match the size", "to have")
+
 
 def explain(
     model: nn.Module,
@@ -96,7 +99,7 @@ def _run(method: Method, network: Network, x: Tensor, question: Question, params
     try:
         return method.run(network, x, question, **params)
     except RuntimeError as error:
-        if "shape" in str(error) or "size" in str(error) or "dimension" in str(error):
+        if any(sign in str(error) for sign in WIDTH_ERRORS):
             line = str(error).splitlines()[0]
             raise InputError(
                 f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}"
