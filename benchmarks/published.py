@@ -2,10 +2,10 @@
 
     python benchmarks/published.py --models DIR --data FEATURES [--repetitions 30] [--bags 300]
 
-Two rows of the paper differ from ours for reasons that can be measured. Gradient x input: on a CPU the released
-code never clears the gradient of a bag between two classes, so that the score for class c holds the gradients
-of the classes 0 to c. TransMIL's attention: what falls on the instances that are repeated to fill the square is
-left out, not given back.
+Two rows of the paper differ from ours for reasons that can be measured. Gradient x input: on a CPU the
+released code never clears the gradient of a bag between two classes, so that the score for class c holds the
+gradients of the classes 0 to c. TransMIL's attention: what falls on the instances that are repeated to fill
+the square is left out, not given back.
 """
 
 from __future__ import annotations
