@@ -17,7 +17,7 @@ SPECS = [
 ]  # fmt: skip
 MODELS = {
     "attnmil": {"dim": 8, "attention_dim": 6, "n_out_layers": 1},
-    "transmil": {"dim": 16},
+    "transmil": {"dim": 8},
     "addmil": {"hidden": 8},
 }
 

@@ -27,6 +27,7 @@ from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.models.transmil import TransMIL
 from xmil.nn.frozen import frozen
+from xmil.study.projection import project
 
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
 IG_STEPS = 50
@@ -96,6 +97,7 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     >>> score_bags(model, torch.ones(5, 2, 4), MethodSpec("lrp")).shape
     torch.Size([5, 3, 2])
     """
+    model, x = _narrowed(model, x, spec)
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
     outputs = [
@@ -111,6 +113,14 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     if not bool(torch.isfinite(scores).all()):
         raise UnsupportedError(f"The method {spec} gave scores that are not finite; try another preset.")
     return scores
+
+
+def _narrowed(model: MILModel, x: Tensor, spec: MethodSpec) -> tuple[MILModel, Tensor]:
+    """Model and bags behind the first layer, for methods that score the same there."""
+    if spec.name == "lrp":
+        rules = spec.composite or preset_composite(Network(model), spec.preset or "default")
+        return project(model, x, rules)
+    return project(model, x) if spec.name in ("gxi", "ig") else (model, x)
 
 
 def _scorer(spec: MethodSpec) -> Scorer:
