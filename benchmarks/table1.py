@@ -27,14 +27,14 @@ import torch
 from xmil.core.storage import write_atomically
 from xmil.study.benchmark import Configuration, Row
 from xmil.study.instances import load_instances
-from xmil.study.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS, Protocol
+from xmil.study.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS, Protocol
 from xmil.study.run import run_configuration
 from xmil.study.scoring import MethodSpec
 from xmil.study.store import Store
 from xmil.study.tables import as_text, summarise
 from xmil.study.tasks import TASKS
 
-METHODS = (*PAPER_METHODS, "lrp:exact", "lrp:paper", "lrp@log_odds", "grad2")
+METHODS = (*TABLE1_METHODS, "lrp@log_odds", "grad2")
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from xmil.study.scoring import MethodSpec, score_bags
 
 SPECS = [
     "lrp", "lrp:exact", "lrp:paper", "lrp:released", "lrp@log_odds", "lrp:paper@contrastive", "attention",
+    "attention:unfolded",
     "gxi", "gxi@log_odds", "grad2", "ig", "single", "single@logit", "one_removed", "combined", "logits",
     "logits@contrastive", "milli",
 ]  # fmt: skip
 MODELS = {
     "attnmil": {"dim": 8, "attention_dim": 6, "n_out_layers": 1},
-    "transmil": {"dim": 16},
+    "transmil": {"dim": 8},
     "addmil": {"hidden": 8},
 }
 
@@ -31,7 +32,7 @@ def test_many_bags_score_as_explain_does(name, text, n):
         pytest.skip(f"{text} is not for {name}, or too slow here")
     x = torch.randn(3, n, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = score_bags(model, x, spec)
-    options = {"preset": spec.preset} if spec.preset else {}
+    options = {"fold": False} if spec.preset == "unfolded" else {"preset": spec.preset} if spec.preset else {}
     for bag, scores in zip(x, found, strict=True):
         for c in range(3):
             e = xmil.explain(model, bag, method=spec.name, target=c, output=spec.output, **options)
@@ -61,6 +62,6 @@ def test_specs_are_read_and_written():
         MethodSpec.parse("lpr")
     with pytest.raises(UnknownNameError, match="Did you mean 'log_odds'"):
         MethodSpec.parse("lrp@log_ods")
-    with pytest.raises(InputError, match="only lrp"):
+    with pytest.raises(InputError, match="lrp and attention have"):
         MethodSpec.parse("gxi:paper")
     assert set(METHODS) - {"random"} <= {MethodSpec.parse(text).name for text in SPECS}

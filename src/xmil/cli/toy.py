@@ -71,7 +71,7 @@ def toy(
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
     """Tasks, models and methods asked for, each checked; what is not said is the paper's."""
     from xmil.study import probes  # noqa: F401  # registers its tasks
-    from xmil.study.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS
+    from xmil.study.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS
     from xmil.study.scoring import MethodSpec
     from xmil.study.tasks import TASKS
 
@@ -82,7 +82,11 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
         )
     tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
     models = _listed(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
-    chosen = _listed(methods, [*PAPER_METHODS, "grad2", "one_removed", "combined"], list(PAPER_METHODS))
+    chosen = _listed(
+        methods,
+        [*PAPER_METHODS, "grad2", "one_removed", "combined"],
+        list(TABLE1_METHODS if table1 else PAPER_METHODS),
+    )
     for name in tasks:
         TASKS[name]
     for name in models:

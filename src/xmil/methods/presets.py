@@ -26,7 +26,8 @@ def preset_composite(network: Network, preset: str) -> Composite:
     """The rules of a preset for a model.
 
     `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
-    network. `released`: see `released_copy`. `default`: the best measured; so far that is `exact`.
+    network. `released`: see `released_copy`. `default`: the best measured, which is `exact`
+    (docs/benchmarks.md).
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)

@@ -158,6 +158,13 @@ def _pictures(configuration: Configuration, test: BagSet, bag: int) -> npt.NDArr
 
 def _symbols(codes: Codes) -> npt.NDArray[Any]:
     images, digits = sklearn_images()
-    symbols = images[[int(np.flatnonzero(digits == digit)[0]) for digit in range(DIGITS)]]
+    symbols = np.stack([_typical(images[digits == digit]) for digit in range(DIGITS)])
     drawn: npt.NDArray[Any] = np.concatenate([symbols, tagged(symbols)])[codes]
     return drawn
+
+
+def _typical(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The image nearest to the mean of all."""
+    far = np.square(images - images.mean(axis=0)).sum(axis=(1, 2))
+    typical: npt.NDArray[Any] = images[far.argmin()]
+    return typical

@@ -38,6 +38,7 @@ for _setup in (
 PAPER_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
 PAPER_MODELS = ("attnmil", "transmil", "addmil")
 PAPER_METHODS = ("random", "attention", "single", "logits", "gxi", "ig", "lrp")
+TABLE1_METHODS = (*PAPER_METHODS, "attention:unfolded", "lrp:paper")  # with what the paper's rows hold
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,12 @@ from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.models.transmil import TransMIL
 from xmil.nn.frozen import frozen
+from xmil.study.projection import project
 
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
 IG_STEPS = 50
+UNFOLDED = "unfolded"
+VARIANTS = {"lrp": PRESETS, "attention": (UNFOLDED,)}
 
 Scorer = Callable[[Network, Tensor, list[Output]], Tensor]
 
@@ -37,6 +40,8 @@ Scorer = Callable[[Network, Tensor, list[Output]], Tensor]
 @dataclass(frozen=True)
 class MethodSpec:
     """A method with its options, written `name[:preset][@output]`, such as `lrp:paper` or `lrp@log_odds`.
+
+    Presets of lrp are its sets of rules; `attention:unfolded` leaves out what falls on repeated instances.
 
     `composite` replaces the preset's rules; it has no written form.
     """
@@ -56,10 +61,12 @@ class MethodSpec:
         front, _, output = text.partition("@")
         name, _, preset = front.partition(":")
         method = METHODS[name]
-        if preset and name != "lrp":
-            raise InputError(f"The method {name!r} has no presets; only lrp has. Got {text!r}.")
-        if preset and preset not in PRESETS:
-            raise unknown_name("preset of lrp", preset, PRESETS)
+        if preset and name not in VARIANTS:
+            raise InputError(
+                f"The method {name!r} has no presets; {' and '.join(VARIANTS)} have. Got {text!r}."
+            )
+        if preset and preset not in VARIANTS[name]:
+            raise unknown_name(f"preset of {name}", preset, VARIANTS[name])
         if output and output not in method.outputs:
             raise unknown_name(f"output of {name}", output, method.outputs)
         return cls(name, preset or None, output or None)
@@ -73,6 +80,8 @@ class MethodSpec:
         network = Network(model)
         if METHODS[self.name].supports(network) is not None:
             return False
+        if self.preset == UNFOLDED:
+            return isinstance(model, TransMIL)  # no other model repeats instances
         try:
             preset_composite(network, self.preset or "default")
         except UnsupportedError:
@@ -88,6 +97,7 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     >>> score_bags(model, torch.ones(5, 2, 4), MethodSpec("lrp")).shape
     torch.Size([5, 3, 2])
     """
+    model, x = _narrowed(model, x, spec)
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
     outputs = [
@@ -105,9 +115,19 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     return scores
 
 
+def _narrowed(model: MILModel, x: Tensor, spec: MethodSpec) -> tuple[MILModel, Tensor]:
+    """Model and bags behind the first layer, for methods that score the same there."""
+    if spec.name == "lrp":
+        rules = spec.composite or preset_composite(Network(model), spec.preset or "default")
+        return project(model, x, rules)
+    return project(model, x) if spec.name in ("gxi", "ig") else (model, x)
+
+
 def _scorer(spec: MethodSpec) -> Scorer:
     if spec.name == "lrp":
         return partial(_lrp, preset=spec.preset or "default", composite=spec.composite)
+    if spec.name == "attention":
+        return partial(_attention, fold=spec.preset != UNFOLDED)
     return _BATCHED.get(spec.name, partial(_one_by_one, spec=spec))
 
 
@@ -160,8 +180,8 @@ def _integrated_gradients(network: Network, x: Tensor, outputs: list[Output]) ->
 
 
 @torch.no_grad()
-def _attention(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    weights = attention_of(network, x)[1]
+def _attention(network: Network, x: Tensor, outputs: list[Output], *, fold: bool) -> Tensor:
+    weights = attention_of(network, x, fold=fold)[1]
     return torch.stack([branch(weights, output.target, network) for output in outputs], dim=1)
 
 
@@ -220,7 +240,6 @@ _BATCHED: dict[str, Scorer] = {
     "gxi": _gradient_times_input,
     "grad2": _squared_gradient,
     "ig": _integrated_gradients,
-    "attention": _attention,
     "single": _single,
     "one_removed": _one_removed,
     "combined": _combined,
