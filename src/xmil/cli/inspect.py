@@ -70,16 +70,23 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
+    from xmil.cli._slide import inspect_slides, slide_files
     from xmil.data.containers.folder import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
+    from xmil.data.join import feature_files
     from xmil.data.paper_tables import is_metadata
+    from xmil.models.checkpoints.files import IN_FOLDER
 
     if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
         return inspect_run(path)
+    if any((path / name).is_file() for name in IN_FOLDER):
+        return _checkpoint(path)
     if is_metadata(path):
         return inspect_cohort(path)
     if is_bag_folder(path):
         return inspect_features(path, **options)
+    if slide_files(path) and not feature_files(path)[0]:
+        return inspect_slides(path)
     return inspect_folder(path, **options)
 
 
