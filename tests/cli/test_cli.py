@@ -81,6 +81,16 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in err
 
 
+@pytest.mark.parametrize("debug", [True, False])
+def test_debug_shows_the_traceback_of_inspect(debug: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "xmil.cli", *["--debug"] * debug, "inspect", str(tmp_path / "nowhere")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # a process of its own, as pytest owns the logging
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert ("Traceback" in done.stderr) == debug
+    assert done.stderr.splitlines()[-1] == f"xmil: error: {tmp_path / 'nowhere'}: no such file."
+
+
 def test_some_failed_is_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run("inspect", p.plain(tmp_path), tmp_path / "nowhere.h5", capsys=capsys)
     assert code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from xmil.core.errors import FileError, XmilError
 if TYPE_CHECKING:
     from xmil.data.inspection import Report
 
+logger = logging.getLogger(__name__)
 
 Files = Annotated[
     list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
@@ -46,6 +48,7 @@ def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     try:
         return report(path, options).as_dict()
     except XmilError as error:
+        logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
         return {"path": str(path), "kind": "unknown", "error": str(error)}
 
 
