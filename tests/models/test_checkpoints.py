@@ -350,6 +350,26 @@ def test_broken_files(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["o.pt", "o", "o.safetensors.bin"])
+def test_only_safetensors_are_written(name: str, tmp_path: Path) -> None:
+    model = xmil.create_model("meanpool", in_dim=6, n_classes=2)
+    with pytest.raises(CheckpointError, match=re.escape(f"{name}: save_model writes safetensors; end the")):
+        xmil.save_model(model, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("stored", "loaded"),
+    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.float16, torch.float32)],
+)
+def test_double_weights_stay_double(stored: torch.dtype, loaded: torch.dtype, tmp_path: Path) -> None:
+    model = xmil.create_model("attnmil", in_dim=6, n_classes=2, dim=8).to(stored)
+    xmil.save_model(model, tmp_path / "o.safetensors")
+    weight = xmil.load_model(tmp_path / "o.safetensors").classifier.weight
+    assert weight.dtype == loaded
+    assert torch.equal(weight, model.classifier.weight.to(loaded))
+
+
 def test_only_our_models_are_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="create_model or load_model, not Linear"):
         xmil.save_model(torch.nn.Linear(2, 2), tmp_path / "m.safetensors")  # type: ignore[arg-type]
