@@ -14,7 +14,7 @@ from xmil.core.errors import bad_parameter
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.perturbation import OUTPUTS, single_logits
-from xmil.methods.registry import Attribution, Attributions, check_seed, register_method
+from xmil.methods.registry import Attribution, Attributions, register_method, seed_words
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,7 +48,7 @@ def milli(
     for output in question.outputs(logits):
         ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()
         chances = inclusion_chances(n, alpha=alpha, beta=beta)[ranks]
-        coalitions = _draw(chances, samples, check_seed(seed, "milli"))
+        coalitions = _draw(chances, samples, seed_words(seed, "milli"))
         values = output(_coalition_logits(network, h, coalitions)).double().cpu().numpy()
         weights = coalitions @ chances / coalitions.sum(axis=1)
         scores = torch.from_numpy(_fit(coalitions, values, weights)).to(x)
@@ -70,7 +70,7 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
     return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
 
 
-def _draw(chances: Floats, samples: int, seed: int) -> npt.NDArray[np.bool_]:
+def _draw(chances: Floats, samples: int, seed: list[int]) -> npt.NDArray[np.bool_]:
     """Coalitions (samples, n), none of them empty."""
     rng = np.random.default_rng(seed)
     coalitions = rng.random((samples, len(chances))) < chances

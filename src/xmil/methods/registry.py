@@ -69,11 +69,12 @@ class Method:
                 raise unknown_name(f"parameter of {self.name}", name, self.parameters)
 
 
-def check_seed(seed: Any, method: str) -> int:
-    """A seed as NumPy takes it."""
-    if not isinstance(seed, int) or seed < 0:
-        raise bad_parameter("seed", method, "an int in the range [0, inf)", seed)
-    return seed
+def seed_words(seed: Any, method: str) -> list[int]:
+    """A seed, one number or several, as NumPy takes it."""
+    words = list(seed) if isinstance(seed, list | tuple) else [seed]
+    if not words or not all(isinstance(word, int) and word >= 0 for word in words):
+        raise bad_parameter("seed", method, "an int in the range [0, inf), or several", seed)
+    return words
 
 
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
@@ -104,6 +105,6 @@ __all__ = [
     "Method",
     "Output",
     "Question",
-    "check_seed",
     "register_method",
+    "seed_words",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from xmil.core.explanation import Audit
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
-from xmil.methods.registry import Attribution, Attributions, check_seed, register_method
+from xmil.methods.registry import Attribution, Attributions, register_method, seed_words
 from xmil.models.addmil import AddMIL
 
 
@@ -41,11 +43,11 @@ def instance_logits(network: Network, x: Tensor, question: Question) -> Attribut
 
 @register_method("random", signed=True, cost="1")
 @torch.no_grad()
-def random(network: Network, x: Tensor, question: Question, *, seed: int = 0) -> Attributions:
+def random(network: Network, x: Tensor, question: Question, *, seed: int | Sequence[int] = 0) -> Attributions:
     """Standard normal scores: what a method must beat."""
     logits = network(x)
     outputs = question.outputs(logits)
-    generators = [np.random.default_rng([check_seed(seed, "random"), int(o.target)]) for o in outputs]
+    generators = [np.random.default_rng([*seed_words(seed, "random"), int(o.target)]) for o in outputs]
     draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for rng in generators]
     return Attributions(
         logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)]
