@@ -148,6 +148,38 @@ def test_families(family: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("prefix", ["model.", "module.", "net.", "model.model.", "module.model."])
+def test_foreign_keys_beside_a_prefix_are_dropped_and_named(prefix: str, tmp_path: Path) -> None:
+    model = xmil.create_model("addmil", in_dim=6, n_classes=2, hidden=7)
+    state = {f"{prefix}{key}": value for key, value in in_family(model, CASES["xmil-addmil"][2]).items()}
+    torch.save({"state_dict": state | {"loss.weight": torch.ones(2)}}, tmp_path / "m.ckpt")
+    assert torch.equal(xmil.load_model(tmp_path / "m.ckpt").classifier[0].weight, model.classifier[0].weight)
+    [note] = describe_checkpoint(tmp_path / "m.ckpt")["notes"]
+    assert note.startswith(f"dropped loss.weight: not under '{prefix.split('.')[0]}.")
+
+
+def test_a_lightning_transmil_with_a_loss_of_its_own(tmp_path: Path) -> None:
+    model = xmil.create_model("transmil", in_dim=6, n_classes=2, **TRANSMIL)
+    state = {f"model.model.{key}": value for key, value in in_family(model, CASES["transmil"][2]).items()}
+    torch.save({"state_dict": state | {"model.loss.weight": torch.ones(2)}}, tmp_path / "m.ckpt")
+    found = describe_checkpoint(tmp_path / "m.ckpt")
+    assert found["family"] == "transmil"
+    assert found["notes"] == ["dropped model.loss.weight: not under 'model.model.', where the model is"]
+
+
+def test_a_prefix_alone_drops_nothing(tmp_path: Path) -> None:
+    model = xmil.create_model("addmil", in_dim=6, n_classes=2, hidden=7)
+    state = {f"net.{key}": value for key, value in in_family(model, CASES["xmil-addmil"][2]).items()}
+    torch.save(state, tmp_path / "m.pt")
+    assert describe_checkpoint(tmp_path / "m.pt")["notes"] == []
+
+
+def test_a_stranger_under_a_prefix_is_named_by_its_own_keys(tmp_path: Path) -> None:
+    torch.save({"model.conv.weight": torch.zeros(1), "loss.weight": torch.zeros(1)}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"no known family\. Keys: model\.conv\.weight, loss\.weight"):
+        xmil.load_model(tmp_path / "m.pt")
+
+
 def test_every_family_is_tested() -> None:
     assert set(CASES) == set(FAMILIES)
 

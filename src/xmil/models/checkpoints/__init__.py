@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from xmil.core.errors import CheckpointError, XmilError
 from xmil.core.storage import write_atomically
 from xmil.models.base import MILModel, ModelSpec
 from xmil.models.checkpoints import published
-from xmil.models.checkpoints.families import FAMILIES, Converted, Family, strip_prefixes
+from xmil.models.checkpoints.families import (
+    FAMILIES,
+    PREFIXES,
+    Converted,
+    Family,
+    State,
+    strip_prefixes,
+    under_prefix,
+)
 from xmil.models.checkpoints.files import SPEC_KEY, Weights, read_weights
 from xmil.models.registry import build
 
@@ -73,14 +81,32 @@ def _recognise(weights: Weights) -> tuple[str, Converted, ModelSpec]:
     if weights.spec is not None:
         spec = ModelSpec(**{**weights.spec, "class_names": _tuple(weights.spec.get("class_names"))})
         return "xmil", Converted(spec.name, spec.in_dim, spec.n_classes, {}, dict(weights.state)), spec
-    state = strip_prefixes(weights.state)
-    family = _family_of(state)
+    family, state, notes = _find_family(weights.state)
     converted = family.convert(state, weights.settings)
+    converted = replace(converted, notes=[*converted.notes, *notes])
     names = _tuple(weights.settings.get("class_names"))
     spec = ModelSpec(
         converted.model, converted.in_dim, converted.n_classes, converted.params, class_names=names
     )
     return family.name, converted, spec
+
+
+def _find_family(stored: State) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
+    """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
+    state = strip_prefixes(stored)
+    try:
+        return _family_of(state), state, []
+    except CheckpointError:
+        for prefix in PREFIXES:
+            inner, foreign = under_prefix(stored, prefix)
+            if any(not FAMILIES[name].missing(inner) for name in FAMILIES):
+                return _family_of(inner), inner, _dropped(foreign, prefix)
+        raise
+
+
+def _dropped(keys: list[str], prefix: str) -> list[str]:
+    named = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
+    return [f"dropped {named}: not under {prefix!r}, where the model is"] if keys else []
 
 
 def _family_of(state: dict[str, torch.Tensor]) -> Family:

@@ -16,6 +16,12 @@ from torch import Tensor
 from xmil.core.registry import Registry
 
 State = Mapping[str, Tensor]
+PREFIXES = (
+    "model.",
+    "module.",
+    "net.",
+    "model.model.",
+)  # where wrappers keep the model
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,12 @@ def strip_prefixes(state: State) -> dict[str, Tensor]:
         if keys and all(key.startswith(prefix) for key in keys):
             keys = {key.removeprefix(prefix): value for key, value in keys.items()}
     return keys
+
+
+def under_prefix(state: State, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The keys under a prefix, without it and further wrappers' prefixes, and the keys that are elsewhere."""
+    inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    return strip_prefixes(inner), [key for key in state if not key.startswith(prefix)]
 
 
 def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:

@@ -1,0 +1,30 @@
+"""The documents: every relative link leads to a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|\b(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def relative_links(text: str) -> list[str]:
+    """The targets of links and images inside the repository, without their anchors."""
+    found = ["".join(groups) for groups in _LINK.findall(_CODE.sub("", text))]
+    return [link.split("#")[0] for link in found if not re.match(r"#|[a-z][a-z0-9+.-]*:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    dead = [link for link in relative_links(page.read_text("utf-8")) if not (page.parent / link).is_file()]
+    assert dead == []
+
+
+def test_links_are_found() -> None:
+    text = '[a](b.md#part) ![i](c.png) [w](http://x) [h](#h) `[n](no.md)`\n[r]: d.md\n<img src="e.png">'
+    assert relative_links(text) == ["b.md", "c.png", "d.md", "e.png"]
