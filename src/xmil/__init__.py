@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from xmil.data import read_cohort as read_cohort
     from xmil.data import write_bag as write_bag
     from xmil.evaluate.evidence import auprc2 as auprc2
+    from xmil.evaluate.flip import Flips as Flips
+    from xmil.evaluate.flip import flip as flip
+    from xmil.evaluate.flip import srg as srg
+    from xmil.evaluate.measures import necessity as necessity
+    from xmil.evaluate.measures import random_band as random_band
+    from xmil.evaluate.measures import sufficiency as sufficiency
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -42,20 +48,26 @@ _HOME = {
     "Bag": "xmil.core.bag",
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
+    "Flips": "xmil.evaluate.flip",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "flip": "xmil.evaluate.flip",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
     "load_model": "xmil.models",
+    "necessity": "xmil.evaluate.measures",
     "open_bag": "xmil.data",
+    "random_band": "xmil.evaluate.measures",
     "read_bag": "xmil.data",
     "read_cohort": "xmil.data",
     "save_model": "xmil.models",
+    "srg": "xmil.evaluate.flip",
+    "sufficiency": "xmil.evaluate.measures",
     "write_bag": "xmil.data",
 }
 

@@ -81,6 +81,16 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in err
 
 
+@pytest.mark.parametrize("debug", [True, False])
+def test_debug_shows_the_traceback_of_inspect(debug: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "xmil.cli", *["--debug"] * debug, "inspect", str(tmp_path / "nowhere")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # a process of its own, as pytest owns the logging
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert ("Traceback" in done.stderr) == debug
+    assert done.stderr.splitlines()[-1] == f"xmil: error: {tmp_path / 'nowhere'}: no such file."
+
+
 def test_some_failed_is_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run("inspect", p.plain(tmp_path), tmp_path / "nowhere.h5", capsys=capsys)
     assert code == 1
@@ -139,6 +149,47 @@ def test_inspect_an_empty_folder_points_below(tmp_path: Path, capsys: pytest.Cap
     p.clam_pt(tmp_path)
     [report] = inspected(tmp_path, capsys=capsys)
     assert "look into h5_files (1 files), pt_files (1 files)" in report["problems"][0]
+
+
+def test_inspect_a_clam_project_names_the_nested_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p.clam_features(tmp_path / "FEATURES")
+    p.clam_pt(tmp_path / "FEATURES")
+    [report] = inspected(tmp_path, capsys=capsys)
+    assert report["what"] == "a folder without feature files of its own"
+    assert "FEATURES/h5_files (1 files), FEATURES/pt_files (1 files)" in report["problems"][0]
+
+
+def test_inspect_a_folder_of_nothing_is_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.md").write_text("nothing to see")
+    code, out, err = run("inspect", tmp_path, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "no feature files, checkpoints or slides found here" in err
+
+
+def test_inspect_a_checkpoint_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    xmil.save_model(xmil.create_model("addmil", in_dim=6, n_classes=2), tmp_path / "model.safetensors")
+    [report] = inspected(tmp_path, capsys=capsys)
+    assert (report["kind"], report["facts"]["name"]) == ("checkpoint", "addmil")
+
+
+def test_inspect_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("b.jpg", "a.png"):
+        image.new("RGB", (50, 30)).save(tmp_path / name)
+    (tmp_path / "broken.svs").write_text("not a slide")
+    [report] = inspected(tmp_path, capsys=capsys)
+    assert (report["what"], report["facts"]["slides"]) == ("a folder of slides", 3)
+    assert [(row["file"], row.get("size")) for row in report["rows"]] == [
+        ("a.png", [50, 30]),
+        ("b.jpg", [50, 30]),
+        ("broken.svs", None),
+    ]
+    assert "mpp is not stored in 2 of 2" in report["missing"][0]
+    assert report["problems"] == ["1 files cannot be read"]
+    _, out, _ = run("inspect", tmp_path, capsys=capsys)
+    assert "50 x 30" in out
 
 
 def test_inspect_explanation_run_and_cohort(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,3 +314,17 @@ def test_slides_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, _, err = run("inspect", tmp_path / "text.svs", tmp_path / "cut.tif", capsys=capsys)
     assert code == 2
     assert err.count("not a slide or image that can be read") == 2
+
+
+@needs_data
+def test_real_folders_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("openslide")
+    golden, slides, colon = inspected(
+        DATA / "golden" / "attnmil_camelyon", DATA / "slides", DATA / "colon", capsys=capsys
+    )
+    assert (golden["kind"], golden["facts"]["name"]) == ("checkpoint", "attnmil")
+    assert [(row["size"], row["mpp"]) for row in slides["rows"]] == [
+        ([2220, 2967], 0.499),
+        ([4443, 3567], None),
+    ]
+    assert (colon["what"], colon["problems"]) == ("a folder of slides", [])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 import xmil
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.lrp import AffineRule, Composite, register_rule, trace
+from xmil.lrp.engine import Engine
 from xmil.lrp.operations import RULES
 from xmil.nn.frozen import frozen
 
@@ -132,11 +136,16 @@ def test_uncovered_operation_is_refused_by_name_and_path() -> None:
 
 def test_a_rule_can_be_added() -> None:
     @register_rule("logsumexp")
-    def soft_maximum(engine: object, function: object, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return x.amax(1) + (function(x, *args, **kwargs) - x.amax(1)).detach()  # type: ignore[operator]
+    def soft_maximum(
+        engine: Engine, function: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        excess = (function(x, *args, **kwargs) - x.amax(1)).detach()
+        out = x.amax(1) + excess
+        engine.ledger.keep("bias", excess, out)
+        return out
 
     try:
-        assert xmil.explain(LogSumExp(), FEATURES, target=0).scores.any()
+        assert audited(xmil.explain(LogSumExp(), FEATURES, target=0))
     finally:
         del RULES._entries["logsumexp"]
 

@@ -237,21 +237,39 @@ class Payload:
         return os.system, ("touch pwned",)
 
 
-@pytest.mark.parametrize("how", ["pickle", "torch", "inside"])
+def dangerous(how: str, path: Path) -> None:
+    contents = {"torch": Payload(), "state": {"model_state_dict": {"a": Payload()}}}
+    contents["inside"] = {"state_dict": {"w": torch.zeros(1)}, "hook": Payload()}
+    contents["class"] = {"state_dict": {"w": torch.zeros(1)}, "slice": slice(3)}
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(Payload()))
+    elif how == "old pickle":
+        path.write_bytes(pickle.dumps(Payload(), protocol=0))
+    else:
+        torch.save(contents[how], path)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("how", ["pickle", "old pickle", "torch", "inside", "state", "class"])
 def test_a_pickle_that_would_run_code_is_refused(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "model.pt"
-    if how == "pickle":
-        path.write_bytes(pickle.dumps(Payload()))
-    else:
-        torch.save(
-            Payload() if how == "torch" else {"state_dict": {"w": torch.zeros(1)}, "hook": Payload()}, path
-        )
-    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+    dangerous(how, path)
+    with pytest.raises(CheckpointError, match="refused, it holds more than tensors") as caught:
         xmil.load_model(path)
+    assert str(path) in str(caught.value)
+    assert not re.search("weights_only|safe_globals|trusted|PyTorch", str(caught.value))  # torch's advice
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\xf4\x01\x02" * 100])
+def test_garbage_is_not_called_dangerous(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"not a (readable )?checkpoint") as caught:
+        xmil.load_model(tmp_path / "model.pt")
+    assert not re.search("refused|weights_only|PyTorch", str(caught.value))
 
 
 def test_numpy_scalars_of_an_optimiser_pass(tmp_path: Path) -> None:
@@ -330,6 +348,26 @@ def test_broken_files(name: str, tmp_path: Path) -> None:
         xmil.load_model(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["o.pt", "o", "o.safetensors.bin"])
+def test_only_safetensors_are_written(name: str, tmp_path: Path) -> None:
+    model = xmil.create_model("meanpool", in_dim=6, n_classes=2)
+    with pytest.raises(CheckpointError, match=re.escape(f"{name}: save_model writes safetensors; end the")):
+        xmil.save_model(model, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("stored", "loaded"),
+    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.float16, torch.float32)],
+)
+def test_double_weights_stay_double(stored: torch.dtype, loaded: torch.dtype, tmp_path: Path) -> None:
+    model = xmil.create_model("attnmil", in_dim=6, n_classes=2, dim=8).to(stored)
+    xmil.save_model(model, tmp_path / "o.safetensors")
+    weight = xmil.load_model(tmp_path / "o.safetensors").classifier.weight
+    assert weight.dtype == loaded
+    assert torch.equal(weight, model.classifier.weight.to(loaded))
 
 
 def test_only_our_models_are_saved(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _SHOWN = 200  # rows of a folder's table
+_COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -21,7 +22,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    names = ["file", "format", "instances", "width", "stored as", "encoder", "patch edge", "mpp"]
+    names = [name for name in _COLUMNS if any(name in row for row in rows)]
     cells = [[_cell(row.get(name)) for name in names] for row in rows[:_SHOWN] if "error" not in row]
     widths = [max(len(line[i]) for line in [names, *cells]) for i in range(len(names))]
     lines = [
@@ -40,6 +41,8 @@ def _as_options(sentence: str) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError
 from xmil.data.inspection import Report
+from xmil.data.siblings import SLIDE_SUFFIXES
 
 _INSTALL = "install the readers to look into it: pip install 'xmil[slides]'"
 
@@ -18,6 +20,42 @@ def inspect_slide(path: Path) -> Report:
         raise FileError(f"{path}: not a slide or image that can be read, or damaged; {_INSTALL}.")
     missing = () if facts.get("mpp") else ("for patches of a known size: mpp is not stored; pass --mpp",)
     return Report(str(path), "slide", f"a slide ({facts['read by']})", facts, missing=missing)
+
+
+def slide_files(folder: Path) -> list[Path]:
+    """The files of a folder that a slide's or image's suffix names, in order of name."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.lower().endswith(SLIDE_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+    )
+
+
+def inspect_slides(folder: Path) -> Report:
+    """A folder of slides: one row each, with size and mpp, and what is missing or cannot be read."""
+    rows = tuple(_row(path) for path in slide_files(folder))
+    good = [row for row in rows if "error" not in row]
+    lacking = sum(row["mpp"] is None for row in good)
+    facts = {"slides": len(rows), "read by": dict(Counter(row["read by"] for row in good))}
+    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; pass --mpp"
+    unread = len(rows) - len(good)
+    return Report(
+        str(folder),
+        "folder",
+        "a folder of slides",
+        facts,
+        missing=(missing,) if lacking else (),
+        problems=(f"{unread} files cannot be read",) if unread else (),
+        rows=rows,
+    )
+
+
+def _row(path: Path) -> dict[str, Any]:
+    try:
+        facts = inspect_slide(path).facts
+    except FileError as error:
+        return {"file": path.name, "error": str(error)}
+    return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
 
 
 def _openslide(path: Path) -> dict[str, Any] | None:

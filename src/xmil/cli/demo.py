@@ -14,11 +14,13 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
 ) -> None:
     """Train two models on bags of handwritten digits, explain them with several methods, draw the result."""
+    import torch
     from rich.console import Console
     from rich.table import Table
 
     from xmil.demo import run_demo
 
+    torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
     console = Console()
     result = run_demo(out, quick=quick, seed=seed, progress=lambda line: console.print(f"[dim]{line}[/dim]"))
     methods = list(dict.fromkeys(method for _, method in result.auprc2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from xmil.core.errors import FileError, XmilError
 if TYPE_CHECKING:
     from xmil.data.inspection import Report
 
+logger = logging.getLogger(__name__)
 
 Files = Annotated[
     list[Path], typer.Argument(help="Feature files, checkpoints, slides, tables, explanations, folders.")
@@ -46,6 +48,7 @@ def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     try:
         return report(path, options).as_dict()
     except XmilError as error:
+        logger.debug("where %s failed:", path, exc_info=True)  # seen with --debug
         return {"path": str(path), "kind": "unknown", "error": str(error)}
 
 
@@ -70,16 +73,23 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
+    from xmil.cli._slide import inspect_slides, slide_files
     from xmil.data.containers.folder import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
+    from xmil.data.join import feature_files
     from xmil.data.paper_tables import is_metadata
+    from xmil.models.checkpoints.files import IN_FOLDER
 
     if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
         return inspect_run(path)
+    if any((path / name).is_file() for name in IN_FOLDER):
+        return _checkpoint(path)
     if is_metadata(path):
         return inspect_cohort(path)
     if is_bag_folder(path):
         return inspect_features(path, **options)
+    if slide_files(path) and not feature_files(path)[0]:
+        return inspect_slides(path)
     return inspect_folder(path, **options)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from xmil.core.errors import XmilError
+from xmil.core.errors import FileError, XmilError
 from xmil.core.placement import CONVENTIONS, missing_for_drawing
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
@@ -17,6 +18,7 @@ from xmil.data.cohort import SPLIT, read_cohort
 from xmil.data.header import Header
 from xmil.data.join import feature_files
 
+_NAMED = 12  # folders named in a hint
 _BLOCK = 1 << 25  # bytes of features looked at in one go
 
 
@@ -116,19 +118,37 @@ def inspect_folder(path: Path, **options: Any) -> Report:
     files, links = feature_files(path)
     rows = tuple(_row(file, options) for file in files)
     problems = [*_mix_problems(rows), *[f"{link.name} is a link out of the folder" for link in links]]
-    if not files:
-        below = {
-            entry.name: len(feature_files(entry)[0]) for entry in sorted(path.iterdir()) if entry.is_dir()
-        }
-        found = [f"{name} ({count} files)" for name, count in below.items() if count]
-        hint = f"; look into {', '.join(found)}" if found else ""
-        problems.append(f"the folder holds no feature files{hint}")
+    if not files and not links:
+        return _folder_above(path)
     good = [row for row in rows if "error" not in row]
     facts = {"files": len(rows), "instances": sum(row["instances"] for row in good)}
     facts |= {name: _mix(good, name) for name in ("format", "encoder", "width", "patch edge")}
     return Report(
         str(path), "folder", "a folder of feature files", facts, problems=tuple(problems), rows=rows
     )
+
+
+def _folder_above(path: Path) -> Report:
+    """A folder whose subfolders, one or two levels down, hold the feature files."""
+    found = [f"{folder.relative_to(path).as_posix()} ({count} files)" for folder, count in _below(path, 2)]
+    if not found:
+        raise FileError(
+            f"{path}: no feature files, checkpoints or slides found here; name the folder that holds them."
+        )
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    problem = f"the folder holds no feature files; look into {', '.join(found[:_NAMED])}{more}"
+    what = "a folder without feature files of its own"
+    return Report(str(path), "folder", what, {"folders": len(found)}, problems=(problem,))
+
+
+def _below(path: Path, levels: int) -> Iterator[tuple[Path, int]]:
+    """The nearest folders below that hold feature files, and how many."""
+    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
+        count = len(feature_files(folder)[0])
+        if count:
+            yield folder, count
+        elif levels > 1:
+            yield from _below(folder, levels - 1)
 
 
 def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:

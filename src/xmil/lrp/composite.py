@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import InputError, bad_parameter
 
 BIAS_POLICIES = ("absorb", "redistribute")
 GATE_RULES = ("signal", "uniform")
@@ -27,7 +28,8 @@ class AffineRule:
         if self.bias not in BIAS_POLICIES:
             raise bad_parameter("bias", "AffineRule", f"one of {list(BIAS_POLICIES)}", self.bias)
         for name in ("epsilon", "gamma"):
-            if not getattr(self, name) >= 0:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
                 raise bad_parameter(name, "AffineRule", "a float in the range [0, inf)", getattr(self, name))
         if self.bias == "redistribute" and self.epsilon == 0:
             raise bad_parameter("epsilon", "AffineRule with bias='redistribute'", "above zero", self.epsilon)
@@ -61,6 +63,15 @@ class Composite:
     def __post_init__(self) -> None:
         if self.gates not in GATE_RULES:
             raise bad_parameter("gates", "Composite", f"one of {list(GATE_RULES)}", self.gates)
+
+    def check_names(self, parameters: Iterable[str]) -> None:
+        """Refuse a pattern that fits no parameter: a typing error would go unnoticed."""
+        names = list(parameters)
+        for pattern in self.overrides:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError(
+                    f"The pattern {pattern!r} of the composite fits none of: {', '.join(names)}."
+                )
 
     def rule_for(self, parameter: str | None) -> AffineRule:
         """The rule of a parameter by its dotted name; None stands for a weight that is not a parameter."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.composite import AffineRule, Composite
 from xmil.lrp.ledger import Ledger
-from xmil.lrp.operations import GRADIENT_IS_RULE, RULES, is_live, live_tensors, name_of
+from xmil.lrp.operations import GRADIENT_IS_RULE, RULES, is_live, live_tensors, name_of, out_of_place
 
 Forward = Callable[[Tensor], Tensor]
 OutputFunction = Callable[[Tensor], Tensor]
@@ -58,13 +58,15 @@ class Engine(TorchFunctionMode):
     The mode belongs to the thread that entered it; no module is changed.
     """
 
-    def __init__(self, composite: Composite, module: nn.Module) -> None:
+    def __init__(self, composite: Composite, module: nn.Module, *, own: bool = False) -> None:
         super().__init__()
         self.composite = composite
         self.module = module
         self.ledger = Ledger()
         self.gates: dict[int, Tensor] = {}  # outputs of sigmoids, kept alive so that ids stay theirs
         self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
+        self._own = own
+        composite.check_names(self._names.values())
 
     def __torch_function__(
         self,
@@ -73,25 +75,62 @@ class Engine(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        options = dict(kwargs or {})
+        if not live_tensors(args) and not live_tensors(options):
+            return func(*args, **options)
         name = name_of(func)
-        if not live_tensors(args) and not live_tensors(dict(kwargs)):
-            return func(*args, **kwargs)
+        if name == "__setitem__" and is_live(args[0]):
+            self._need_own_tensors()
+        plain = out_of_place(func, name, options)
+        if plain is None:
+            return self._run(func, name, args, options)
+        self._need_own_tensors()
+        options.pop("inplace", None)
+        target, *others = args
+        out = self._run(plain, name_of(plain), [target.clone(), *others], options)
+        return target.copy_(out)
+
+    def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The operation under its rule; refused where it has none."""
         if name in RULES:
-            return RULES[name](self, func, *args, **kwargs)
+            return self._owned(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)
-        if name in GRADIENT_IS_RULE or not live_tensors(out):
+        if name not in GRADIENT_IS_RULE and live_tensors(out):
+            return self.refuse(func)
+        if self.gates and isinstance(out, Tensor) and id(args[0]) in self.gates:
+            self.gates[id(out)] = out
+        return out
+
+    def _need_own_tensors(self) -> None:
+        """An in-place operation: start over, with a tensor of its own for every ruled result."""
+        if not self._own:
+            raise _StartOver
+
+    def _owned(self, out: Any) -> Any:
+        """A ruled result that may be changed in place: what the rules hold on to is then another tensor."""
+        if not self._own or not is_live(out):
             return out
-        return self.refuse(func)
+        copy = out.clone()
+        if id(out) in self.gates:
+            self.gates[id(copy)] = copy
+        return copy
+
+    def name_of_parameter(self, tensor: Tensor) -> str | None:
+        """The dotted name of the parameter that a tensor is, or is a view of."""
+        return self._names.get(_storage(tensor))
 
     def rule_for(self, weight: Tensor | None) -> AffineRule:
         """The affine rule of a weight, by the name of the parameter it is or is a view of."""
-        name = None if weight is None else self._names.get(_storage(weight))
-        return self.composite.rule_for(name)
+        return self.composite.rule_for(None if weight is None else self.name_of_parameter(weight))
 
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
         for role, value in parameters.items():
+            if is_live(value) and isinstance(value, nn.Parameter):
+                raise UnsupportedError(
+                    f"The {role} of {operation!r} is a parameter outside the explained module, "
+                    f"{self.where()}; put both into one nn.Module and explain that."
+                )
             if is_live(value):
                 raise UnsupportedError(
                     f"No LRP rule for {operation!r} with a {role} that depends on the input, {self.where()}. "
@@ -116,6 +155,10 @@ class Engine(TorchFunctionMode):
                 )
             frame = frame.f_back  # type: ignore[assignment]
         return "outside any module"
+
+
+class _StartOver(BaseException):
+    """Not an error: the forward pass is run once more."""
 
 
 _WAY_OUT = (
@@ -166,14 +209,26 @@ def trace(
 
     `layers` are dotted names of submodules whose outputs' relevance is wanted.
     """
-    engine = Engine(composite or Composite(), module)
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"The compiled module {part.original_name} hides its operations. {_WAY_OUT}"
+            )
+    try:
+        return _trace(forward, x, Engine(composite or Composite(), module), layers)
+    except _StartOver:
+        return _trace(forward, x, Engine(composite or Composite(), module, own=True), layers)
+
+
+def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:
     x = x.detach().requires_grad_(True)
     captured: dict[str, Tensor] = {}
     with torch.enable_grad(), ExitStack() as stack:
         for name in layers:
-            stack.enter_context(_capture(module, name, captured))
+            stack.enter_context(_capture(engine.module, name, captured))
+        start = engine._owned(x)
         with engine:
-            logits = forward(x)
+            logits = forward(start)
     _check_graph(logits)
     return Trace(engine, x, logits, {name: captured[name] for name in layers})
 
@@ -183,7 +238,8 @@ def _check_graph(logits: Tensor) -> None:
     if not logits.requires_grad:
         raise UnsupportedError(
             "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
-            "detached tensor is. Let the model return logits, or pass forward= to pick them."
+            "detached tensor is, or was computed under no_grad. Let the model return logits, or pass "
+            "forward= to pick them."
         )
     seen, stack = set(), [logits.grad_fn]
     while stack:

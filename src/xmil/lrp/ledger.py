@@ -29,6 +29,8 @@ class Ledger:
 
     def keep(self, share: str, constant: Tensor | float, out: Tensor) -> None:
         """Book what a constant term of `out` will receive: the sum of constant times gradient."""
+        if not out.requires_grad:  # computed under no_grad: nothing will come back
+            return
         if isinstance(constant, Tensor):
             constant = constant.detach()
         out.register_hook(lambda gradient: self.add(share, product_sum(constant, gradient)))

@@ -37,7 +37,7 @@ moveaxis narrow permute ravel reshape reshape_as select split split_with_sizes s
 swapdims t tensor_split tile transpose unbind unflatten unfold fold unsqueeze unsqueeze_ view view_as vsplit
 hsplit __getitem__ index_select gather take take_along_dim diagonal diag diag_embed flip fliplr flipud roll
 rot90 repeat repeat_interleave masked_select pixel_shuffle pixel_unshuffle channel_shuffle triu tril
-to float double half bfloat16 type_as cpu cuda copy_
+to float double half bfloat16 type type_as cpu cuda requires_grad_ atleast_1d atleast_2d atleast_3d
 sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num diff
 relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__
 amax amin aminmax topk sort kthvalue median nanmedian cummax cummin msort norm std vector_norm
@@ -49,8 +49,13 @@ interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature
 GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 
 
+KEEP_IN_PLACE = frozenset(
+    {"copy_", "requires_grad_", "detach_", "squeeze_", "unsqueeze_", "transpose_", "t_"}
+)
+
+
 def name_of(function: Operation) -> str:
-    """The name an operation is filed under: `add` for `x + y`, `torch.add` and `Tensor.add_` alike.
+    """The name an operation is filed under: `add` for `x + y`, `torch.add` and `Tensor.add` alike.
 
     >>> import torch
     >>> name_of(torch.add), name_of(torch.Tensor.mT.__get__)
@@ -80,7 +85,23 @@ _ALIASES = {
     "concat": "cat",
     "concatenate": "cat",
     "__pow__": "pow",
+    "log_sigmoid": "logsigmoid",
 }
+
+
+def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Operation | None:
+    """The operation that gives what an in-place one writes; None for operations that are not in place.
+
+    >>> import torch
+    >>> out_of_place(torch.Tensor.add_, "add_", {}) is torch.Tensor.add
+    True
+    """
+    if options.get("inplace"):
+        return function
+    if name.endswith("_") and not name.startswith("__") and name not in KEEP_IN_PLACE:
+        found: Operation | None = getattr(Tensor, name[:-1], None)
+        return found
+    return None
 
 
 def is_live(value: Any) -> bool:

@@ -77,6 +77,8 @@ def attention_of(
     if isinstance(network.model, TransMIL):
         logits, row = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
         return logits, (_folded(row, x.shape[1]) if fold else row[:, : x.shape[1]]).unsqueeze(-1)
+    if layer != "rollout":
+        raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
     model: Any = network.model
     h = model.embed(x)
     return model.aggregate(h), F.softmax(model.attend(h), dim=1)

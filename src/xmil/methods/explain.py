@@ -17,6 +17,9 @@ from xmil.methods.outputs import Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 
+# how torch words a bag of the wrong width
+WIDTH_ERRORS = ("cannot be multiplied", "normalized_shape", "size mismatch", "must match the size", "to have")
+
 
 def explain(
     model: nn.Module,
@@ -84,7 +87,7 @@ def _explain(
     chosen.check_parameters(params)
     _check_support(chosen, network)
     question = Question(targets, _output_kind(chosen, output), network)
-    x = _as_tensor(bag, network)
+    x = as_tensor(bag, network)
     with frozen(model), torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
         x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
@@ -96,7 +99,7 @@ def _run(method: Method, network: Network, x: Tensor, question: Question, params
     try:
         return method.run(network, x, question, **params)
     except RuntimeError as error:
-        if "shape" in str(error) or "size" in str(error) or "dimension" in str(error):
+        if any(sign in str(error) for sign in WIDTH_ERRORS):
             line = str(error).splitlines()[0]
             raise InputError(
                 f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}"
@@ -122,7 +125,7 @@ def _output_kind(method: Method, output: str | None) -> str:
     return output
 
 
-def _as_tensor(bag: Any, network: Network) -> Tensor:
+def as_tensor(bag: Any, network: Network) -> Tensor:
     """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
     name = f"bag {bag.slide_id!r}" if isinstance(bag, Bag) and bag.slide_id else "the bag"
     like = next(iter(network.module.parameters()), torch.zeros(0))

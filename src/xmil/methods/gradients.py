@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.registry import Attribution, Attributions, register_method
+
+INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
 @register_method("gxi", signed=True, cost="about 3")
@@ -24,7 +28,10 @@ def squared_gradient(network: Network, x: Tensor, question: Question) -> Attribu
     return _from_gradients(network, x, question, lambda gradient: gradient.square().sum(dim=-1))
 
 
-@register_method("ig", signed=True, conserves=True, cost="3 x steps")
+# no "contrastive": its weights are constants of one bag, and a path has many
+@register_method(
+    "ig", signed=True, conserves=True, cost="3 x steps", outputs=("logit", "log_odds", "probability")
+)
 def integrated_gradients(
     network: Network, x: Tensor, question: Question, *, steps: int = 50, integration: str = "gausslegendre"
 ) -> Attributions:
@@ -36,8 +43,12 @@ def integrated_gradients(
 
     if not isinstance(steps, int) or steps < 1:
         raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
+    if integration not in INTEGRATIONS:
+        raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
     with torch.no_grad():
         logits, at_zero = network(x), network(torch.zeros_like(x))
+    with torch.enable_grad():
+        _check_gradient(network, network(x[:, :1].detach().requires_grad_(True)))
     found = []
     for output in question.outputs(logits):
         captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))
@@ -50,10 +61,13 @@ def integrated_gradients(
     return Attributions(logits, found)
 
 
-def _from_gradients(network: Network, x: Tensor, question: Question, score: object) -> Attributions:
+def _from_gradients(
+    network: Network, x: Tensor, question: Question, score: Callable[[Tensor], Tensor]
+) -> Attributions:
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
         logits = network(x)
+        _check_gradient(network, logits)
         outputs = question.outputs(logits)
         found = []
         for i, output in enumerate(outputs):
@@ -61,5 +75,12 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: obje
             keep = i < len(outputs) - 1
             (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=keep, materialize_grads=True)
             with torch.no_grad():
-                found.append(Attribution(output, float(value), score(gradient)[0]))  # type: ignore[operator]
+                found.append(Attribution(output, float(value), score(gradient)[0]))
     return Attributions(logits.detach(), found)
+
+
+def _check_gradient(network: Network, logits: Tensor) -> None:
+    if not logits.requires_grad:
+        raise UnsupportedError(
+            f"The output of {network.name} has no gradient: it is constant, or computed under no_grad."
+        )

@@ -6,13 +6,14 @@ Histopathology", NeurIPS 2024.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Relevance, trace
 from xmil.methods.network import Network
@@ -21,6 +22,10 @@ from xmil.methods.presets import preset_composite, released_copy
 from xmil.methods.registry import Attribution, Attributions, register_method
 from xmil.models.transmil import TransMIL
 from xmil.nn.frozen import frozen
+
+logger = logging.getLogger(__name__)
+
+NOTED_OTHER, REFUSED_OTHER = 1e-2, 0.2  # of the largest number in the account
 
 
 @register_method("lrp", signed=True, conserves=True, cost="about 2")
@@ -41,8 +46,11 @@ def lrp(
     """Relevance of each instance, summed over its features.
 
     The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
-    settings everywhere. `layer` names a submodule at whose output to stop; `feature_level` keeps (n, d).
+    settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
+    audit); `feature_level` keeps (n, d).
     """
+    if composite is not None and not isinstance(composite, Composite):
+        raise bad_parameter("composite", "lrp", "a Composite", composite)
     rules = preset_composite(network, preset) if composite is None else composite
     rules = _overridden(rules, epsilon=epsilon, gamma=gamma, bias=bias, gates=gates)
     if preset == "released" and composite is None and isinstance(network.model, TransMIL):
@@ -59,7 +67,9 @@ def _propagate(
     layer: str | None,
     feature_level: bool,
 ) -> Attributions:
-    traced = trace(network, x, module=network.module, composite=rules, layers=[layer] if layer else [])
+    traced = trace(
+        network, x, module=network.module, composite=rules, layers=[] if layer is None else [layer]
+    )
     outputs = question.outputs(traced.logits)
     found = []
     for i, output in enumerate(outputs):
@@ -85,7 +95,7 @@ def _released(
 def _attribution(
     relevance: Relevance, output: Output, n: int, layer: str | None, feature_level: bool
 ) -> Attribution:
-    flow = relevance.layers[layer] if layer else relevance.input
+    flow = relevance.input if layer is None else relevance.layers[layer]
     if flow.tensor.shape[:2] != (1, n):
         raise InputError(
             f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the {n} "
@@ -93,9 +103,24 @@ def _attribution(
         )
     scores = flow.instances[0]
     value = float(relevance.output)
-    shares = relevance.shares if not layer else {}
-    audit = Audit.close(output=value, instances=float(scores.double().sum()), **shares)
+    audit = None
+    if layer is None:
+        audit = Audit.close(output=value, instances=float(scores.double().sum()), **relevance.shares)
+        _check_audit(audit)
     return Attribution(output, value, scores, audit, flow.features[0] if feature_level else None)
+
+
+def _check_audit(audit: Audit) -> None:
+    """Refuse an account that is far from closing: something in the model was not seen, or is unstable."""
+    scale = max(abs(value) for name, value in audit.as_dict().items() if name != "other")
+    if abs(audit.other) > REFUSED_OTHER * scale:
+        raise UnsupportedError(
+            f"The account does not close: {audit}. Either the rules are unstable here (another preset, a "
+            "larger epsilon or model.double() may help), or the model runs operations that the engine "
+            "cannot see, such as torch.func transforms."
+        )
+    if abs(audit.other) > NOTED_OTHER * scale:
+        logger.warning("The account closes only roughly: %s", audit)
 
 
 def _overridden(rules: Composite, *, gates: str | None, **settings: Any) -> Composite:

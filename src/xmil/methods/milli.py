@@ -14,7 +14,7 @@ from xmil.core.errors import bad_parameter
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.perturbation import OUTPUTS, single_logits
-from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.methods.registry import Attribution, Attributions, check_seed, register_method
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,11 +36,11 @@ def milli(
     Instances are ranked by their score alone; `alpha` is the chance of the first to be in a coalition and
     `beta` how fast the chances level out with the rank. `samples` is 2 n + 200 unless given.
     """
-    if not 0 <= alpha <= 1:
+    if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "milli", "a float in the range [0, 1]", alpha)
     n = x.shape[1]
     samples = 2 * n + 200 if samples is None else samples
-    if samples < 1:
+    if not isinstance(samples, int) or samples < 1:
         raise bad_parameter("samples", "milli", "an int in the range [1, inf)", samples)
     h = network.embed(x)
     logits, alone = network.aggregate(h), single_logits(network, h)
@@ -48,7 +48,7 @@ def milli(
     for output in question.outputs(logits):
         ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()
         chances = inclusion_chances(n, alpha=alpha, beta=beta)[ranks]
-        coalitions = _draw(chances, samples, seed)
+        coalitions = _draw(chances, samples, check_seed(seed, "milli"))
         values = output(_coalition_logits(network, h, coalitions)).double().cpu().numpy()
         weights = coalitions @ chances / coalitions.sum(axis=1)
         scores = torch.from_numpy(_fit(coalitions, values, weights)).to(x)

@@ -48,7 +48,7 @@ class Network:
         if self.model is not None:
             logits: Tensor = self.model(x)
             return logits
-        return torch.cat([self._one(bag) for bag in x.split(1)])
+        return self._one(x) if len(x) == 1 else torch.cat([self._one(bag) for bag in x.split(1)])
 
     def embed(self, x: Tensor) -> Tensor:
         """What can be computed once for all perturbed bags: embedded instances, or the instances."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from xmil.core.errors import unknown_name
+from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Audit
 from xmil.core.registry import Registry
 from xmil.methods.network import Network
@@ -69,6 +69,13 @@ class Method:
                 raise unknown_name(f"parameter of {self.name}", name, self.parameters)
 
 
+def check_seed(seed: Any, method: str) -> int:
+    """A seed as NumPy takes it."""
+    if not isinstance(seed, int) or seed < 0:
+        raise bad_parameter("seed", method, "an int in the range [0, inf)", seed)
+    return seed
+
+
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
 
 
@@ -90,4 +97,13 @@ def register_method(
     return add
 
 
-__all__ = ["METHODS", "Attribution", "Attributions", "Method", "Output", "Question", "register_method"]
+__all__ = [
+    "METHODS",
+    "Attribution",
+    "Attributions",
+    "Method",
+    "Output",
+    "Question",
+    "check_seed",
+    "register_method",
+]

@@ -9,7 +9,7 @@ from torch import Tensor
 from xmil.core.explanation import Audit
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
-from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.methods.registry import Attribution, Attributions, check_seed, register_method
 from xmil.models.addmil import AddMIL
 
 
@@ -44,9 +44,9 @@ def instance_logits(network: Network, x: Tensor, question: Question) -> Attribut
 def random(network: Network, x: Tensor, question: Question, *, seed: int = 0) -> Attributions:
     """Standard normal scores: what a method must beat."""
     logits = network(x)
-    rng = np.random.default_rng(seed)
     outputs = question.outputs(logits)
-    draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for _ in outputs]
+    generators = [np.random.default_rng([check_seed(seed, "random"), int(o.target)]) for o in outputs]
+    draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for rng in generators]
     return Attributions(
         logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)]
     )

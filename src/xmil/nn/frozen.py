@@ -5,59 +5,55 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from typing import Any
 
 from torch import nn
 
-
-@dataclass
-class _Hold:
-    """How many are holding a module, and what it was like before the first."""
-
-    holders: int = 0
-    training: dict[nn.Module, bool] = field(default_factory=dict)
-    trained: list[nn.Parameter] = field(default_factory=list)
-
-
-_holds: WeakKeyDictionary[nn.Module, _Hold] = WeakKeyDictionary()
 _lock = threading.Lock()
+# Every module and parameter that is held: itself, its flag before, and how many hold it. Counted one by one,
+# so that two models may share a part.
+_held: dict[int, tuple[Any, bool, int]] = {}
 
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[nn.Module]:
     """Hold a module in eval mode without trainable parameters; the last holder restores every flag.
 
-    Threads may hold the same module at once.
+    Threads may hold the same module, or modules that share a part, at once.
     """
-    _take(module)
+    parts: list[nn.Module | nn.Parameter] = [*module.modules(), *module.parameters()]
+    with _lock:
+        for part in parts:
+            _take(part)
     try:
         yield module
     finally:
-        _release(module)
+        with _lock:
+            for part in parts:
+                _release(part)
 
 
-def _take(module: nn.Module) -> None:
-    with _lock:
-        hold = _holds.setdefault(module, _Hold())
-        hold.holders += 1
-        if hold.holders > 1:
-            return
-        hold.training = {m: m.training for m in module.modules()}
-        hold.trained = [p for p in module.parameters() if p.requires_grad]
-        module.eval()
-        for parameter in hold.trained:
-            parameter.requires_grad_(False)
+def _take(part: nn.Module | nn.Parameter) -> None:
+    _, before, holders = _held.get(id(part), (part, _flag(part), 0))
+    _held[id(part)] = (part, before, holders + 1)
+    if before:
+        _set_flag(part, False)
 
 
-def _release(module: nn.Module) -> None:
-    with _lock:
-        hold = _holds[module]
-        hold.holders -= 1
-        if hold.holders:
-            return
-        del _holds[module]
-        for m, training in hold.training.items():
-            m.training = training
-        for parameter in hold.trained:
-            parameter.requires_grad_(True)
+def _release(part: nn.Module | nn.Parameter) -> None:
+    _, before, holders = _held.pop(id(part))
+    if holders > 1:
+        _held[id(part)] = (part, before, holders - 1)
+    elif before:
+        _set_flag(part, True)
+
+
+def _flag(part: nn.Module | nn.Parameter) -> bool:
+    return part.training if isinstance(part, nn.Module) else part.requires_grad
+
+
+def _set_flag(part: nn.Module | nn.Parameter, value: bool) -> None:
+    if isinstance(part, nn.Module):
+        part.training = value
+    else:
+        part.requires_grad_(value)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from xmil.core.errors import UnsupportedError
 from xmil.lrp.ledger import Ledger
 from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import stabilised
@@ -25,10 +24,6 @@ EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
 )  # fmt: skip
 def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x."""
-    if kwargs.get("inplace"):
-        raise UnsupportedError(
-            f"An in-place smooth activation cannot be explained, {engine.where()}; use inplace=False."
-        )
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         at_zero = function(input.new_zeros(1), *args, **kwargs)
@@ -41,8 +36,6 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
 @register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")
 def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Inside the bounds the identity; outside, a constant that keeps its relevance."""
-    if kwargs.get("inplace"):
-        raise UnsupportedError(f"An in-place clamp cannot be explained, {engine.where()}; use inplace=False.")
     out: Tensor = function(input, *args, **kwargs)
     held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
     engine.ledger.keep("bias", held, out)

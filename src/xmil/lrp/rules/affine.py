@@ -31,11 +31,18 @@ def linear(
 def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """y = b + x W, as some write a linear layer."""
     constant, first, second = args[:3]
-    if (is_live(first) and is_live(second)) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
+    weight = second if is_live(first) else first
+    if is_live(weight) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
         engine.refuse(function, "with more than one live argument")
+    rule = engine.rule_for(weight)
     out: Tensor = function(*args, **kwargs)
-    engine.ledger.keep("bias", constant * kwargs.get("beta", 1), out)
-    return out
+    bias = constant * kwargs.get("beta", 1)
+    if rule.is_gradient:
+        engine.ledger.keep("bias", bias, out)
+        return out
+    if function.__name__ != "addmm" or rule.gamma or kwargs.get("alpha", 1) != 1:
+        engine.refuse(function, f"under {rule}; write it as F.linear")
+    return apply_affine(engine, first @ second, out.detach(), bias, rule)
 
 
 def _register_convolution(name: str, spatial: int) -> None:

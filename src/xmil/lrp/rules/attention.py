@@ -47,7 +47,12 @@ def scaled_dot_product_attention(
     query, key = query.detach(), key.detach()
     mask = None if attn_mask is None else attn_mask.detach()
     out: Tensor
-    if dropout_p or is_causal or kwargs.get("enable_gqa") or (mask is not None and mask.shape[-2] != 1):
+    if (
+        dropout_p
+        or is_causal
+        or kwargs.get("enable_gqa")
+        or (mask is not None and (mask.ndim < 2 or mask.shape[-2] != 1))
+    ):
         out = function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
         return apply_affine(engine, out, out, None, engine.composite.attention)
     with torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from xmil.lrp.operations import is_live, live_tensors, register_rule
 from xmil.lrp.rules.affine import apply_affine
-from xmil.lrp.rules.values import scaled_gradient
+from xmil.lrp.rules.values import scaled_gradient, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -20,6 +20,8 @@ def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
     """By a constant: linear. Of two live tensors: a gate, or half each."""
     if not (is_live(first) and is_live(second)):
         out: Tensor = function(first, second)
+        if any(id(factor) in engine.gates for factor in (first, second)):
+            engine.gates[id(out)] = out
         return out
     if engine.composite.gates == "signal" and first is not second:
         gates = [id(factor) in engine.gates for factor in (first, second)]
@@ -28,15 +30,6 @@ def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
         if gates == [False, True]:
             return function(first, second.detach())  # type: ignore[no-any-return]
     return scaled_gradient(function(first, second), 0.5)
-
-
-@register_rule("mul_", "div_")
-def scale_in_place(engine: Engine, function: Any, first: Tensor, second: Any) -> Tensor:
-    """By a constant: linear."""
-    if is_live(second) or not is_live(first):
-        engine.refuse(function, "by a tensor that depends on the input")
-    out: Tensor = function(first, second)
-    return out
 
 
 @register_rule(
@@ -50,7 +43,6 @@ def scale_in_place(engine: Engine, function: Any, first: Tensor, second: Any) ->
     "outer",
     "vdot",
     "kron",
-    "bilinear",
     "chain_matmul",
 )
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -100,9 +92,49 @@ def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor
     return scaled_gradient(function(*args, **kwargs), 0.5)
 
 
+@register_rule("bilinear")
+def bilinear(
+    engine: Engine, function: Any, first: Tensor, second: Tensor, weight: Tensor, bias: Any = None
+) -> Tensor:
+    """Half each, and the bias its own."""
+    both = is_live(first) and is_live(second)
+    out: Tensor = function(first, second, weight, bias)
+    out = scaled_gradient(out, 0.5) if both else out
+    if bias is not None:
+        engine.ledger.keep("bias", bias, out)
+    return out
+
+
+@register_rule("glu")
+def glu(engine: Engine, function: Any, input: Tensor, dim: int = -1) -> Tensor:
+    """A signal times a sigmoid gate."""
+    signal, gate = input.chunk(2, dim)
+    with torch.no_grad():
+        out = function(input, dim)
+    if engine.composite.gates == "signal":
+        return with_gradient_of(signal * torch.sigmoid(gate).detach(), out)
+    with engine:
+        product = signal * torch.sigmoid(gate)
+    return with_gradient_of(product, out)
+
+
 def _shared(engine: Engine, function: Any, args: Any, kwargs: Any) -> Tensor:
     factors = len(live_tensors(args)) + len(live_tensors(kwargs))
+    if factors > 1:
+        return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
+    weights = [a for a in args if isinstance(a, Tensor) and not is_live(a)]
+    if weights and engine.name_of_parameter(weights[0]) is not None:
+        return _weighted(engine, function, args, kwargs, weights[0])
+    out: Tensor = function(*args, **kwargs)  # a sum weighted by constants, such as attention
+    return apply_affine(engine, out, out, None, engine.composite.attention)
+
+
+def _weighted(engine: Engine, function: Any, args: Any, kwargs: Any, weight: Tensor) -> Tensor:
+    """A linear layer without a bias, written as a product with a parameter."""
+    rule = engine.rule_for(weight)
     out: Tensor = function(*args, **kwargs)
-    if factors == 1:  # a sum weighted by constants, such as attention
-        return apply_affine(engine, out, out, None, engine.composite.attention)
-    return scaled_gradient(out, 1.0 / factors)
+    if not rule.gamma:
+        return apply_affine(engine, out, out, None, rule)
+    stretched = weight + rule.gamma * weight.clamp(min=0)
+    carrier = function(*(stretched if a is weight else a for a in args), **kwargs)
+    return apply_affine(engine, carrier, out, None, rule)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
 
-@register_rule("add", "sub", "rsub", "add_", "sub_")
+@register_rule("add", "sub", "rsub")
 def add(engine: Engine, function: Any, first: Any, second: Any, *, alpha: float = 1) -> Tensor:
     """A live term gets what it adds; a constant term's share is the bias's."""
     extra = {} if alpha == 1 else {"alpha": alpha}
@@ -30,13 +30,13 @@ def add(engine: Engine, function: Any, first: Any, second: Any, *, alpha: float 
 def _signs(name: str, alpha: float) -> tuple[float, float]:
     if name in ("__rsub__", "rsub"):
         return -alpha, 1.0
-    return 1.0, -alpha if name in ("sub", "sub_", "subtract", "__isub__") else alpha
+    return 1.0, -alpha if name in ("sub", "subtract") else alpha
 
 
 @register_rule("cat")
-def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0) -> Tensor:
+def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Constants joined to live tensors are tokens of the model's own, such as the class token."""
-    tensors = list(tensors)
+    tensors, dim = list(tensors), dim if axis is None else axis
     out: Tensor = function(tensors, dim)
     ends = torch.tensor([tensor.shape[dim] if tensor.numel() else 0 for tensor in tensors]).cumsum(0).tolist()
     tokens = [(end, t.detach()) for end, t in zip(ends, tensors, strict=True) if not is_live(t) and t.numel()]
@@ -46,7 +46,7 @@ def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0) -> Tensor:
             part = gradient.narrow(dim, end - token.shape[dim], token.shape[dim])
             engine.ledger.add("class_token", product_sum(token, part))
 
-    if tokens:
+    if tokens and out.requires_grad:
         out.register_hook(book)
     return out
 
@@ -88,7 +88,7 @@ def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs:
     return out
 
 
-@register_rule("masked_fill", "masked_fill_")
+@register_rule("masked_fill")
 def masked_fill(engine: Engine, function: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """The filled-in constant keeps its share."""
     if is_live(value):
@@ -112,6 +112,20 @@ def pad(
     return out
 
 
+@register_rule("copy_")
+def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
+    """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
+    base = target._base if target._is_view() and target._base is not None else target
+    was_live, rest = base.requires_grad, base.detach().clone()
+    out: Tensor = function(target, source, *args)
+    if base is not target and not was_live:
+        rest.as_strided(
+            target.shape, target.stride(), target.storage_offset() - base.storage_offset()
+        ).zero_()
+        engine.ledger.keep("bias", rest, base)
+    return out
+
+
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
     """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
@@ -131,9 +145,6 @@ def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: An
     "index_copy",
     "index_add",
     "scatter_add",
-    "index_put_",
-    "scatter_add_",
-    "index_add_",
 )
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Writing live values into a tensor; a constant target's remainder keeps its share."""

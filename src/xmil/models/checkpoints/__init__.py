@@ -25,7 +25,8 @@ __all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_m
 def load_model(path: str | PathLike[str], *, class_names: Sequence[str] | None = None) -> MILModel:
     """The model in a checkpoint, in eval mode on the CPU; see docs/checkpoints.md for the families.
 
-    Only tensors are read: a checkpoint that would run code is refused.
+    Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
+    others become float32.
     """
     return _load(Path(path), class_names)[0]
 
@@ -38,6 +39,8 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         raise CheckpointError(
             f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
         )
+    if Path(path).suffix != ".safetensors":
+        raise CheckpointError(f"{path}: save_model writes safetensors; end the name in .safetensors.")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     header = {SPEC_KEY: json.dumps(asdict(model.spec))}
     write_atomically(path, lambda temporary: save_file(state, temporary, metadata=header))
@@ -106,6 +109,8 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
     if any(keys for _, keys in faults):
         told = "; ".join(f"{fault}: {', '.join(keys)}" for fault, keys in faults if keys)
         raise CheckpointError(f"{path}: the keys do not fit {converted.model}. {told}.")
+    if {value.dtype for value in converted.state.values() if value.is_floating_point()} == {torch.float64}:
+        model.double()
     model.load_state_dict(converted.state)
 
 

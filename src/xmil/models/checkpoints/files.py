@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from xmil.core.errors import CheckpointError
 
 SPEC_KEY = "xmil"
 IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
+_REFUSED = re.compile(r"unsupported\s+(global|class|operand):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
 _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
 
 
@@ -71,12 +73,13 @@ def _load_tensors(path: Path) -> Any:
         with torch.serialization.safe_globals(_numpy_scalars()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "WeightsUnpickler" in str(error):
-            raise CheckpointError(
-                f"{path}: refused, it holds more than tensors and loading it could run code "
-                f"({_reason(error)}). Save the model's state_dict() alone and load that."
-            ) from None
-        raise CheckpointError(f"{path}: not a readable checkpoint ({_first_line(error)}).") from None
+        reason = _reason(error)
+        if reason.startswith("unsupported operand") and not _begins_as_checkpoint(path):
+            raise CheckpointError(f"{path}: not a readable checkpoint ({reason}).") from None
+        raise CheckpointError(
+            f"{path}: refused, it holds more than tensors and loading it could run code "
+            f"({reason}). Save the model's state_dict() alone and load that."
+        ) from None
     except (
         RuntimeError,
         OSError,
@@ -132,7 +135,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The line of torch's long message that names the global."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    named = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
-    return (named or lines)[0][:160].rstrip(".")
+    """What torch refused, in few words; its advice to load without the check is never passed on."""
+    found = _REFUSED.search(str(error))
+    return f"unsupported {found[1].lower()} {found[2]}" if found else "its pickle is not one of tensors"
+
+
+def _begins_as_checkpoint(path: Path) -> bool:
+    """Whether the first bytes are those of a zip or a pickle: both could hold code."""
+    with path.open("rb") as file:
+        return file.read(1) == b"\x80" or zipfile.is_zipfile(path)

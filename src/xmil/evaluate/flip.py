@@ -1,0 +1,267 @@
+"""Flip curves: the explained output while instances leave or enter a bag in the order of their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from xmil.core.bag import Bag
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.target import Target
+from xmil.evaluate.bags import MODES, parts_of
+from xmil.methods.explain import as_tensor
+from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.outputs import Output, Question, class_logits
+from xmil.nn.frozen import frozen
+
+ORDERS = ("morf", "lerf", "abs")
+ACTIONS = ("drop", "add")
+Floats = npt.NDArray[np.float64]
+Bags = Bag | Tensor | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The explained output after each step of dropping or adding instances.
+
+    `values[k]` belongs to `counts[k]` instances dropped (or added). `flipped` is the first step whose
+    predicted class differs from that of step 0, None where it never does or the model has no classes.
+    `at_zero` is the output once all instances with a positive score are out, `flipped_at_zero` whether the
+    full bag's decision is gone by then.
+    """
+
+    values: Floats
+    counts: npt.NDArray[np.int64]
+    flipped: int | None
+    at_zero: float
+    flipped_at_zero: bool
+    target: Target
+    order: str
+    action: str
+    mode: str
+
+    @property
+    def aupc(self) -> float:
+        """Area under the perturbation curve: the mean of the values."""
+        return float(self.values.mean())
+
+    @property
+    def aopc(self) -> float:
+        """Area over the perturbation curve: the mean change from the first value."""
+        return float((self.values[0] - self.values).mean())
+
+    @property
+    def steps(self) -> int:
+        """How many steps the curve has after its start."""
+        return len(self.values) - 1
+
+    def __repr__(self) -> str:
+        kind = f"{self.order}, {self.action}, {self.mode}"
+        return f"Curve({kind}, {self.steps} steps, aupc={self.aupc:.6g}, flipped={self.flipped})"
+
+
+class Flips:
+    """Curves of one model, bag and target: the instances are embedded once for all of them.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
+    >>> flips = Flips(net, torch.ones(5, 4), target=1)
+    >>> [flips.curve([1, 2, 3, 4, 5], order=order).steps for order in ("morf", "lerf")]
+    [100, 100]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bag: Bags,
+        *,
+        target: Any = 1,
+        mode: str = "remove",
+        forward: ForwardFunction | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise unknown_name("mode", mode, MODES)
+        self.network, self.mode = Network(model, forward), mode
+        x = as_tensor(bag, self.network)
+        with frozen(model), torch.no_grad():
+            self._parts = parts_of(self.network, x, mode)
+        kind = "probability" if self.network.task in ("classification", "multilabel") else "logit"
+        (self.output,) = Question([target], kind, self.network).outputs(self._parts.full)
+
+    @property
+    def n(self) -> int:
+        """How many instances the bag has."""
+        return self._parts.n
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The logits (c,) of the full bag."""
+        return self._parts.full[0].float().cpu().numpy()
+
+    @property
+    def decision(self) -> int:
+        """The class predicted for the full bag; for multi-label models whether the target is."""
+        return int(self._decisions(self._parts.full)[0])
+
+    def curve(
+        self,
+        scores: npt.ArrayLike,
+        *,
+        order: str = "morf",
+        action: str = "drop",
+        steps: int | str = 100,
+        seed: int = 0,
+    ) -> Curve:
+        """The curve of scores (n,); parameters as for `flip`."""
+        ranked = checked_scores(scores, self.n)
+        counts = step_counts(self.n, steps)
+        leaving = flip_order(ranked, order=order, seed=seed)
+        if action not in ACTIONS:
+            raise unknown_name("action", action, ACTIONS)
+        sequence, sizes = (leaving, counts) if action == "add" else (leaving[::-1], self.n - counts)
+        logits = self.logits_of(sequence, sizes)
+        zero = self.logits_of(np.argsort(ranked > 0, kind="stable"), [int((ranked <= 0).sum())])
+        decided = self._decisions(torch.cat([logits, zero, self._parts.full]))
+        return Curve(
+            values=self._values(logits),
+            counts=counts,
+            flipped=_first_change(decided[:-2]) if self.output.kind == "probability" else None,
+            at_zero=float(self._values(zero)[0]),
+            flipped_at_zero=bool(self.output.kind == "probability" and decided[-2] != decided[-1]),
+            target=self.output.target,
+            order=order,
+            action=action,
+            mode=self.mode,
+        )
+
+    def logits_of(
+        self, sequence: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
+    ) -> Tensor:
+        """Logits of the bags of the first m instances of a sequence, for each size m."""
+        order = torch.from_numpy(sequence.copy()).to(self._parts.full.device)
+        with frozen(self.network.module), torch.no_grad():
+            return self._parts.nested(order, [int(m) for m in sizes])
+
+    def value_of(self, keep: npt.NDArray[np.bool_]) -> float:
+        """The explained output of the bag of the kept instances."""
+        return float(self._values(self.logits_of(np.argsort(~keep, kind="stable"), [int(keep.sum())]))[0])
+
+    def _values(self, logits: Tensor) -> Floats:
+        return np.asarray(self.output(logits.double()).cpu().numpy(), dtype=np.float64)
+
+    def _decisions(self, logits: Tensor) -> npt.NDArray[np.int64]:
+        return decisions(logits, self.network.task, self.output)
+
+
+def flip(
+    model: nn.Module,
+    bag: Bags,
+    scores: npt.ArrayLike,
+    *,
+    target: Any = 1,
+    order: str = "morf",
+    action: str = "drop",
+    mode: str = "remove",
+    steps: int | str = 100,
+    seed: int = 0,
+    forward: ForwardFunction | None = None,
+) -> Curve:
+    """The explained output while instances are dropped from the bag, or added to an empty one.
+
+    `order`: most relevant first ("morf"), least relevant first ("lerf"), largest absolute score first
+    ("abs"). `mode`: dropped instances are taken out ("remove") or become zero vectors in place ("mask").
+    `steps`: how many, of round(n k / steps) instances up to the k-th; "percent" is 100, "each" is one by
+    one. Equal scores leave in a random order drawn from `seed`. The empty bag is n zero vectors. The output
+    is the target's probability; for models without classes, the value.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> curve = flip(net, torch.eye(4), [0.3, -0.1, 0.2, 0.0], target=1, steps="each")
+    >>> curve.values.shape, curve.counts.tolist()
+    ((5,), [0, 1, 2, 3, 4])
+    """
+    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
+
+
+def srg(
+    model: nn.Module,
+    bag: Bags,
+    scores: npt.ArrayLike,
+    *,
+    target: Any = 1,
+    mode: str = "remove",
+    steps: int | str = 100,
+    seed: int = 0,
+    forward: ForwardFunction | None = None,
+) -> float:
+    """Symmetric relevance gain: AUPC with the least relevant first minus AUPC with the most relevant first.
+
+    Blücher et al., "Decoupling Pixel Flipping and Occlusion Strategy for Consistent XAI Benchmarks", 2024.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> srg(net, torch.ones(3, 4), [3.0, 2.0, 1.0], target=1)  # equal instances: the order cannot matter
+    0.0
+    """
+    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    first, last = (
+        flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
+    )
+    return last - first
+
+
+def step_counts(n: int, steps: int | str) -> npt.NDArray[np.int64]:
+    """How many of n instances are out after each step, from 0 to n.
+
+    >>> step_counts(3, 4), step_counts(3, "each"), len(step_counts(3, "percent"))
+    (array([0, 1, 2, 2, 3]), array([0, 1, 2, 3]), 101)
+    """
+    named = {"percent": 100, "each": n}
+    number = named.get(steps) if isinstance(steps, str) else steps
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise bad_parameter("steps", "flip", "an int in the range [1, inf), 'percent' or 'each'", steps)
+    return np.array([round(n * k / int(number)) for k in range(int(number) + 1)], dtype=np.int64)
+
+
+def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDArray[np.int64]:
+    """Instances in the order in which they are flipped; equal scores in a random order.
+
+    >>> flip_order(np.array([0.1, -0.9, 0.5]), order="abs")
+    array([1, 2, 0])
+    """
+    if order not in ORDERS:
+        raise unknown_name("order", order, ORDERS)
+    key = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
+    return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), key))
+
+
+def decisions(logits: Tensor, task: str, output: Output) -> npt.NDArray[np.int64]:
+    """The predicted class of each row; for multi-label models 1 where the target is predicted."""
+    if task == "multilabel":
+        decided = (logits[:, int(output.target)] > 0).long()
+    else:
+        decided = class_logits(logits, task).argmax(dim=-1)
+    return np.asarray(decided.cpu().numpy(), dtype=np.int64)
+
+
+def _first_change(decided: npt.NDArray[np.int64]) -> int | None:
+    changed = np.flatnonzero(decided != decided[0])
+    return int(changed[0]) if len(changed) else None
+
+
+def checked_scores(scores: Any, n: int) -> Floats:
+    """Scores (n,) as finite numbers in double precision."""
+    values = scores.detach().cpu().numpy() if isinstance(scores, Tensor) else np.asarray(scores)
+    if values.dtype.kind not in "fiub" or values.shape != (n,):
+        raise InputError(f"The scores must be {n} numbers, one for each instance. Got shape {values.shape}.")
+    if not np.isfinite(values).all():
+        first = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise InputError(f"The scores must be finite. Instance {first} has {values[first]}.")
+    return values.astype(np.float64)

@@ -1,0 +1,151 @@
+"""What keeping or dropping the top instances does, what random orders do, and how sure a mean is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from xmil.core.errors import InputError, bad_parameter
+from xmil.evaluate.flip import Bags, Flips, Floats, checked_scores, flip_order
+from xmil.methods.network import ForwardFunction
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Curves of random orders: their mean and the interval that holds 95 % of them at each step."""
+
+    mean: Floats
+    low: Floats
+    high: Floats
+    aupcs: Floats
+
+    @property
+    def aupc(self) -> float:
+        """The mean AUPC of the random orders."""
+        return float(self.aupcs.mean())
+
+    @property
+    def aupc_interval(self) -> tuple[float, float]:
+        """The interval that holds 95 % of the random orders' AUPCs."""
+        low, high = np.quantile(self.aupcs, (0.025, 0.975))
+        return float(low), float(high)
+
+
+def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed: int = 0) -> Band:
+    """The band of seeded random orders of one bag.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> band = random_band(Flips(net, torch.eye(4)), orders=5)
+    >>> band.mean.shape, bool((band.low <= band.high).all())
+    ((101,), True)
+    """
+    if not isinstance(orders, int) or orders < 2:
+        raise bad_parameter("orders", "random_band", "an int in the range [2, inf)", orders)
+    rng = np.random.default_rng(seed)
+    draws = (rng.permutation(flips.n).astype(float) for _ in range(orders))
+    curves = np.stack([flips.curve(draw, steps=steps).values for draw in draws])
+    low, high = np.quantile(curves, (0.025, 0.975), axis=0)
+    return Band(curves.mean(axis=0), low, high, curves.mean(axis=1))
+
+
+def sufficiency(
+    model: nn.Module,
+    bag: Bags,
+    scores: npt.ArrayLike,
+    *,
+    top: float = 0.1,
+    target: Any = 1,
+    mode: str = "remove",
+    seed: int = 0,
+    forward: ForwardFunction | None = None,
+) -> float:
+    """What keeping the top share of the instances preserves: the output of the bag they make.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> x = torch.eye(4)
+    >>> sufficiency(net, x, [4, 3, 2, 1], top=1.0) == float(xmil.flip(net, x, [4, 3, 2, 1]).values[0])
+    True
+    """
+    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    return flips.value_of(top_instances(checked_scores(scores, flips.n), top, seed=seed))
+
+
+def necessity(
+    model: nn.Module,
+    bag: Bags,
+    scores: npt.ArrayLike,
+    *,
+    top: float = 0.1,
+    target: Any = 1,
+    mode: str = "remove",
+    seed: int = 0,
+    forward: ForwardFunction | None = None,
+) -> float:
+    """What dropping the top share of the instances destroys: the output with minus without them.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5)  # equal instances replace each other
+    0.0
+    """
+    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    kept = ~top_instances(checked_scores(scores, flips.n), top, seed=seed)
+    return flips.value_of(np.ones(flips.n, dtype=bool)) - flips.value_of(kept)
+
+
+def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[np.bool_]:
+    """The share of instances with the highest scores, at least one; ties by a seeded order.
+
+    >>> top_instances(np.array([0.1, 0.9, 0.5]), 0.5)
+    array([False, True, True])
+    """
+    if not 0 < top <= 1:
+        raise bad_parameter("top", "sufficiency and necessity", "a share in the range (0, 1]", top)
+    chosen = np.zeros(len(scores), dtype=bool)
+    chosen[flip_order(scores, seed=seed)[: max(1, round(len(scores) * top))]] = True
+    return chosen
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the bounds of its interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def bootstrap(
+    values: npt.ArrayLike,
+    *,
+    statistic: Callable[..., Any] = np.mean,
+    draws: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """The percentile interval of a statistic over slides drawn with replacement.
+
+    `statistic` takes (draws, n) and `axis=1`. A single value has no spread to draw from: its bounds are nan.
+
+    >>> print(bootstrap([0.5, 0.5, 0.5]))
+    0.500 [0.500, 0.500]
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
+        raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
+    estimate = float(statistic(sample[None], axis=1)[0])
+    if len(sample) == 1:
+        return Interval(estimate, float("nan"), float("nan"))
+    rows = np.random.default_rng(seed).integers(0, len(sample), size=(draws, len(sample)))
+    low, high = np.quantile(statistic(sample[rows], axis=1), ((1 - level) / 2, (1 + level) / 2))
+    return Interval(estimate, float(low), float(high))

@@ -1,0 +1,97 @@
+"""Pointing game, relevance mass, and marks from masks and QuPath annotations."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from xmil.core.errors import XmilError
+from xmil.evaluate.localisation import marked_by_geojson, marked_by_mask, pointing_game, relevance_mass
+
+COORDS = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
+
+
+def test_pointing_game():
+    assert pointing_game([1, 0, 0], [0.9, 0.1, 0.2]) == 1.0
+    assert pointing_game([0, 0, 1], [0.9, 0.1, 0.2]) == 0.0
+    assert pointing_game([1, 0, 1, 0], np.ones(4)) == 0.5
+    assert np.isnan(pointing_game([0, 0], [1, 2]))
+
+
+def test_relevance_mass():
+    assert relevance_mass([1, 0, 1], [1.0, 3.0, -2.0]) == 0.25
+    assert np.isnan(relevance_mass([1, 0], [-1.0, -2.0]))
+    assert np.isnan(relevance_mass([0, 0], [1.0, 2.0]))
+    with pytest.raises(XmilError, match="one length"):
+        relevance_mass([1], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("downsample", [1.0, 4.0])
+def test_mask_against_counting(downsample):
+    rng = np.random.default_rng(0)
+    mask = rng.uniform(size=(60, 50)) < 0.5
+    coords = rng.integers(-10, 240, size=(40, 2))
+    edge = 20
+    low = np.rint(coords / downsample).astype(int)
+    high = np.maximum(np.rint((coords + edge) / downsample).astype(int), low + 1)
+    shares = []
+    for (x1, y1), (x2, y2) in zip(low, high, strict=True):
+        set_pixels = sum(
+            bool(mask[y, x]) for y in range(max(y1, 0), min(y2, 60)) for x in range(max(x1, 0), min(x2, 50))
+        )
+        shares.append(set_pixels / ((x2 - x1) * (y2 - y1)))
+    found = marked_by_mask(mask, coords, patch_size=edge, downsample=downsample, share=0.4)
+    np.testing.assert_array_equal(found, np.array(shares) >= 0.4)
+
+
+def feature(rings, name="Tumor", kind="Polygon"):
+    return {
+        "type": "Feature",
+        "geometry": {"type": kind, "coordinates": rings},
+        "properties": {"objectType": "annotation", "classification": {"name": name}},
+    }
+
+
+def square(x, y, edge):
+    return [[x, y], [x + edge, y], [x + edge, y + edge], [x, y + edge], [x, y]]
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_geojson_with_holes_classes_and_parts(tmp_path):
+    tumour = feature([square(0, 0, 200), square(100, 100, 100)])  # all but the last patch
+    other = feature([[square(100, 100, 100)]], name="Necrosis", kind="MultiPolygon")
+    path = write(tmp_path / "s.geojson", {"type": "FeatureCollection", "features": [tumour, other]})
+    marks = lambda **how: marked_by_geojson(path, COORDS, patch_size=100, **how).tolist()  # noqa: E731
+    assert marks(names=["Tumor"]) == [True, True, True, False]
+    assert marks(names=["Necrosis"]) == [False, False, False, True]
+    assert marks() == [True] * 4
+    with pytest.raises(XmilError, match="Found: Necrosis, Tumor"):
+        marks(names=["Stroma"])
+
+
+def test_geojson_share_of_a_box(tmp_path):
+    path = write(tmp_path / "s.geojson", [feature([square(0, 0, 50)])])  # a quarter of the first patch
+    assert marked_by_geojson(path, COORDS, patch_size=100, share=0.5).tolist() == [False] * 4
+    assert marked_by_geojson(path, COORDS, patch_size=100, share=0.2).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not a readable GeoJSON"),
+        ('[{"geometry": {"type": "Polygon", "coordinates": [[1]]}}]', "damaged"),
+    ],
+)
+def test_bad_geojson(tmp_path, content, words):
+    path = tmp_path / "s.geojson"
+    path.write_text(content)
+    with pytest.raises(XmilError, match=words):
+        marked_by_geojson(path, COORDS, patch_size=100)
+    with pytest.raises(XmilError, match="no such file"):
+        marked_by_geojson(tmp_path / "none.geojson", COORDS, patch_size=100)
