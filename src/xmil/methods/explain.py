@@ -16,6 +16,7 @@ from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.outputs import Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
+from xmil.nn.memory import reused_memory
 
 # how torch words a bag of the wrong width
 WIDTH_ERRORS = ("cannot be multiplied", "normalized_shape", "size mismatch", "must match the size", "to have")
@@ -88,7 +89,8 @@ def _explain(
     _check_support(chosen, network)
     question = Question(targets, _output_kind(chosen, output), network)
     x = as_tensor(bag, network)
-    with frozen(model), torch.inference_mode(False), torch.enable_grad():  # whatever the caller is in
+    size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
+    with reused_memory(size), frozen(model), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()

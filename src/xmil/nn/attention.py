@@ -136,8 +136,11 @@ class SelfAttention(nn.Module):
         """
         if self.res_conv is not None:
             rows = out.shape[2]
-            reach = int(self.res_conv.kernel_size[0]) // 2
-            out = out + self.res_conv(v[:, :, : rows + reach])[:, :, :rows]
+            middle = int(self.res_conv.kernel_size[0]) // 2
+            near = v[:, :, : rows + middle]
+            reach = min(middle, near.shape[2] - 1)  # of a short sequence the outer weights meet padding only
+            kernel = self.res_conv.weight[:, :, middle - reach : middle + reach + 1]
+            out = out + F.conv2d(near, kernel, padding=(reach, 0), groups=self.heads)[:, :, :rows]
         joined: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
         return joined
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from xmil.nn.attention import SelfAttention, attend, attention_weights, row_blocks
 
+TINY = 4
+
 
 @dataclass(frozen=True)
 class NystromFactors:
@@ -119,8 +121,8 @@ def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor
     z = a.transpose(-1, -2) / scale
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(iterations):
-        az = a @ z
-        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+        az = _product(a, z)
+        z = 0.25 * _product(z, 13 * eye - _product(az, 15 * eye - _product(az, 7 * eye - az)))
     return z
 
 
@@ -145,6 +147,13 @@ def _collapsed_factors(
     z = iterative_pinv(a, column_sums=column_sums, iterations=iterations)
     core = z / root.unsqueeze(-1) * root
     return NystromFactors(q, k_l, core, q_l, k_l, skip=1, bias1=bias, bias3=bias)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; for many tiny matrices written as a sum, which spares a call of the library for each."""
+    if a.shape[-1] > TINY:
+        return a @ b
+    return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(dim=-2)
 
 
 def _group_means(tokens: Tensor, m: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -20,8 +21,18 @@ class PPEG(nn.Module):
         """Instance tokens (b, edge * edge, d), without the class token, to the same shape."""
         b, _, d = tokens.shape
         grid = tokens.transpose(1, 2).contiguous().view(b, d, edge, edge)  # far faster than channels-last
-        encoded: Tensor = grid + self.proj(grid) + self.proj1(grid) + self.proj2(grid)
+        encoded = (
+            grid + _convolved(self.proj, grid) + _convolved(self.proj1, grid) + _convolved(self.proj2, grid)
+        )
         return encoded.flatten(2).transpose(1, 2)
+
+
+def _convolved(conv: nn.Conv2d, grid: Tensor) -> Tensor:
+    """The convolution, without the outer weights that meet nothing but padding on a small grid."""
+    middle = int(conv.kernel_size[0]) // 2
+    reach = min(middle, grid.shape[-1] - 1)
+    near = slice(middle - reach, middle + reach + 1)
+    return F.conv2d(grid, conv.weight[:, :, near, near], conv.bias, padding=reach, groups=conv.groups)
 
 
 def _depthwise(dim: int, kernel: int, bias: bool) -> nn.Conv2d:
