@@ -8,6 +8,7 @@ factors over m landmarks. Only the factors' inputs are kept; everything else is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +120,24 @@ def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor
     """
     scale = column_sums.amax(dim=(1, 2), keepdim=True).unsqueeze(-1)  # row sums are 1
     z = a.transpose(-1, -2) / scale
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    if a.shape[-1] <= TINY:  # many tiny matrices: entries first, so that each step runs along the batch
+        a, z = a.permute(2, 3, 0, 1).contiguous(), z.permute(2, 3, 0, 1).contiguous()
+        return _iterate(a, z, _entrywise_product, iterations).permute(2, 3, 0, 1)
+    return _iterate(a, z, torch.matmul, iterations)
+
+
+def _iterate(a: Tensor, z: Tensor, product: Callable[[Tensor, Tensor], Tensor], iterations: int) -> Tensor:
+    eye = torch.eye(a.shape[-1] if product is torch.matmul else len(a), dtype=a.dtype, device=a.device)
+    eye = eye if product is torch.matmul else eye[..., None, None]
     for _ in range(iterations):
-        az = _product(a, z)
-        z = 0.25 * _product(z, 13 * eye - _product(az, 15 * eye - _product(az, 7 * eye - az)))
+        az = product(a, z)
+        z = 0.25 * product(z, 13 * eye - product(az, 15 * eye - product(az, 7 * eye - az)))
     return z
+
+
+def _entrywise_product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product over the first two dimensions."""
+    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(dim=1)
 
 
 def _collapsed_factors(
@@ -147,13 +161,6 @@ def _collapsed_factors(
     z = iterative_pinv(a, column_sums=column_sums, iterations=iterations)
     core = z / root.unsqueeze(-1) * root
     return NystromFactors(q, k_l, core, q_l, k_l, skip=1, bias1=bias, bias3=bias)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; for many tiny matrices written as a sum, which spares a call of the library for each."""
-    if a.shape[-1] > TINY:
-        return a @ b
-    return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(dim=-2)
 
 
 def _group_means(tokens: Tensor, m: int) -> Tensor:
