@@ -21,7 +21,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device}")
     for name in names:
         print(f"\n== {name}")
-        import_module(f"benchmarks.{name}").main([])
+        sys.argv = [name]  # each parses its own options and takes its defaults here
+        import_module(f"benchmarks.{name}").main()
 
 
 if __name__ == "__main__":
