@@ -22,14 +22,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("n", [1, 7, 30])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("text", SPECS)
+def model_of(name):
+    return xmil.create_model(name, in_dim=12, n_classes=3, seed=1, **MODELS[name]).double()
+
+
+PAIRS = [(name, text) for name in MODELS for text in SPECS if MethodSpec.parse(text).supports(model_of(name))]
+CASES = [(name, text, n) for name, text in PAIRS for n in ((7,) if text == "milli" else (1, 7, 30))]
+
+
+@pytest.mark.parametrize(("name", "text", "n"), CASES)
 def test_many_bags_score_as_explain_does(name, text, n):
-    model = xmil.create_model(name, in_dim=12, n_classes=3, seed=1, **MODELS[name]).double()
-    spec = MethodSpec.parse(text)
-    if not spec.supports(model) or (spec.name == "milli" and n != 7):
-        pytest.skip(f"{text} is not for {name}, or too slow here")
+    model, spec = model_of(name), MethodSpec.parse(text)
     x = torch.randn(3, n, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = score_bags(model, x, spec)
     options = {"fold": False} if spec.preset == "unfolded" else {"preset": spec.preset} if spec.preset else {}

@@ -157,7 +157,7 @@ def _measure(run: Run, net: Any, slides: list[Slide], truth: Truth | None) -> Ou
 
 def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> int:
     """Tables, figures, and a few lines on the screen; the exit code."""
-    from xmil.core.storage import write_atomically
+    from xmil.core.storage import write_text
     from xmil.study.faithfulness_plots import draw_summary
     from xmil.study.faithfulness_summary import FORMATS, as_text, statistics_csv, summarise
 
@@ -170,7 +170,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
     run.write_results(rows)
     texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
     for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
-        write_atomically(run.folder / name, lambda part, text=text: _put(part, text))  # type: ignore[misc]
+        write_text(run.folder / name, text)
     draw_summary(rows, summary, run.folder / "faithfulness.png")
     print(as_text(summary))
     if best:
@@ -183,7 +183,3 @@ def _best(summary: Any) -> str:
     if not summary.best:
         return "No slide is classified correctly: there is no method to name."
     return f"Best: {summary.best[summary.modes[0]]}"
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")

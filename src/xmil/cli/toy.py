@@ -221,7 +221,7 @@ def _write(
 
 
 def _write_tables(rows: list[Row], out: Path, *, paper: bool) -> None:
-    from xmil.core.storage import write_atomically
+    from xmil.core.storage import write_text
     from xmil.evaluate.evidence_batch import MEASURES
     from xmil.study.tables import FORMATS, summarise
 
@@ -230,8 +230,4 @@ def _write_tables(rows: list[Row], out: Path, *, paper: bool) -> None:
         for suffix, render in FORMATS.items():
             text = render(table)
             path = out / f"{'table1' if measure == 'auprc2' else measure}.{suffix}"
-            write_atomically(path, lambda temporary, text=text: _put(temporary, text))  # type: ignore[misc]
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
+            write_text(path, text)

@@ -52,6 +52,15 @@ def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+def write_text(path: Path_, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_atomically(path, lambda temporary: _put(temporary, text))
+
+
+def _put(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
+
+
 def write_explanations(
     explanations: Sequence[Explanation], path: Path_, *, provenance: Mapping[str, Any] | None = None
 ) -> None:

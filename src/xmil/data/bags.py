@@ -46,7 +46,7 @@ def read_bag(
 
 def open_bag(
     path: StrPath,
-    format: str = "auto",  # noqa: A002
+    format: str = "auto",  # noqa: A002 - the word users know
     *,
     mpp: float | None = None,
     patch_size: int | None = None,

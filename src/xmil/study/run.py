@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ import numpy as np
 import torch
 
 from xmil._version import __version__
-from xmil.core.storage import write_atomically
+from xmil.core.provenance import git_commit
+from xmil.core.storage import write_text
 from xmil.study.benchmark import Configuration, Row, score, train
 from xmil.study.scoring import MethodSpec
 from xmil.study.store import Store
@@ -82,11 +82,7 @@ def write_run(folder: Path, settings: dict[str, Any]) -> None:
         "commit": git_commit(),
     }
     text = json.dumps(about, indent=2, default=str) + "\n"
-    write_atomically(folder / "run.json", lambda temporary: _write(temporary, text))
-
-
-def _write(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
+    write_text(folder / "run.json", text)
 
 
 def device_name(device: str) -> str:
@@ -94,19 +90,3 @@ def device_name(device: str) -> str:
     if device.startswith("cuda") and torch.cuda.is_available():
         return str(torch.cuda.get_device_name(device))
     return f"{device}, {torch.get_num_threads()} threads"
-
-
-def git_commit() -> str | None:
-    """The commit of the code's checkout, where there is one."""
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],  # noqa: S607
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
