@@ -2,6 +2,7 @@
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
+EXTRAS    ?= dev,zarr,slides,train,encoders,viewer,ray
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 
@@ -15,7 +16,7 @@ help:
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[dev,zarr,slides]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
 demo: $(STAMP)
