@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import typer
 
+import xmil
 from tests.docs.made_up import names, write_files
 from tests.docs.pages import PAGES, Block, blocks, command_lines, inline_commands, page_name
 from xmil.cli._app import build
+from xmil.data.readers import READERS
 
 
 @lru_cache(maxsize=1)
@@ -31,6 +33,8 @@ def test_python_blocks_run(
     if not found:
         return
     monkeypatch.chdir(tmp_path)
+    xmil.list_formats()  # the built-in readers are there; what a page adds goes with its test
+    monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
     write_files(tmp_path)
     space = names(tmp_path)
     for block in found:
