@@ -106,7 +106,7 @@ def draw_tile(row: int) -> Image:
     small = Pictures.fromarray(known_digits()[0][row].astype(np.float32))
     large = np.clip(np.asarray(small.resize((INK, INK), Pictures.Resampling.BICUBIC)) / 16.0, 0.0, 1.0)
     stain = np.pad(large, (TILE - INK) // 2)[..., None]
-    colour = (1 - stain) * np.array(EOSIN) + stain * np.array(HAEMATOXYLIN)
+    colour = np.float32(EOSIN) + stain * (np.float32(HAEMATOXYLIN) - np.float32(EOSIN))
     tile: Image = np.clip(colour + _texture(row)[..., None], 0, 255).astype(np.uint8)
     tile.setflags(write=False)
     return tile
@@ -114,11 +114,16 @@ def draw_tile(row: int) -> Image:
 
 def _texture(row: int) -> npt.NDArray[np.float32]:
     """Soft streaks (256, 256), as of fibres, the same each time for the same digit."""
+    return np.rot90(_streaks(row % 16), row // 16 % 4)
+
+
+@lru_cache(maxsize=16)
+def _streaks(seed: int) -> npt.NDArray[np.float32]:
     from PIL import Image as Pictures
 
-    noise = np.random.default_rng(row).normal(size=(18, 48)).astype(np.float32)
+    noise = np.random.default_rng(seed).normal(size=(18, 48)).astype(np.float32)
     wide = Pictures.fromarray(noise).resize((TILE * 3 // 2,) * 2, Pictures.Resampling.BICUBIC)
-    turned = np.asarray(wide.rotate(float(row * 37 % 180), Pictures.Resampling.BILINEAR), dtype=np.float32)
+    turned = np.asarray(wide.rotate(seed * 37.0, Pictures.Resampling.BILINEAR), dtype=np.float32)
     edge = TILE // 4  # the corners that turning left empty are cut away
     streaks: npt.NDArray[np.float32] = turned[edge : edge + TILE, edge : edge + TILE] * TEXTURE
     return streaks
