@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from xmil.core.errors import bad_parameter
@@ -86,7 +87,7 @@ def _check_bins(spec: ModelSpec) -> None:
         return
     if spec.task != "survival":
         raise bad_parameter("time_bins", f"a {spec.task} {spec.name}", "left out", bins)
-    rising = all(a < b for a, b in zip((0.0, *bins), bins, strict=False))
+    rising = all(a < b for a, b in pairwise((0.0, *bins)))
     if len(bins) != spec.n_classes - 1 or not rising or not all(map(math.isfinite, bins)):
         must = f"{spec.n_classes - 1} rising times above 0 that part the {spec.n_classes} bins"
         raise bad_parameter("time_bins", spec.name, must, list(bins))
@@ -96,4 +97,4 @@ def _bin_names(n: int, time_bins: Sequence[float] | None) -> tuple[str, ...]:
     if time_bins is None or len(time_bins) != n - 1:
         return tuple(f"bin{i}" for i in range(n))
     edges = [f"{edge:g}" for edge in (0.0, *time_bins)]
-    return (*(f"{a}-{b}" for a, b in zip(edges, edges[1:], strict=False)), f"{edges[-1]}+")
+    return (*(f"{a}-{b}" for a, b in pairwise(edges)), f"{edges[-1]}+")
