@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
@@ -22,7 +22,7 @@ from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
 from xmil.training.measures import Floats, Measures, measure
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.state import MODEL, State, read_state, write_state
+from xmil.training.state import MODEL, Best, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Fit:
         row = {"epoch": state.epoch + 1, "lr": lr, "train_loss": loss}
         row |= {f"val_{name}": value for name, value in found.items()}
         row["seconds"] = time.perf_counter() - started
-        return self._record(state, row, found[self.job.config.monitor])
+        return self._record(state, row, found)
 
     def _train_epoch(self, state: State, on_step: OnStep | None) -> float:
         """One pass over the training bags; the mean loss."""
@@ -211,14 +211,12 @@ class Fit:
         device = self.fabric.device
         return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device)
 
-    def _record(self, state: State, row: dict[str, float], value: float) -> State:
+    def _record(self, state: State, row: dict[str, float], found: Measures) -> State:
         """The state after an epoch, on disk."""
-        settings, epoch = self.job.config.train, state.epoch + 1
-        best = state.best
-        counts = epoch > settings.warmup and np.isfinite(value)
-        if counts and (not best.epoch or (value < best.value if self.job.config.falling else value > best.value)):
+        settings, epoch, best = self.job.config.train, state.epoch + 1, state.best
+        if epoch > settings.warmup and self._is_better(found, best):
             weights = {name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()}
-            best = type(best)(epoch, float(value), weights)
+            best = Best(epoch, found[self.job.config.monitor], found["loss"], weights)
         waited = epoch - max(best.epoch, settings.warmup)
         now = State(
             epoch,
@@ -235,6 +233,13 @@ class Fit:
             if best.epoch == epoch:
                 self._write_model(now)
         return now
+
+    def _is_better(self, found: Measures, best: Best) -> bool:
+        """Whether an epoch beats the best; of equal ones, as AUCs of few bags often are, the lower loss wins."""
+        value = found[self.job.config.monitor]
+        if not np.isfinite(value) or not best.epoch or value == best.value:
+            return bool(np.isfinite(value)) and not found["loss"] >= best.loss
+        return value < best.value if self.job.config.falling else value > best.value
 
     def _write_model(self, state: State) -> None:
         model = new_model(self.job, self.plain.in_dim)
@@ -273,12 +278,16 @@ class _Board:
 
 
 def new_model(job: Job, width: int) -> MILModel:
-    """The job's model with its first weights."""
+    """The job's model with its first weights; a regression starts out at its reference."""
     section = job.config.model
     spec = {**job.goal.spec, "encoder": job.encoder}
-    return create_model(
+    model = create_model(
         section.name, in_dim=width, n_classes=job.goal.outputs, seed=job.seed, **spec, **section.params
     )
+    last = getattr(model, "classifier", None)
+    if job.goal.reference is not None and isinstance(last, nn.Linear) and last.bias is not None:
+        nn.init.constant_(last.bias, job.goal.reference)
+    return model
 
 
 def epoch_seed(seed: int, epoch: int, rank: int) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, log_softmax, softmax
+import torch
+from scipy.special import expit, softmax
 
+from xmil.nn.survival import survival_risk
 from xmil.training.targets import Goal
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +30,7 @@ def risk(outputs: Floats, task: str) -> Floats:
     """Risk (b,): the log risk of Cox, or minus the sum of the survival curve of discrete hazards."""
     if task == "cox":
         return np.asarray(outputs[:, 0])
-    return np.asarray(-np.cumprod(1 - expit(outputs), axis=1).sum(axis=1))
+    return np.asarray(survival_risk(torch.from_numpy(outputs)).numpy())
 
 
 def c_index(times: Floats, events: Floats, risks: Floats) -> float:
@@ -66,7 +68,6 @@ def _classification(outputs: Floats, values: Floats, goal: Goal) -> Measures:
         "auc": auc,
         "accuracy": float((guess == labels).mean()),
         "balanced_accuracy": _mean(recalls),
-        "cross_entropy": float(-log_softmax(outputs, axis=1)[np.arange(len(labels)), labels].mean()),
     }
 
 

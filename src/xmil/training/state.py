@@ -28,10 +28,11 @@ LAST, LOG, MODEL, METRICS, PREDICTIONS = (
 
 @dataclass
 class Best:
-    """The best epoch so far: its number (from 1), the monitored value and the weights."""
+    """The best epoch so far: its number (from 1), the monitored value, the validation loss, the weights."""
 
     epoch: int = 0
     value: float = float("nan")
+    loss: float = float("nan")
     weights: dict[str, Tensor] = field(default_factory=dict)
 
 
