@@ -11,6 +11,7 @@ from xmil.core.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from xmil.data import Cohort
+    from xmil.models import MILModel
     from xmil.study.faithfulness_run import Outcome, Run, Slide
     from xmil.study.faithfulness_truth import Truth
 
@@ -36,7 +37,9 @@ def evaluate(
     orders: Annotated[int, typer.Option(help="Random orders of the band.")] = 20,
     top: Annotated[float, typer.Option(help="Share of instances for sufficiency and necessity.")] = 0.1,
     truth: Annotated[Path | None, typer.Option(help="Folder of GeoJSON, masks or instance labels.")] = None,
-    truth_class: Annotated[int, typer.Option(help="The class the ground truth is evidence for.")] = 1,
+    truth_class: Annotated[
+        str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
+    ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
     best: Annotated[
@@ -59,10 +62,10 @@ def evaluate(
         orders=orders,
         top=top,
         seed=seed,
-        truth_class=truth_class,
+        truth_class=1 if truth is None else _class(truth_class, net),
     )
     settings.check(net)
-    slides = _slides(features, cohort, label=label, splits=_listed(split), names=net.class_names)
+    slides = _slides(features, cohort, label=label, splits=_listed(split), net=net)
     known = None if truth is None else Truth(_folder(truth), tuple(_listed(truth_names)), mask_downsample)
     inputs = {
         "model": file_digest(model),
@@ -85,6 +88,19 @@ def _methods(text: str, net: Any) -> tuple[str, ...]:
     if text == "all":
         return tuple(able)
     return tuple(_listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
+
+
+def _class(text: str, net: MILModel) -> int:
+    """A class of the model by its name or number; models without classes have one truth."""
+    from xmil.core.target import Target
+    from xmil.models.tasks import CLASS_TASKS, count_targets
+
+    if net.task not in CLASS_TASKS:
+        return 0
+    names = net.spec.target_names
+    return int(
+        Target(text).resolve(n_classes=count_targets(net.task, net.n_classes), predicted=0, class_names=names)
+    )
 
 
 def _listed(text: str) -> list[str]:
@@ -110,11 +126,12 @@ def _folder(path: Path) -> Path:
 
 
 def _slides(
-    features: Path, cohort: Path | None, *, label: str, splits: list[str], names: tuple[str, ...] | None
+    features: Path, cohort: Path | None, *, label: str, splits: list[str], net: MILModel
 ) -> list[Slide]:
     from xmil.data import read_cohort
     from xmil.data.join import feature_files, join_features
     from xmil.data.siblings import slide_name
+    from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness_run import Slide
 
     if cohort is None:
@@ -127,7 +144,11 @@ def _slides(
     joined, report = join_features(table, features)
     if report.without_features or report.doubled:
         print(f"{cohort}: {report}")
-    labels = _labels(joined, label, names)
+    if net.task in CLASS_TASKS:
+        labels = _labels(joined, label, net.class_names)
+    else:
+        print(f"A {net.task} model is neither right nor wrong: every slide counts.")
+        labels = [None] * len(joined)
     paths = [Path(str(path)) for path in joined.column("path")]
     return [Slide(*row) for row in zip(joined.slides, paths, labels, strict=True)]
 
