@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._cohort import checked_device, class_index, checked_folder, find_cases, listed, progress_bar
+from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
