@@ -60,7 +60,7 @@ def _opened(path: Path) -> Slide:
         except UnreadableError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    raise FileError(f"{path}: not a slide or picture that can be read, or damaged or cut off ({told}).")
+    raise FileError(f"{path}: not a slide or image that can be read, or damaged or cut off ({told}).")
 
 
 def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:
