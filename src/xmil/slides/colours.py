@@ -14,16 +14,17 @@ from xmil.slides.clipping import clip_limits
 
 Pixels = npt.NDArray[np.uint8]
 
-SIGNED, UNSIGNED = "RdBu_r", "viridis"  # red supports the explained class, blue speaks against it
+SIGNED, UNSIGNED = "red-blue", "viridis"  # red supports the explained class, blue speaks against it
+TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tissue
 STEPS = 257  # odd, so that zero has the middle colour to itself
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Scores from `low` to `high` and the colour map they take; `cut` says on which sides scores were cut off.
+    """Scores from `low` to `high` and their colour map; `cut` says on which sides scores were cut off.
 
     >>> Scale.of([-1.0, 0.0, 3.0], signed=True, clip="none")
-    Scale(low=-3.0, high=3.0, signed=True, colours='RdBu_r', cut=(False, False))
+    Scale(low=-3.0, high=3.0, signed=True, colours='red-blue', cut=(False, False))
     """
 
     low: float
@@ -55,7 +56,8 @@ class Scale:
         """RGBA (..., 4) of the values; NaN is transparent."""
         numbers = np.asarray(values)
         middle, half = (self.low + self.high) / 2, (STEPS - 1) / 2
-        step = (numbers - middle) * (half / max(middle - self.low, np.finfo(np.float32).tiny)) + half
+        reach = max(middle - self.low, float(np.finfo(np.float32).tiny))
+        step = (numbers - middle) * (half / reach) + half
         step = np.nan_to_num(np.clip(step, 0, STEPS - 1), copy=False, nan=STEPS)
         return np.asarray(_table(self.colours)[np.rint(step, out=step).astype(np.int16)])
 
@@ -73,8 +75,9 @@ def _table(name: str) -> Pixels:
     """The map's colours (STEPS + 1, 4); the last is transparent."""
     from matplotlib import colormaps
 
-    if name not in colormaps:
-        raise unknown_name("colour map", name, list(colormaps))
+    source, ends = ("RdBu_r", TRIMMED) if name == SIGNED else (name, (0.0, 1.0))
+    if source not in colormaps:
+        raise unknown_name("colour map", name, [SIGNED, *colormaps])
     table = np.zeros((STEPS + 1, 4), dtype=np.uint8)
-    table[:STEPS] = colormaps[name].resampled(STEPS)(np.linspace(0, 1, STEPS), bytes=True)
+    table[:STEPS] = colormaps[source].resampled(1025)(np.linspace(*ends, STEPS), bytes=True)
     return table

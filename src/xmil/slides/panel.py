@@ -1,6 +1,6 @@
 """Figures laid out in pixels: pictures in columns, each with title and colour bar, under one heading.
 
-A pixel of a picture is a pixel of the figure. Text is measured and made to fit its column, so nothing overlaps.
+A pixel of a picture is a pixel of the figure. Text is measured and made to fit its column: nothing overlaps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from xmil.core.errors import unknown_name
 from xmil.core.storage import write_atomically
 from xmil.slides.colours import STEPS, Pixels, Scale
 from xmil.slides.words import number
+
+Mark = tuple[float, float, float, float]  # x, y, width, height in pixels of a picture
 
 DPI = 200
 FORMATS = ("png", "pdf", "svg")
@@ -50,7 +52,7 @@ class Picture(Figure):
 
 @dataclass(frozen=True)
 class Column:
-    """Pictures below each other (whole slide, then zoomed region) with a title, and the scale of their colours."""
+    """Pictures below each other (whole slide, zoomed region) with a title and the scale of their colours."""
 
     title: str
     subtitle: str
@@ -95,10 +97,10 @@ def draw_panel(
     *,
     heading: Heading,
     rulers: Sequence[Ruler | None] = (),
-    mark: tuple[float, float, float, float] | None = None,
+    mark: Mark | None = None,
     across: int = 5,
 ) -> Picture:
-    """Columns side by side, `across` of them in a row; `mark` frames a region (x, y, w, h) in the first pictures."""
+    """Columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
     sheet = Sheet(_unit(columns))
     blocks = [columns[i : i + across] for i in range(0, len(columns), across)]
     widths = [max(_width(column, sheet.unit) for column in columns)] * min(across, len(columns))
@@ -143,9 +145,7 @@ class Sheet:
         self.text(text, size, x, self.y, width=width, **look)
         self.y += round(1.5 * size * self.unit)
 
-    def block(
-        self, columns: Sequence[Column], *, rulers: Sequence[Ruler | None], mark: tuple[float, ...] | None
-    ) -> None:
+    def block(self, columns: Sequence[Column], *, rulers: Sequence[Ruler | None], mark: Mark | None) -> None:
         """Titles, one row of pictures for each of the columns' images, colour bars."""
         self._titles(columns)
         for row in range(max(len(column.images) for column in columns)):
@@ -159,7 +159,7 @@ class Sheet:
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
         """Text whose upper edge is at `y`, made to fit `width` pixels."""
         shown, points = fit_text(text, width, size * self.unit, look.get("weight", "normal"))
-        look = {"va": "top", "ha": "left", "color": INK, **look}
+        look = {"va": "top", "ha": "left", "color": INK, "parse_math": False, **look}
         self.texts.append((self.figure.text(0, 0, shown, fontsize=points, **look), x, y))
 
     def axes(self, x: float, y: float, width: float, height: float) -> Any:
@@ -203,7 +203,7 @@ class Sheet:
         row: int,
         *,
         ruler: Ruler | None,
-        mark: tuple[float, ...] | None,
+        mark: Mark | None,
     ) -> None:
         tallest = max(column.images[row].shape[0] for column in columns)
         for i, column in enumerate(columns):
@@ -277,17 +277,18 @@ def on_white(rgba: Pixels) -> Pixels:
     return np.asarray(np.rint(rgba[..., :3] * alpha + 255 * (1 - alpha)), dtype=np.uint8)
 
 
-def _mark(axes: Any, mark: tuple[float, ...]) -> None:
+def _mark(axes: Any, mark: Mark) -> None:
+    x, y, wide, high = mark
     for colour, width in (("white", 2.4), ("black", 1.2)):
-        axes.add_patch(Rectangle(mark[:2], mark[2], mark[3], fill=False, ec=colour, lw=width))
+        axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width))
 
 
 def _unit(columns: Sequence[Column]) -> float:
     """The size of ordinary text in pixels, in proportion to the pictures."""
     longest = max(max(image.shape[:2]) for column in columns for image in column.images)
-    return float(max(13, longest / 44))
+    return float(max(13, longest / (44 if len(columns) < 3 else 36)))
 
 
 def _width(column: Column, unit: float) -> int:
-    widest = max(image.shape[1] for image in column.images)
+    widest = max(int(image.shape[1]) for image in column.images)
     return max(widest, round((NARROWEST if column.scale else 18) * unit * 0.7))

@@ -1,8 +1,8 @@
 """Boxes onto a canvas of pixels, without a loop over patches.
 
 The pixel edges of all boxes cut the canvas into few cells, a grid of patches into about as many as there are
-patches. Sums over boxes are two-dimensional prefix sums over the cells; a picture is the cells, repeated. Scores are
-averaged and coloured cell by cell, so the work hardly grows with the canvas.
+patches. Sums over boxes are two-dimensional prefix sums over the cells; a picture is the cells, repeated.
+Scores are averaged and coloured cell by cell, so the work hardly grows with the canvas.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Canvas:
             raise InputError(f"A picture must have an area. Got box {self.box} and size {self.size} instead.")
 
     @classmethod
-    def fit(cls, box: Box, *, longest: int) -> Canvas:
-        """The canvas whose longer edge has `longest` pixels, or a pixel for each of level 0 if that is fewer."""
+    def fit(cls, box: Box, *, longest: int, enlarge: float = 1.0) -> Canvas:
+        """The canvas whose longer edge has `longest` pixels, at most `enlarge` for each of level 0."""
         if longest < 1:
             raise bad_parameter("longest", "Canvas.fit", "an int in the range [1, inf)", longest)
-        scale = min(1.0, longest / max(box[2:]))
+        scale = min(enlarge, longest / max(box[2:]))
         return cls(box, (max(1, round(box[2] * scale)), max(1, round(box[3] * scale))))
 
     @property
@@ -64,7 +64,7 @@ class Canvas:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A canvas cut along the edges of boxes: for each cell how many boxes cover it, and which if it is one."""
+    """A canvas cut along the edges of boxes: how many boxes cover each cell, and which if it is one."""
 
     rows: Ints  # (height,): the cell row of each pixel row
     columns: Ints  # (width,)

@@ -9,7 +9,7 @@ from xmil.core.explanation import Explanation
 TITLES = {
     "lrp": "xMIL-LRP",
     "attention": "Attention",
-    "gxi": "Gradient × input",
+    "gxi": "Gradient x input",
     "grad2": "Squared gradient",
     "ig": "Integrated gradients",
     "single": "Single instance",
@@ -82,11 +82,11 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
 def number(value: float) -> str:
     """A score with three digits and a true minus sign.
 
-    >>> number(-0.00123456), number(0.0), number(12345.6)
-    ('−0.00123', '0', '12,346')
+    >>> number(0.00123456), number(0.0), number(12345.6)
+    ('0.00123', '0', '12,346')
     """
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return text.replace("-", "−")
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _class(cls: object, name: str | None) -> str:
