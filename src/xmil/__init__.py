@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
+    from xmil.slides.picture import heatmap as heatmap
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -56,6 +57,7 @@ _HOME = {
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
     "flip": "xmil.evaluate.flip",
+    "heatmap": "xmil.slides.picture",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
