@@ -1,0 +1,73 @@
+"""`xmil view`: a run's slides and their evidence in the browser, or as a folder for any web server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.viewer.collection import Collection
+
+
+def view(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`.")],
+    slides: Annotated[Path | None, typer.Option(help="Folder of slides; without it a blank canvas.")] = None,
+    features: Annotated[
+        list[Path] | None, typer.Option(help="Folder of feature files: similar patches, what if.")
+    ] = None,
+    model: Annotated[list[Path] | None, typer.Option(help="Checkpoint of the run's model: what if.")] = None,
+    mpp: Annotated[float | None, typer.Option(help="Microns a pixel, where the slides do not say.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback get a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int | None, typer.Option(help="Port; the first free one from 8787 on.")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="XMIL_TOKEN", help="Token to ask for; made up where needed.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
+    ] = False,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> int:
+    """Look at slides and evidence in the browser; Ctrl-C ends."""
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise InputError("The viewer is not installed; run: pip install 'xmil[viewer]'") from None
+    from xmil.viewer.collection import Collection
+
+    shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
+    return _serve(shown, host=host, port=port, token=token, browser=browser)
+
+
+def _serve(shown: Collection, *, host: str, port: int | None, token: str | None, browser: bool) -> int:
+    import secrets
+
+    from xmil.viewer.app import create_app
+    from xmil.viewer.page import NOT_BUILT, page_files
+    from xmil.viewer.security import Rules, is_loopback
+    from xmil.viewer.serve import address, open_socket, serve
+
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    rules = Rules(host, token)
+    listening = open_socket(host, port)
+    place = address(listening, rules)
+    built = bool(page_files())
+    print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
+    if browser and built:
+        _open(place)
+    serve(create_app(shown, rules), listening)
+    return 0
+
+
+def _open(place: str) -> None:
+    import threading
+    import webbrowser
+
+    threading.Timer(0.5, webbrowser.open, [place]).start()
