@@ -99,9 +99,7 @@ def make_run(
     )
     for place in (*made.runs, made.slides, made.features, folder / "models"):
         place.mkdir(parents=True, exist_ok=True)
-    bags = [
-        make_bag(n, columns=columns, rows=rows, edge=edge, seed=i) for i, n in enumerate(made.names)
-    ]
+    bags = [make_bag(n, columns=columns, rows=rows, edge=edge, seed=i) for i, n in enumerate(made.names)]
     for i, bag in enumerate(bags):
         colours = patch_colours(len(bag), seed=i).reshape(rows, columns, 3)
         write_slide(made.slides / f"{bag.slide_id}.tif", colours, edge=edge)
@@ -135,7 +133,9 @@ def _explain_all(
         settings = Settings(methods=("lrp", "attention"), modes=("remove",), steps=20, orders=5)
         done = Run(run, settings, {"model": file_digest(model)})
         done.prepare()
-        done.measure(net, [Slide(str(b.slide_id), features / f"{b.slide_id}.h5", i % 2) for i, b in enumerate(bags)])
+        done.measure(
+            net, [Slide(str(b.slide_id), features / f"{b.slide_id}.h5", i % 2) for i, b in enumerate(bags)]
+        )
     (run / "slides").mkdir(exist_ok=True)
     table = []
     for i, bag in enumerate(bags):

@@ -42,10 +42,12 @@ def view(
     from xmil.viewer.collection import Collection
 
     shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
-    return _serve(shown, host=host, port=port, token=token, browser=browser)
+    return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
 
 
-def _serve(shown: Collection, *, host: str, port: int | None, token: str | None, browser: bool) -> int:
+def _serve(
+    shown: Collection, *, models: list[Path], host: str, port: int | None, token: str | None, browser: bool
+) -> int:
     import secrets
 
     from xmil.viewer.app import create_app
@@ -56,13 +58,14 @@ def _serve(shown: Collection, *, host: str, port: int | None, token: str | None,
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)
     rules = Rules(host, token)
+    app = create_app(shown, models=models, rules=rules)
     listening = open_socket(host, port)
     place = address(listening, rules)
     built = bool(page_files())
     print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
     if browser and built:
         _open(place)
-    serve(create_app(shown, rules), listening)
+    serve(app, listening)
     return 0
 
 

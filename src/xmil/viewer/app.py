@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -19,11 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
+from xmil.viewer.bags import Bags, similar
 from xmil.viewer.collection import Collection, Missing
 from xmil.viewer.files import to_json
 from xmil.viewer.page import NOT_BUILT, content_type, page_files
 from xmil.viewer.security import Guard, Rules, TooLarge
 from xmil.viewer.tiles import NoPicture
+from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +40,19 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Site:
     """The routes over one collection. Work is done in threads, a bounded number of them at once."""
 
-    def __init__(self, collection: Collection) -> None:
+    def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
         self.collection = collection
+        self.bags = Bags(collection)
+        self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
         self._reading = anyio.CapacityLimiter(max(4, cores))
-        self._drawing = anyio.CapacityLimiter(max(2, cores))
+        self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
         self._thinking = anyio.CapacityLimiter(1)
+
+    def warm(self) -> None:
+        """Load the models before the first question."""
+        if self.whatif is not None:
+            Thread(target=self.whatif.warm, name="xmil models", daemon=True).start()
 
     def routes(self) -> list[Route]:
         """All addresses there are."""
@@ -52,6 +64,8 @@ class Site:
             Route(f"{slide}/evidence-{{run:int}}.bin", self._get(self._evidence, BYTES)),
             Route(f"{slide}/thumbnail.jpeg", self._draw(self._thumbnail)),
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
+            Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
+            Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
             Route("/{name:path}", self.page),
         ]
@@ -67,6 +81,14 @@ class Site:
         content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
         return _tagged(request, content, content_type(name))
 
+    async def ask(self, request: Request) -> Response:
+        """The prediction without a region, or of a region alone."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise HTTPException(415, "The body must be application/json.")
+        body = await request.body()
+        work = partial(self._ask, request.path_params["key"], body)
+        return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
+
     def _get(self, make: Make, kind: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             work = partial(make, **request.path_params)
@@ -79,22 +101,37 @@ class Site:
 
         async def endpoint(request: Request) -> Response:
             async with self._drawing:
-                if await request.is_disconnected():
+                if await request.is_disconnected() or await request.is_disconnected():  # body, then the end
                     return Response(status_code=499)
                 work = partial(make, **request.path_params)
-                content = await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+                content = await anyio.to_thread.run_sync(work, limiter=self._decoding)
             return _tagged(request, content, JPEG)
 
         return endpoint
 
     def _run(self) -> bytes:
-        return to_json(self.collection.overview())
+        return to_json(self.collection.overview(whatif=self.whatif is not None))
 
     def _slide(self, key: int) -> bytes:
         return to_json(self.collection.describe(key))
 
     def _evidence(self, key: int, run: int) -> bytes:
         return self.collection.evidence(key, run).to_bytes()
+
+    def _similar(self, key: int, run: int, index: int) -> bytes:
+        return to_json({"neighbours": similar(self.bags.get(key, run), index)})
+
+    def _ask(self, key: int, body: bytes) -> bytes:
+        self.collection.slide(key)
+        if self.whatif is None:
+            raise Missing(
+                "What-if needs the model and features; start the viewer with --model and --features."
+            )
+        try:
+            question = json.loads(body)
+        except (ValueError, RecursionError):
+            raise InputError("The body is not JSON.") from None
+        return to_json(self.whatif.ask(key, question))
 
     def _thumbnail(self, key: int) -> bytes:
         return self.collection.pictures.thumbnail(self.collection.slide(key))
@@ -106,11 +143,13 @@ class Site:
         return self.collection.patch(key, run, index)
 
 
-def create_app(collection: Collection, rules: Rules | None = None) -> ASGIApp:
-    """The whole application behind its guard."""
+def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Rules | None = None) -> ASGIApp:
+    """The whole application behind its guard; `models` answer what-if questions."""
+    site = Site(collection, models)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
+        site.warm()
         yield
         collection.pictures.close()
 
@@ -124,7 +163,7 @@ def create_app(collection: Collection, rules: Rules | None = None) -> ASGIApp:
         ClientDisconnect: partial(_fail, 400, said="The request was broken off."),
         Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
     }
-    app = Starlette(routes=Site(collection).routes(), exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return Guard(app, rules or Rules())
 

@@ -89,6 +89,15 @@ class Collection:
         x, y = (int(value) for value in found.corners[:, index])
         return self.pictures.patch(self.slide(key), (x, y, found.edge, found.edge))
 
+    def mates(self, key: int, number: int) -> list[int]:
+        """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
+        slide_id, run = self.slide(key), self.run(number)
+        case = run.rows.get(slide_id, {}).get("case_id")
+        if not run.by_case or not case:
+            return [key]
+        together = [name for name, row in run.rows.items() if row.get("case_id") == case]
+        return [self._slides.index(name) for name in together]
+
     def feature_file(self, key: int, number: int) -> Path:
         """A slide's features for a run."""
         slide_id = self.slide(key)
@@ -165,7 +174,9 @@ class Collection:
 
     def _certificate(self, slide_id: str, run: Run) -> dict[str, Any] | None:
         """The run's own certificate, or that of another run of the same model."""
-        alike = [other for other in self.runs if other is not run and other.digest and other.digest == run.digest]
+        alike = [
+            other for other in self.runs if other is not run and other.digest and other.digest == run.digest
+        ]
         found = (other.certificate(slide_id) for other in (run, *alike))
         return next((certificate for certificate in found if certificate), None)
 

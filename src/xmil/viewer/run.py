@@ -68,6 +68,13 @@ class Run:
         return str(found) if found else None
 
     @property
+    def by_case(self) -> bool:
+        """Whether all slides of a case made one bag."""
+        settings = self.about.get("settings")
+        said = settings.get("by") if isinstance(settings, dict) else None
+        return (self.about.get("by") or said) == "case"
+
+    @property
     def rows(self) -> dict[str, Row]:
         """The rows of slides.csv by slide."""
         return self._table("slides.csv")
@@ -128,7 +135,9 @@ class Run:
 def _read_table(path: Path) -> dict[str, Row]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [{k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)]
+            rows = [
+                {k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)
+            ]
     except (OSError, ValueError, csv.Error) as error:
         raise FileError(f"{path.name}: not a readable table ({error}).") from None
     return {row["slide_id"]: row for row in rows if row.get("slide_id")}
