@@ -1,4 +1,4 @@
-"""A small run to look at: slides with patches of known colours, features, two models, explanations, certificates.
+"""A small run to look at: slides of patches with known colours, features, two models and their runs.
 
 python -m tests.viewer.make_run FOLDER [--columns 12 --rows 8 --edge 256 --slides 3]
 """

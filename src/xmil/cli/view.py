@@ -29,6 +29,9 @@ def view(
         str | None, typer.Option(envvar="XMIL_TOKEN", help="Token to ask for; made up where needed.")
     ] = None,
     export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
+    export_px: Annotated[
+        int | None, typer.Option(help="Longest edge of exported pictures in pixels; all by default.")
+    ] = None,
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
     ] = False,
@@ -42,6 +45,8 @@ def view(
     from xmil.viewer.collection import Collection
 
     shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
+    if export is not None:
+        return _export(shown, export, longest=export_px)
     return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
 
 
@@ -67,6 +72,26 @@ def _serve(
         _open(place)
     serve(app, listening)
     return 0
+
+
+def _export(shown: Collection, folder: Path, *, longest: int | None) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from xmil.viewer.export import export
+
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("slides", total=None)
+        failed = export(
+            shown,
+            folder,
+            longest=longest,
+            on_slide=lambda _, done, total: progress.update(bar, completed=done, total=total),
+        )
+    for slide, reason in failed.items():
+        print(f"{slide}: {reason}")
+    print(f"Written to {folder}; put it on any web server, or: python -m http.server -d {folder}")
+    return 1 if failed else 0
 
 
 def _open(place: str) -> None:

@@ -23,11 +23,12 @@ from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
 from xmil.viewer.bags import Bags, similar
-from xmil.viewer.collection import Collection, Missing
+from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.files import to_json
+from xmil.viewer.openapi import describe_routes
 from xmil.viewer.page import NOT_BUILT, content_type, page_files
-from xmil.viewer.security import Guard, Rules, TooLarge
-from xmil.viewer.tiles import NoPicture
+from xmil.viewer.security import Guard, Rules, TooLargeError
+from xmil.viewer.tiles import NoPictureError
 from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Site:
         return [
             Route("/", self.page),
             Route("/api/run.json", self._get(self._run, JSON)),
+            Route("/api/openapi.json", self._get(lambda: to_json(describe_routes()), JSON)),
             Route(f"{slide}/slide.json", self._get(self._slide, JSON)),
             Route(f"{slide}/evidence-{{run:int}}.bin", self._get(self._evidence, BYTES)),
             Route(f"{slide}/thumbnail.jpeg", self._draw(self._thumbnail)),
@@ -124,7 +126,7 @@ class Site:
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)
         if self.whatif is None:
-            raise Missing(
+            raise MissingError(
                 "What-if needs the model and features; start the viewer with --model and --features."
             )
         try:
@@ -154,11 +156,11 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         collection.pictures.close()
 
     handlers: dict[Any, Any] = {
-        Missing: partial(_fail, 404),
-        NoPicture: partial(_fail, 404),
+        MissingError: partial(_fail, 404),
+        NoPictureError: partial(_fail, 404),
         InputError: partial(_fail, 400),
         XmilError: partial(_fail, 422),
-        TooLarge: partial(_fail, 413, said="The body is too large."),
+        TooLargeError: partial(_fail, 413, said="The body is too large."),
         HTTPException: _http,
         ClientDisconnect: partial(_fail, 400, said="The request was broken off."),
         Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),

@@ -18,7 +18,7 @@ from xmil.viewer.prediction import predict
 from xmil.viewer.run import Row, Run
 
 
-class Missing(XmilError):
+class MissingError(XmilError):
     """A slide, run or patch whose number is not in the collection."""
 
 
@@ -61,13 +61,13 @@ class Collection:
     def slide(self, key: int) -> str:
         """The slide of a number."""
         if not 0 <= key < len(self._slides):
-            raise Missing(f"There is no slide {key}; the run has {len(self._slides)}.")
+            raise MissingError(f"There is no slide {key}; the run has {len(self._slides)}.")
         return self._slides[key]
 
     def run(self, number: int) -> Run:
         """The run of a number."""
         if not 0 <= number < len(self.runs):
-            raise Missing(f"There is no run {number}; {len(self.runs)} are shown.")
+            raise MissingError(f"There is no run {number}; {len(self.runs)} are shown.")
         return self.runs[number]
 
     def evidence(self, key: int, number: int) -> Evidence:
@@ -75,7 +75,7 @@ class Collection:
         slide_id, run = self.slide(key), self.run(number)
         path = run.explanation(slide_id)
         if path is None:
-            raise Missing(f"The run {run.name!r} has no explanation of {slide_id!r}.")
+            raise MissingError(f"The run {run.name!r} has no explanation of {slide_id!r}.")
         found = self._evidence.get(path)
         return found if found.placed else found.at(self._mpp(slide_id))
 
@@ -83,9 +83,9 @@ class Collection:
         """The picture of one patch."""
         found = self.evidence(key, number)
         if found.corners is None or found.edge is None:
-            raise Missing("It is not known where the patches of this slide lie.")
+            raise MissingError("It is not known where the patches of this slide lie.")
         if not 0 <= index < found.n:
-            raise Missing(f"There is no patch {index}; the slide has {found.n}.")
+            raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.corners[:, index])
         return self.pictures.patch(self.slide(key), (x, y, found.edge, found.edge))
 
@@ -103,11 +103,11 @@ class Collection:
         slide_id = self.slide(key)
         self.run(number)
         if not self.features:
-            raise Missing("No features are given; start the viewer with --features.")
+            raise MissingError("No features are given; start the viewer with --features.")
         folder = self.features[number if len(self.features) > 1 else 0]
         found = feature_paths(folder, follow_links=self.follow_links).get(bare_name(slide_id))
         if found is None:
-            raise Missing(f"There are no features of {slide_id!r} in {folder.name}.")
+            raise MissingError(f"There are no features of {slide_id!r} in {folder.name}.")
         return found
 
     def overview(self, *, live: bool = True, whatif: bool = False) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Collection:
                 sets.append(self._set(key, slide_id, number))
             except XmilError as error:
                 failed = run.failures.get(slide_id, {}).get("error")
-                faults.append(f"{failed}" if failed and isinstance(error, Missing) else str(error))
+                faults.append(f"{failed}" if failed and isinstance(error, MissingError) else str(error))
         return sets, faults
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:

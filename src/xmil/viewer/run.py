@@ -85,7 +85,7 @@ class Run:
         return self._table("failures.csv")
 
     def slides(self) -> list[str]:
-        """The slides of the run: in the table's order, then those with a file only, then those that failed."""
+        """The slides of the run: the table's, then those with a file only, then those that failed."""
         try:
             files = sorted(path.name for path in (self.folder / "slides").iterdir())
         except OSError:

@@ -18,7 +18,10 @@ from xmil.viewer.files import to_json
 MAX_URL = 2048
 MAX_BODY = 4 << 20
 MIN_TOKEN = 8
-POLICY = "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'"
+)
 NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
 
 
@@ -124,7 +127,7 @@ class Guard:
         if scope["method"] != "GET" or not _tokens(scope) or scope["path"] not in ("/", "/index.html"):
             return None
         rest = [(k, v) for k, v in _query(scope) if k != "token"]
-        return scope["path"] + (f"?{urlencode(rest)}" if rest else "")
+        return str(scope["path"]) + (f"?{urlencode(rest)}" if rest else "")
 
     def _set_cookie(self, scope: Scope) -> str:
         secure = "; Secure" if scope.get("scheme") == "https" else ""
@@ -147,7 +150,7 @@ class Guard:
         return guarded
 
 
-class TooLarge(Exception):
+class TooLargeError(Exception):
     """A body that grew beyond the limit."""
 
 
@@ -159,7 +162,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > MAX_BODY:
-            raise TooLarge
+            raise TooLargeError
         return message
 
     return bounded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from threading import Condition
@@ -27,7 +27,7 @@ LOOK_SECONDS = 5.0  # how long a listing of the slides' folder holds
 Box = tuple[float, float, float, float]
 
 
-class NoPicture(XmilError):
+class NoPictureError(XmilError):
     """A slide without a picture, or a tile beyond its edge."""
 
 
@@ -50,7 +50,7 @@ def tile_box(size: tuple[int, int], level: int, column: int, row: int) -> tuple[
     x, y = column * TILE * scale, row * TILE * scale
     width, height = min(TILE * scale, size[0] - x), min(TILE * scale, size[1] - y)
     if width <= 0 or height <= 0:
-        raise NoPicture("There is no tile beyond the slide's edge.")
+        raise NoPictureError("There is no tile beyond the slide's edge.")
     return (x, y, width, height), (-(-width // scale), -(-height // scale))
 
 
@@ -202,7 +202,7 @@ class Pictures:
     def _picture(self, slide_id: str, what: tuple[Any, ...], draw: Any) -> bytes:
         path = self._path(slide_id)
         if path is None:
-            raise NoPicture(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
+            raise NoPictureError(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
         key = (path, stamp(path), *what)
         known = self._tiles.get(key)
         if known is not None:
@@ -227,10 +227,8 @@ class Pictures:
         now = time.monotonic()
         if self.folder is not None and now - self._looked > LOOK_SECONDS:
             self._looked = now
-            try:
+            with suppress(XmilError, OSError):  # else the last listing holds
                 self._paths = _find(self.folder)
-            except (XmilError, OSError):
-                pass  # the last listing holds; files that are gone are named when they are asked for
         return self._paths
 
 
@@ -242,13 +240,13 @@ def _find(folder: Path) -> dict[str, Path]:
 
 def _tile(slide: Slide, level: int, column: int, row: int) -> Any:
     if not 0 <= level <= full_level(*slide.dimensions):
-        raise NoPicture(f"There is no level {level} of this slide.")
+        raise NoPictureError(f"There is no level {level} of this slide.")
     return slide.read_area(*tile_box(slide.dimensions, level, column, row))
 
 
 def _facts(slide: Slide) -> dict[str, Any]:
     width, height = slide.dimensions
     finest = full_level(width, height)
-    image = {"width": width, "height": height, "tile_size": TILE, "overlap": 0, "levels": finest + 1}
-    image = {**image, "finest": finest, "bounds": list(slide.bounds)}
+    image: dict[str, Any] = {"width": width, "height": height, "tile_size": TILE, "overlap": 0}
+    image |= {"levels": finest + 1, "finest": finest, "bounds": list(slide.bounds)}
     return {"image": image, "mpp": slide.mpp, "magnification": slide.magnification}

@@ -46,7 +46,7 @@ class WhatIf:
         self._lock = Lock()
 
     def ask(self, key: int, question: Any) -> dict[str, Any]:
-        """The prediction before and after, for `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
+        """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
         started = time.perf_counter()
         run, verb, indices = _parsed(question)
         evidence = self._collection.evidence(key, run)
@@ -132,11 +132,10 @@ def as_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
     if not isinstance(indices, list):
         raise InputError("The patches must be a list of indices or of [start, stop] ranges.")
     for item in indices:
-        start, stop = item if isinstance(item, list) and len(item) == 2 else (item, None)
-        stop = start + 1 if stop is None and _is_index(start) else stop
+        start, stop = item if isinstance(item, list) and len(item) == 2 else (item, item)
         if not _is_index(start) or not _is_index(stop) or not 0 <= start <= stop <= n or start == n:
             raise InputError(f"A patch must be an index in the range [0, {n}), or [start, stop] within it.")
-        mask[start:stop] = True
+        mask[start : stop if isinstance(item, list) else start + 1] = True
     return mask
 
 
