@@ -98,4 +98,6 @@ def _open(place: str) -> None:
     import threading
     import webbrowser
 
-    threading.Timer(0.5, webbrowser.open, [place]).start()
+    later = threading.Timer(0.5, webbrowser.open, [place])
+    later.daemon = True
+    later.start()

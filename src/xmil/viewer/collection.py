@@ -13,9 +13,9 @@ from xmil.core.errors import FileError, InputError, XmilError
 from xmil.data.siblings import bare_name, slide_name
 from xmil.viewer.evidence import Evidence, count_patches, read_evidence
 from xmil.viewer.files import Files
-from xmil.viewer.tiles import Pictures
 from xmil.viewer.prediction import predict
 from xmil.viewer.run import Row, Run
+from xmil.viewer.tiles import Pictures
 
 
 class MissingError(XmilError):
@@ -174,11 +174,18 @@ class Collection:
 
     def _certificate(self, slide_id: str, run: Run) -> dict[str, Any] | None:
         """The run's own certificate, or that of another run of the same model."""
-        alike = [
-            other for other in self.runs if other is not run and other.digest and other.digest == run.digest
-        ]
-        found = (other.certificate(slide_id) for other in (run, *alike))
+        found = (other.certificate(slide_id) for other in self._alike(run))
         return next((certificate for certificate in found if certificate), None)
+
+    def _verdict(self, slide_id: str, run: Run) -> dict[str, Any]:
+        found = (other.verdict(slide_id) for other in self._alike(run))
+        return next((verdict for verdict in found if verdict), {})
+
+    def _alike(self, run: Run) -> list[Run]:
+        """The run, then the others of the same model."""
+        digest = run.digest
+        others = [other for other in self.runs if other is not run and digest and other.digest == digest]
+        return [run, *others]
 
     def _line(self, key: int, slide_id: str) -> dict[str, Any]:
         image, error = self.pictures.look(slide_id)
@@ -189,8 +196,7 @@ class Collection:
         """A slide's facts from the first run that knows it."""
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        certificates = (self._certificate(slide_id, run) for run in self.runs)
-        paper = next((found for found in certificates if found), {})
+        paper = next((found for run in self.runs if (found := self._verdict(slide_id, run))), {})
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
         return {
@@ -199,7 +205,7 @@ class Collection:
             "predicted": predicted,
             "correct": _truth(row.get("correct") or paper.get("correct")),
             "probability": _probability(row, predicted),
-            "verdict": next((str(m["verdict"]) for m in paper.get("methods", ()) if m.get("verdict")), None),
+            "verdict": paper.get("verdict"),
             "n": n,
             "error": error,
         }

@@ -49,7 +49,7 @@ class Kept(Generic[T]):
                 self._weight -= self._weigh(self._found.pop(key))
             self._found[key] = value
             self._weight += self._weigh(value)
-            while self._weight > self._limit and self._found:
+            while self._weight > self._limit and len(self._found) > 1:
                 self._weight -= self._weigh(self._found.popitem(last=False)[1])
         return value
 

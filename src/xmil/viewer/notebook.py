@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from html import escape
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.viewer.serve import Background
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -16,17 +20,17 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 class Viewing:
     """A viewer at work; a notebook shows it inline. `stop` ends it."""
 
-    def __init__(self, url: str, server: object, *, height: int) -> None:
+    def __init__(self, url: str, server: Background, *, height: int) -> None:
         self.url, self.height, self._server = url, height, server
 
     @property
     def running(self) -> bool:
         """Whether the server still answers."""
-        return bool(self._server.running)  # type: ignore[attr-defined]
+        return self._server.running
 
     def stop(self) -> None:
         """End the server."""
-        self._server.stop()  # type: ignore[attr-defined]
+        self._server.stop()
 
     def __enter__(self) -> Viewing:
         return self

@@ -23,6 +23,7 @@ class Run:
         self.folder, self.follow_links = folder, follow_links
         self.name = folder.resolve().name
         self._json = Files(read_json, limit=64)
+        self._verdicts = Files(_read_verdict, limit=100_000)
         self._tables = Files(_read_table, limit=4)
         self._curves = Files(_read_curves, limit=16)
 
@@ -108,6 +109,14 @@ class Run:
         except XmilError:
             return None
 
+    def verdict(self, slide_id: str) -> dict[str, Any]:
+        """What a slide's certificate says in short: label, predicted, correct and the first verdict."""
+        try:
+            path = self._file("certificates", slide_id, ".json")
+            return {} if path is None else self._verdicts.get(path)
+        except XmilError:
+            return {}
+
     def _with_curves(self, certificate: dict[str, Any], slide_id: str) -> list[dict[str, Any]]:
         methods = certificate.get("methods")
         listed = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
@@ -130,6 +139,14 @@ class Run:
             return self._tables.get(self.folder / name)
         except FileError:
             return {}
+
+
+def _read_verdict(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    methods = found.get("methods")
+    said = [m.get("verdict") for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
+    short = {key: found.get(key) for key in ("label", "predicted", "correct")}
+    return {**short, "verdict": next((str(verdict) for verdict in said if verdict), None)}
 
 
 def _read_table(path: Path) -> dict[str, Row]:

@@ -94,6 +94,7 @@ def _server(app: Any) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            limit_concurrency=512,
             timeout_keep_alive=20,
             timeout_graceful_shutdown=2,
         )

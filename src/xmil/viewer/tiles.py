@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from xmil.core.errors import FileError, XmilError
 from xmil.data.siblings import bare_name, inside, is_plain
 from xmil.viewer.files import Kept, Stamp, stamp
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from xmil.slides import Slide
 
 TILE = 256
-THUMBNAIL = 256
+THUMBNAIL_LEVEL = 8  # at most 256 px
+REACH = 16.0  # tiles that reduce the slide's own levels by more are put together from finer tiles
 PATCH = 512
 QUALITY = 85
 OPEN = 4  # slides held open; each keeps decoded blocks of its own
@@ -46,6 +49,8 @@ def tile_box(size: tuple[int, int], level: int, column: int, row: int) -> tuple[
     >>> tile_box((1000, 600), 9, 1, 0)  # half of full resolution: 500 x 300, tiles of 256
     ((512, 0, 488, 512), (244, 256))
     """
+    if not 0 <= level <= full_level(*size):
+        raise NoPictureError(f"There is no level {level} of this slide.")
     scale = 1 << (full_level(*size) - level)
     x, y = column * TILE * scale, row * TILE * scale
     width, height = min(TILE * scale, size[0] - x), min(TILE * scale, size[1] - y)
@@ -173,22 +178,26 @@ class Pictures:
 
     def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
         """A Deep Zoom tile."""
-        return self._picture(slide_id, ("tile", level, column, row), lambda s: _tile(s, level, column, row))
+
+        def draw(slide: Slide) -> Any:
+            box, size = tile_box(slide.dimensions, level, column, row)
+            if _is_far(slide, level):
+                return self._composed(slide_id, size, level, column, row)
+            return slide.read_area(box, size)
+
+        return self._picture(slide_id, ("tile", level, column, row), draw)
 
     def thumbnail(self, slide_id: str) -> bytes:
-        """The whole slide in a small picture."""
-        return self._picture(slide_id, ("thumbnail",), lambda s: s.thumbnail(THUMBNAIL))
+        """The whole slide in one tile."""
+        with self._slides.use(self._there(slide_id)) as slide:
+            level = min(THUMBNAIL_LEVEL, full_level(*slide.dimensions))
+            return self.tile(slide_id, level, 0, 0)
 
     def patch(self, slide_id: str, box: Box) -> bytes:
         """A patch at full resolution, or smaller where it is large."""
         scale = min(1.0, PATCH / max(box[2:]))
         size = (max(1, round(box[2] * scale)), max(1, round(box[3] * scale)))
         return self._picture(slide_id, ("patch", *box), lambda s: s.read_area(box, size))
-
-    def stamp(self, slide_id: str) -> Stamp | None:
-        """What changes when the slide's file does."""
-        path = self._path(slide_id)
-        return None if path is None else stamp(path)
 
     @property
     def cached_bytes(self) -> int:
@@ -200,9 +209,7 @@ class Pictures:
         self._slides.close()
 
     def _picture(self, slide_id: str, what: tuple[Any, ...], draw: Any) -> bytes:
-        path = self._path(slide_id)
-        if path is None:
-            raise NoPictureError(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
+        path = self._there(slide_id)
         key = (path, stamp(path), *what)
         known = self._tiles.get(key)
         if known is not None:
@@ -212,6 +219,24 @@ class Pictures:
                 return self._tiles.put(key, encode(draw(slide)))
             except FileError as error:
                 raise FileError(str(error).replace(str(path), path.name)) from None
+
+    def _there(self, slide_id: str) -> Path:
+        path = self._path(slide_id)
+        if path is None:
+            raise NoPictureError(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
+        return path
+
+    def _composed(self, slide_id: str, size: tuple[int, int], level: int, column: int, row: int) -> Any:
+        """A tile from the four tiles of the next finer level, which are kept."""
+        from PIL import Image
+
+        whole, right, bottom = Image.new("RGB", (2 * TILE, 2 * TILE), "white"), 0, 0
+        for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            with suppress(NoPictureError):  # beyond the edge
+                part = Image.open(BytesIO(self.tile(slide_id, level + 1, 2 * column + i, 2 * row + j)))
+                whole.paste(part, (i * TILE, j * TILE))
+                right, bottom = max(right, i * TILE + part.width), max(bottom, j * TILE + part.height)
+        return np.asarray(whole.crop((0, 0, right, bottom)).resize(size, Image.Resampling.BOX))
 
     def _path(self, slide_id: str) -> Path | None:
         if self.folder is None or not is_plain(slide_id):
@@ -238,10 +263,10 @@ def _find(folder: Path) -> dict[str, Path]:
     return find_slides(folder)
 
 
-def _tile(slide: Slide, level: int, column: int, row: int) -> Any:
-    if not 0 <= level <= full_level(*slide.dimensions):
-        raise NoPictureError(f"There is no level {level} of this slide.")
-    return slide.read_area(*tile_box(slide.dimensions, level, column, row))
+def _is_far(slide: Slide, level: int) -> bool:
+    """Whether a tile would read too much of a slide that lacks coarse levels."""
+    scale = float(1 << (full_level(*slide.dimensions) - level))
+    return scale / slide.level_downsamples[slide.best_level(scale)] > REACH
 
 
 def _facts(slide: Slide) -> dict[str, Any]:
