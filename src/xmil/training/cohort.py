@@ -83,7 +83,9 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
             f"{data.cohort}: none of its {len(cohort)} slides has features in {', '.join(folders)}; "
             f"the table has {', '.join(cohort.slides[:3])}. Check that names agree."
         )
-    paths = {name: path for part in parts for name, path in zip(part.slides, part.column("path"), strict=True)}
+    paths = {
+        name: path for part in parts for name, path in zip(part.slides, part.column("path"), strict=True)
+    }
     kept = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [_said("slides have no features and are left out", left.slides)] if len(left) else []
     return kept.with_column("path", [paths[name] for name in kept.slides]), notes
@@ -176,7 +178,7 @@ def _encoder(bags: BagDataset) -> str | None:
     if len(named) > 1:
         (one, first), (two, second), *_ = named.items()
         raise InputError(
-            f"{second}: its features come from {two!r} but those of {first} from {one!r}; one encoder a model."
+            f"{second}: its features come from {two!r} but those of {first} from {one!r}; use one encoder."
         )
     return next(iter(named), None)
 

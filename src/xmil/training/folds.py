@@ -62,7 +62,9 @@ def _by_fold(found: TrainingSet, data: Data, seed: int) -> list[Fold]:
         cohort.check_split(str(data.fold_column))
     names = sorted({cell for cell in cells if cell is not None}, key=lambda cell: (len(cell), cell))
     if len(names) < 2:
-        raise InputError(f"Column {data.fold_column!r} has {len(names)} folds; cross-validation needs two or more.")
+        raise InputError(
+            f"Column {data.fold_column!r} has {len(names)} folds; cross-validation needs two or more."
+        )
     return [_fold(found, cells, names, k, data, seed) for k in range(len(names))]
 
 

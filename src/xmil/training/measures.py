@@ -60,7 +60,9 @@ def _classification(outputs: Floats, values: Floats, goal: Goal) -> Measures:
     labels = values[:, 0].astype(int)
     chances, guess = probabilities(outputs, goal.task), outputs.argmax(axis=1)
     if goal.outputs == 2:
-        auc = auroc(labels, outputs[:, 1] - outputs[:, 0])  # monotone in the probability, without its rounding
+        auc = auroc(
+            labels, outputs[:, 1] - outputs[:, 0]
+        )  # monotone in the probability, without its rounding
     else:
         auc = _mean([auroc(labels == c, chances[:, c]) for c in range(goal.outputs)])
     recalls = [float((guess[labels == c] == c).mean()) for c in np.unique(labels)]
@@ -78,7 +80,7 @@ def _multilabel(outputs: Floats, values: Floats, goal: Goal) -> Measures:
     return {"auc": _mean(list(each.values())), "accuracy": float(right.mean()), **each}
 
 
-def _regression(outputs: Floats, values: Floats, goal: Goal) -> Measures:
+def _regression(outputs: Floats, values: Floats, _: Goal) -> Measures:
     from scipy.stats import rankdata
 
     guess, truth = outputs[:, 0], values[:, 0]

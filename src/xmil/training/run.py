@@ -55,6 +55,7 @@ class Outcome:
     found: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    reports: bool = True  # the one process of several that speaks
 
 
 OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gives what hears of its steps
@@ -92,7 +93,7 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     if fabric.is_global_zero:
         prepare(plan, folder, restart=restart)
     fabric.barrier()
-    outcome = Outcome()
+    outcome = Outcome(reports=bool(fabric.is_global_zero))
     bags: Bags | None = None
     with deterministic(config.train.deterministic), torch.random.fork_rng(devices=[]):
         for number, job in enumerate(plan.jobs):
@@ -101,10 +102,10 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
                 continue
             if bags is None:
                 bags = Bags(plan.found.bags.preloading(preload_bytes(config.train)))
-            on_step = on_job(job, number) if on_job is not None else None
+            on_step = on_job(job, number) if on_job is not None and outcome.reports else None
             _train_job(plan, job, bags, fabric, folder / job.name, outcome, on_step)
             fabric.barrier()
-    return _finish(plan, folder, outcome, writes=fabric.is_global_zero)
+    return _finish(plan, folder, outcome)
 
 
 def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
@@ -177,13 +178,13 @@ def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
         write_text(folder / METRICS, json.dumps(done, indent=1) + "\n")
 
 
-def _finish(plan: Plan, folder: Path, outcome: Outcome, *, writes: bool) -> Outcome:
+def _finish(plan: Plan, folder: Path, outcome: Outcome) -> Outcome:
     """The tables over all jobs."""
     results = dict(_done(plan, folder))
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
     outcome.found = [name for name in outcome.found if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, plan.points, results)
-    if writes:
+    if outcome.reports:
         write_results(plan.jobs, plan.points, results, outcome.best, folder)
     return outcome
 
