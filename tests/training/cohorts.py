@@ -14,7 +14,9 @@ PARTS = ("train", "train", "train", "val", "test")
 D = 6
 
 
-def write_cohort(folder: Path, *, n: int = 30, slides_per_case: int = 1, encoder: str | None = "enc-a") -> Path:
+def write_cohort(
+    folder: Path, *, n: int = 30, slides_per_case: int = 1, encoder: str | None = "enc-a"
+) -> Path:
     """Feature files and cohort.csv with columns for every task."""
     rng = np.random.default_rng(0)
     (folder / "features").mkdir(parents=True, exist_ok=True)

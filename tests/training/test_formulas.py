@@ -51,7 +51,11 @@ def test_cox_partial_likelihood_by_hand():
 
 def test_c_index_by_hand_and_its_ends():
     rng = np.random.default_rng(2)
-    times, events, risks = rng.integers(1, 9, 20).astype(float), rng.integers(0, 2, 20), rng.integers(0, 5, 20)
+    times, events, risks = (
+        rng.integers(1, 9, 20).astype(float),
+        rng.integers(0, 2, 20),
+        rng.integers(0, 5, 20),
+    )
     good = total = 0.0
     for i in range(20):
         for j in range(20):
@@ -129,9 +133,15 @@ def test_a_class_without_training_bags_is_refused():
     [
         ({"schedule": "constant"}, [1, 1, 1, 1]),
         ({"schedule": "step", "step_epochs": 2, "gamma": 0.5}, [1, 1, 0.5, 0.5]),
-        ({"schedule": "step", "step_epochs": 1, "gamma": 0.1, "lr": 1.0, "min_lr": 0.05}, [1, 0.1, 0.05, 0.05]),
+        (
+            {"schedule": "step", "step_epochs": 1, "gamma": 0.1, "lr": 1.0, "min_lr": 0.05},
+            [1, 0.1, 0.05, 0.05],
+        ),
         ({"schedule": "constant", "warmup_epochs": 2}, [0.5, 1, 1, 1]),
-        ({"schedule": "cosine"}, [1, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 + math.cos(3 * math.pi / 4)) / 2]),
+        (
+            {"schedule": "cosine"},
+            [1, (1 + math.cos(math.pi / 4)) / 2, 0.5, (1 + math.cos(3 * math.pi / 4)) / 2],
+        ),
     ],
 )
 def test_schedules(settings, expected):

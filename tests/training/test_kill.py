@@ -9,7 +9,7 @@ from xmil.training.toml import dumps
 
 def test_three_kills_change_nothing(tmp_path):
     folder = write_cohort(tmp_path, n=20)
-    content = settings(folder, model={"dropout": 0.2}, train={"epochs": 60, "repeats": 2})
+    content = settings(folder, model={"dropout": 0.2}, train={"epochs": 30, "repeats": 2})
     (folder / "config.toml").write_text(dumps(content))
     report = kill_training(folder / "config.toml", tmp_path / "work", kills=3, seed=0, start="fork")
     assert report.kills == 3

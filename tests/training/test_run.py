@@ -145,7 +145,9 @@ def test_every_task_learns_and_its_model_says_what_it_is(folder, tmp_path, task)
 
 def test_a_multi_class_task_with_mixed_sizes_on_transmil(folder, tmp_path):
     model = {"name": "transmil", "dim": 16, "heads": 2, "landmarks": 4}
-    config = config_of(folder, out=str(tmp_path), data={"label": "grade", "instances": 0}, train={"epochs": 8})
+    config = config_of(
+        folder, out=str(tmp_path), data={"label": "grade", "instances": 0}, train={"epochs": 8}
+    )
     outcome = train(config.model_copy(update={"model": type(config.model)(**model)}))
     assert outcome.best["validation"]["auc"]["mean"] > 0.6
 
@@ -182,7 +184,9 @@ def test_folds_repeats_and_grid_in_one_run(folder, tmp_path):
 def test_fold_schemes_from_a_column(folder, scheme):
     table = folder / f"{scheme}.csv"
     lines = (folder / "cohort.csv").read_text().splitlines()
-    table.write_text("\n".join([lines[0] + ",cv", *(f"{line},{i // 10}" for i, line in enumerate(lines[1:]))]))
+    table.write_text(
+        "\n".join([lines[0] + ",cv", *(f"{line},{i // 10}" for i, line in enumerate(lines[1:]))])
+    )
     data = {"cohort": str(table), "fold_column": "cv", "scheme": scheme}
     folds = [job.fold for job in make_plan(config_of(folder, data=data)).jobs]
     assert [fold.test.tolist() for fold in folds] == [list(range(10 * k, 10 * k + 10)) for k in range(3)]
@@ -273,7 +277,11 @@ def test_a_changed_table_is_noticed(tmp_path):
 
 
 def test_bags_on_disk_give_the_same_model_as_bags_in_memory(folder, tmp_path):
-    names = {"memory": {"preload_gb": 1.0}, "disk": {"preload_gb": 0.0}, "workers": {"preload_gb": 0.0, "workers": 2}}
+    names = {
+        "memory": {"preload_gb": 1.0},
+        "disk": {"preload_gb": 0.0},
+        "workers": {"preload_gb": 0.0, "workers": 2},
+    }
     for name, change in names.items():
         train(config_of(folder, out=str(tmp_path / name), train={"epochs": 2, **change}))
     paths = [tmp_path / name / "model" / "model.safetensors" for name in names]

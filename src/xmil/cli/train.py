@@ -115,6 +115,8 @@ def _report(settings: Config, outcome: Outcome) -> int:
     code = (0 if not outcome.failed else 1) if best else 2
     if not outcome.reports:
         return code
+    for note in outcome.notes:
+        print(f"{settings.data.cohort}: {note}")
     for name, reason in outcome.failed.items():
         print(f"{name}: failed: {reason}")
     if best:

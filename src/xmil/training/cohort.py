@@ -72,20 +72,15 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
     """The slides that have features in one of the folders."""
     cohort = read_cohort(data.cohort, metadata=data.metadata or None)
     folders = [data.features] if isinstance(data.features, str) else data.features
-    parts, left = [], cohort
+    paths: dict[str, object] = {}
+    left = cohort
     for folder in folders:
         part, report = join_features(left, folder)
-        if len(part):
-            parts.append(part)
-        left = left.take([i for i, name in enumerate(left.slides) if name in set(report.without_features)])
-    if not parts:
-        raise InputError(
-            f"{data.cohort}: none of its {len(cohort)} slides has features in {', '.join(folders)}; "
-            f"the table has {', '.join(cohort.slides[:3])}. Check that names agree."
-        )
-    paths = {
-        name: path for part in parts for name, path in zip(part.slides, part.column("path"), strict=True)
-    }
+        paths.update(zip(part.slides, part.column("path"), strict=True))
+        missing = set(report.without_features)
+        left = left.take(i for i, name in enumerate(left.slides) if name in missing)
+        if not missing:
+            break
     kept = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [_said("slides have no features and are left out", left.slides)] if len(left) else []
     return kept.with_column("path", [paths[name] for name in kept.slides]), notes

@@ -296,9 +296,7 @@ def _check_grid(config: Config, source: str) -> None:
         for key in point:
             section, _, name = key.partition(".")
             if section not in ("model", "loss", "optim", "train") or not name:
-                raise InputError(
-                    f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'."
-                )
+                raise InputError(f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'.")
         if point:
             at_point(config, point)
 

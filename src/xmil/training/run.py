@@ -55,6 +55,7 @@ class Outcome:
     found: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     reports: bool = True  # the one process of several that speaks
 
 
@@ -93,7 +94,7 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     if fabric.is_global_zero:
         prepare(plan, folder, restart=restart)
     fabric.barrier()
-    outcome = Outcome(reports=bool(fabric.is_global_zero))
+    outcome = Outcome(notes=plan.found.notes, reports=bool(fabric.is_global_zero))
     bags: Bags | None = None
     with deterministic(config.train.deterministic), torch.random.fork_rng(devices=[]):
         for number, job in enumerate(plan.jobs):
