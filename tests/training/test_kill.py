@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.killed import kill_training
+
 from tests.training.cohorts import settings, write_cohort
 from xmil.training.toml import dumps
 
