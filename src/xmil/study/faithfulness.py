@@ -91,7 +91,8 @@ def evaluate_slide(
 ) -> SlideResult:
     """Explain the predicted class of a bag with each method, and measure how faithful the scores are.
 
-    `evidence` (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
+    Of a model without classes the value or the risk is explained; it is neither right nor wrong. `evidence`
+    (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
     """
     explanations = [_explain(model, bag, method, settings.seed) for method in settings.methods]
     target = int(explanations[0].target)
@@ -102,14 +103,13 @@ def evaluate_slide(
     about = {
         "slide_id": bag.slide_id,
         "n": len(bag),
-        "label": label,
-        "predicted": first.decision,
-        "correct": None if label is None else first.decision == label,
+        **_decided(first, label),
+        "explained": first.output.kind,
         "logits": first.logits.tolist(),
     }
     rows = []
     for e, certificate in zip(explanations, certificates, strict=True):
-        shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, target, settings)}
+        shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
         for mode in settings.modes:
             curve = (
                 certificate.morf if mode == settings.modes[0] else _curve(flips[mode], e, "morf", settings)
@@ -118,6 +118,18 @@ def evaluate_slide(
                 {**shared, **_measured(curve, flips[mode], e, settings), **_certified(certificate, mode)}
             )
     return SlideResult(rows, explanations, certificates, band)
+
+
+def _decided(flips: Flips, label: int | None) -> Row:
+    """The explained class is the predicted one; models without classes predict none."""
+    if not flips.decides:
+        return {"label": None, "predicted": None, "correct": None}
+    predicted = int(flips.output.target)
+    return {
+        "label": label,
+        "predicted": predicted,
+        "correct": None if label is None else predicted == label,
+    }
 
 
 def _explain(model: nn.Module, bag: Bag, method: str, seed: int) -> Explanation:
@@ -147,7 +159,7 @@ def _measured(curve: Curve, flips: Flips, e: Explanation, settings: Settings) ->
         "necessity": start - flips.value_of(~top),
         "flipped": curve.flipped,
         "at_zero": curve.at_zero,
-        "flipped_at_zero": curve.flipped_at_zero,
+        "flipped_at_zero": curve.flipped_at_zero if curve.decides else None,
         "morf": curve.values.tolist(),
     }
 
@@ -168,11 +180,12 @@ def _certified(certificate: Certificate, mode: str) -> Row:
 
 
 def _evidence(
-    e: Explanation, truth: npt.NDArray[np.float64] | None, target: int, settings: Settings
+    e: Explanation, truth: npt.NDArray[np.float64] | None, flips: Flips, settings: Settings
 ) -> Mapping[str, float | None]:
+    """Agreement with the truth, which is evidence for one class, or for a high value or risk."""
     if truth is None:
         return dict.fromkeys(EVIDENCE)
-    evidence = truth if target == settings.truth_class else -truth
+    evidence = truth if not flips.decides or int(e.target) == settings.truth_class else -truth
     scores = e.scores.astype(np.float64)
     positive = evidence > 0
     found = {

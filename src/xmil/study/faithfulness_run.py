@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 KEY = b"xmil-faithfulness"
 FOLDERS = ("slides", "results", "certificates")
 SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict")]
+    [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict", "explained")]
     + [(name, pa.int64()) for name in ("n", "label", "predicted", "target", "flipped")]
     + [(name, pa.bool_()) for name in ("correct", "flipped_at_zero")]
     + [
@@ -193,7 +193,7 @@ def certificate_dict(slide: Slide, result: SlideResult) -> dict[str, Any]:
     }
     return {
         "slide_id": slide.slide_id,
-        **{key: first[key] for key in ("n", "label", "predicted", "correct", "output", "mode")},
+        **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
         "methods": [certificate.as_dict() for certificate in result.certificates],
         "random_band": band,
     }

@@ -1,0 +1,216 @@
+"""What commands over a cohort share: lists, devices, the slides with their labels, the progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xmil.core.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from xmil.data import Cohort
+    from xmil.data.cases import Case
+    from xmil.models import MILModel
+    from xmil.models.base import ModelSpec
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def checked_device(name: str) -> str:
+    """The name of a device that is there."""
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"The device {name!r} is not there; use cpu.")
+    return name
+
+
+def checked_folder(path: Path) -> Path:
+    """A folder that is there."""
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder.")
+    return path
+
+
+def find_cases(
+    features: Path,
+    cohort: Path | None,
+    *,
+    label: str | None = "label",
+    splits: list[str] | None = None,
+    names: tuple[str, ...] | None = None,
+    by: str = "slide",
+    numbers: bool = False,
+) -> list[Case]:
+    """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
+
+    Labels are class indices; with `numbers` they are the numbers of the column, and None asks for none.
+    """
+    from xmil.data import group_cases
+
+    if cohort is None:
+        if by != "slide" or splits:
+            raise InputError("Splits and --by case need a --cohort that names them.")
+        return _every_file(features)
+    joined = joined_cohort(features, cohort, splits=splits)
+    if label is None:
+        return group_cases(joined, by)
+    labels = number_labels(joined, label) if numbers else class_labels(joined, label, names)
+    return group_cases(joined, by, labels=labels)
+
+
+def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
+    """The rows of a cohort that have features, of some splits; a line says what did not match."""
+    from xmil.data import join_features, read_cohort
+
+    table = read_cohort(cohort)
+    table = table.subset(*splits) if splits else table
+    joined, report = join_features(table, features)
+    if report.without_features or report.doubled:
+        print(f"{cohort}: {report}")
+    return joined
+
+
+def class_labels(
+    cohort: Cohort, column: str, names: tuple[str, ...] | None, *, n_classes: int | None = None
+) -> list[int | None]:
+    """Class indices: by the model's class names where the labels are among them, else as numbers.
+
+    Labels by other names than the model's are refused: their order would be a guess.
+    """
+    if not _has_labels(cohort, column):
+        return [None] * len(cohort)
+    cells = cohort.column(column)
+    if names and all(cell is None or cell in names for cell in cells):
+        return [None if cell is None else names.index(cell) for cell in cells]
+    strange = [cell for cell in cells if cell is not None and not _is_whole(cell)]
+    if names and strange:
+        raise InputError(
+            f"The label {strange[0]!r} in column {column!r} is no class of the model, which knows "
+            f"{', '.join(names)}; rename the labels, or give class numbers."
+        )
+    labels = [None if value < 0 else int(value) for value in cohort.labels(column)]
+    top, most = (
+        max((label for label in labels if label is not None), default=0),
+        n_classes or len(names or ()),
+    )
+    if most and top >= max(2, most):
+        raise InputError(f"The column {column!r} has a class {top}, but the model knows {max(2, most)}.")
+    return labels
+
+
+def number_labels(cohort: Cohort, column: str) -> list[float | None]:
+    """The numbers of a column, for regression."""
+    if not _has_labels(cohort, column):
+        return [None] * len(cohort)
+    return [None if value != value else float(value) for value in cohort.numbers(column)]
+
+
+def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str) -> list[Any]:
+    """What is true of each row, as the task has it; None where it is not known.
+
+    A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
+    name several columns; labels and values without it are the columns with the model's class names.
+    """
+    if spec.task in ("survival", "cox"):
+        return _survival_labels(cohort, time, event)
+    if spec.task == "classification":
+        return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))
+    columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
+    columns = columns or ["label"]
+    if not _has_labels(cohort, columns[0]):
+        return [None] * len(cohort)
+    if len(columns) != spec.n_classes:
+        raise InputError(
+            f"The model has {spec.n_classes} outputs; name as many columns with --label. Got {columns}."
+        )
+    numbers = [number_labels(cohort, column) for column in columns]
+    if spec.task == "multilabel":
+        _check_binary(numbers, columns)
+    rows = list(zip(*numbers, strict=True))
+    return [row[0] for row in rows] if spec.task == "regression" and len(columns) == 1 else _complete(rows)
+
+
+def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
+    if time not in cohort.columns and event not in cohort.columns and (time, event) == ("time", "event"):
+        print("The cohort has no columns 'time' and 'event': there is nothing to measure against.")
+        return [None] * len(cohort)
+    times, events = cohort.survival(time, event)
+    missing = [cell is None for cell in cohort.column(event)]
+    return [
+        None if gone or t != t else (float(t), bool(e))
+        for t, e, gone in zip(times, events, missing, strict=True)
+    ]
+
+
+def _check_binary(numbers: list[list[float | None]], columns: list[str]) -> None:
+    for column, values in zip(columns, numbers, strict=True):
+        if not all(value in (None, 0.0, 1.0) for value in values):
+            raise InputError(f"The column {column!r} must hold 0 or 1; it is a label of its own.")
+
+
+def _complete(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...] | None]:
+    return [None if None in row else row for row in rows]
+
+
+def class_index(text: str, model: MILModel) -> int:
+    """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
+    from xmil.core.target import Target
+    from xmil.models.tasks import CLASS_TASKS, count_targets
+
+    if model.task not in CLASS_TASKS:
+        return 0
+    n = count_targets(model.task, model.n_classes)
+    return int(Target(text).resolve(n_classes=n, predicted=0, class_names=model.class_names))
+
+
+def _is_whole(cell: str) -> bool:
+    try:
+        return float(cell).is_integer()
+    except ValueError:
+        return False
+
+
+def _has_labels(cohort: Cohort, column: str) -> bool:
+    if column in cohort.columns:
+        return True
+    if column != "label":
+        raise unknown_name("column", column, cohort.columns)
+    print("The cohort has no column 'label': no slide counts as right or wrong.")
+    return False
+
+
+def _every_file(features: Path) -> list[Case]:
+    from xmil.data import Case, feature_files
+    from xmil.data.siblings import slide_name
+
+    files, _ = feature_files(features)
+    if not files:
+        raise InputError(f"{features}: no feature files in this folder.")
+    by_name: dict[str, Path] = {}
+    for path in files:
+        by_name.setdefault(slide_name(path), path)
+    if len(by_name) < len(files):
+        print(f"{features}: {len(files) - len(by_name)} slides have several files; the first was taken.")
+    return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on the screen; call what it gives for each item done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda: progress.advance(bar)
