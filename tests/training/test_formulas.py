@@ -11,7 +11,7 @@ import torch
 from xmil.core.errors import InputError
 from xmil.training.config import Loss, Optim, make_config
 from xmil.training.losses import bag_weights, cox_loss, hazard_nll, make_loss
-from xmil.training.measures import c_index, measure, risk
+from xmil.training.measures import measure, risk
 from xmil.training.optimizers import lr_factor
 from xmil.training.targets import Goal, Targets, make_goal
 
@@ -47,24 +47,6 @@ def test_cox_partial_likelihood_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     weights = bag_weights(goal_of("cox", np.stack([times, events], axis=1), 1), np.arange(7), Loss())
     assert weights.tolist() == events.tolist()
-
-
-def test_c_index_by_hand_and_its_ends():
-    rng = np.random.default_rng(2)
-    times, events, risks = (
-        rng.integers(1, 9, 20).astype(float),
-        rng.integers(0, 2, 20),
-        rng.integers(0, 5, 20),
-    )
-    good = total = 0.0
-    for i in range(20):
-        for j in range(20):
-            if events[i] and times[i] < times[j]:
-                total += 1
-                good += 1.0 if risks[i] > risks[j] else 0.5 if risks[i] == risks[j] else 0.0
-    assert c_index(times, events.astype(float), risks.astype(float)) == pytest.approx(good / total)
-    assert c_index(np.array([1.0, 2]), np.array([1.0, 1]), np.array([2.0, 1])) == 1.0
-    assert math.isnan(c_index(np.array([1.0, 2]), np.array([0.0, 0]), np.array([2.0, 1])))
 
 
 def test_risk_is_minus_the_sum_of_the_survival_curve():

@@ -173,6 +173,9 @@ def test_folds_repeats_and_grid_in_one_run(folder, tmp_path):
     said = rows(out / "predictions.csv")
     seen = {repeat: [row["slide_id"] for row in said if row["repeat"] == repeat] for repeat in "01"}
     assert all(sorted(names) == sorted(f"s{i}" for i in range(30)) for names in seen.values())
+    listed = {row["slide_id"]: row for row in rows(out / "cohort.csv")}
+    assert all(listed[row["slide_id"]]["split"] == row["fold"] for row in said)
+    assert listed["s1"]["label"] == "pos"
     plan = make_plan(config)
     for job in plan.jobs:
         parts = [set(getattr(job.fold, part).tolist()) for part in ("train", "validation", "test")]
@@ -202,6 +205,9 @@ def test_cases_with_several_slides_are_one_bag(tmp_path):
     assert outcome.best["validation"]["auc"]["mean"] == 1.0
     plan = make_plan(config_of(folder, data={"by": "case"}))
     assert len(plan.found) == 20
+    listed = rows(folder / "out" / "cohort.csv")
+    assert [row["slide_id"] for row in listed[:4]] == ["s0_0", "s0_1", "s0_2", "s1_0"]
+    assert {row["case_id"] for row in listed} == {f"c{i}" for i in range(20)}
     joined = plan.found.bags[0].bag.features
     parts = [xmil.read_bag(folder / "features" / f"s0_{k}.h5").features for k in range(3)]
     np.testing.assert_array_equal(joined, np.concatenate(parts))

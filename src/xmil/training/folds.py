@@ -39,6 +39,17 @@ def make_folds(found: TrainingSet, config: Config) -> list[Fold]:
     return folds
 
 
+def parts_of(folds: list[Fold], n: int) -> list[str]:
+    """What each bag is: train, val or test; with several folds the one that tests it."""
+    parts = [""] * n
+    named = (("train", "train"), ("validation", "val"), ("test", "test"))
+    for part, word in named if len(folds) == 1 else (("test", ""),):
+        for fold in folds:
+            for row in getattr(fold, part).tolist():
+                parts[row] = word or fold.name
+    return parts
+
+
 def _by_split(found: TrainingSet, data: Data) -> Fold:
     cells = found.cohort.column(data.split)
     found.cohort.check_split(data.split)

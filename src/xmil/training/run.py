@@ -16,10 +16,10 @@ from xmil.core.errors import InputError
 from xmil.core.provenance import provenance
 from xmil.core.storage import write_text
 from xmil.training.batches import Bags
-from xmil.training.cohort import TrainingSet, read_training_set
+from xmil.training.cohort import TrainingSet, read_training_set, slide_rows
 from xmil.training.config import Config, at_point, differences, grid_points, plain
 from xmil.training.fit import DivergedError, Fit, Job, OnStep
-from xmil.training.folds import make_folds
+from xmil.training.folds import make_folds, parts_of
 from xmil.training.machine import deterministic, make_fabric, preload_bytes
 from xmil.training.predictions import prediction_rows
 from xmil.training.results import FAILED, summarise, write_results
@@ -30,7 +30,8 @@ from xmil.training.toml import dumps
 logger = logging.getLogger(__name__)
 RUN, CONFIG = "run.json", "config.toml"
 JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
-ROOT_FILES = ("results.csv", "best.json", "predictions.csv", CONFIG, RUN)
+COHORT = "cohort.csv"
+ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
         sweep(folder / job.name)
     sweep(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
+    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
+    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)))
+    write_text(folder / COHORT, csv_text(slides))
     write_text(folder / RUN, json.dumps(described, indent=1) + "\n")
 
 
