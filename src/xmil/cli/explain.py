@@ -20,7 +20,9 @@ SHOWN = 20  # failures on the screen; failures.csv has them all
 
 
 def explain(
-    model: Annotated[list[Path], typer.Option(help="Checkpoint; several are the models of a fold ensemble.")],
+    model: Annotated[
+        list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
+    ],
     features: Annotated[Path, typer.Option(help="Folder of feature files.")],
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
@@ -37,7 +39,8 @@ def explain(
     split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
     by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
     output: Annotated[
-        str, typer.Option(help="The explained number: logit, contrastive, log_odds, probability.")
+        str,
+        typer.Option(help="The explained number: logit, contrastive, log_odds, probability, value, risk."),
     ] = "",
     preset: Annotated[str, typer.Option(help="Rules of lrp: default, exact, paper, released.")] = "",
     param: Annotated[
@@ -65,6 +68,7 @@ def explain(
     from xmil.engine.explainer import load_models
     from xmil.engine.run import ExplainRun
     from xmil.engine.settings import LABEL, Settings
+    from xmil.models.checkpoints.files import checkpoint_files
 
     chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
     settings = Settings(
@@ -80,7 +84,8 @@ def explain(
     )
     if LABEL in settings.targets and cohort is None:
         raise InputError("--target label needs a --cohort with the labels.")
-    models = load_models(model)
+    paths = tuple(file for path in model for file in checkpoint_files(path))
+    models = load_models(paths)
     for net in models:
         settings.check(net)
     spec = models[0].spec
@@ -94,7 +99,7 @@ def explain(
         numbers=spec.task == "regression",
     )
     where = device if chosen.kind == "ray" else checked_device(device)
-    run = ExplainRun(out, tuple(model), models, settings, features, cohort, where, memory_bytes(memory))
+    run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory))
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
         tally = run.explain(cases, engine=chosen, restart=restart, on_case=advance)
     return _report(run, cases, tally, chosen)

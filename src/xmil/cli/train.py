@@ -19,14 +19,21 @@ REFRESH = 0.1  # seconds between two changes of the bar
 def train(
     config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/training.md.")],
     change: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")] = None,
-    features: Annotated[list[str] | None, typer.Option(help="Folder of feature files; may be repeated.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
+    ] = None,
+    features: Annotated[
+        list[str] | None, typer.Option(help="Folder of feature files; may be repeated.")
+    ] = None,
     cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
     split: Annotated[str | None, typer.Option(help="Column of splits: train, val, test.")] = None,
-    folds: Annotated[int | None, typer.Option(help="Cross-validate over this many folds, made by case.")] = None,
+    folds: Annotated[
+        int | None, typer.Option(help="Cross-validate over this many folds, made by case.")
+    ] = None,
     repeats: Annotated[int | None, typer.Option(help="Models of each fold, from different seeds.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Most epochs.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
@@ -66,7 +73,8 @@ def _as_changes(flags: dict[str, Any]) -> list[str]:
 
     given = {key: value for key, value in flags.items() if value is not None}
     return [
-        f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}" for key, value in given.items()
+        f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
+        for key, value in given.items()
     ]
 
 
@@ -103,21 +111,26 @@ def _watch(job: Job, progress: Any) -> OnStep:
 
 def _report(settings: Config, outcome: Outcome) -> int:
     """A few lines on the screen; the exit code."""
+    best = outcome.best
+    code = (0 if not outcome.failed else 1) if best else 2
+    if not outcome.reports:
+        return code
+    for note in outcome.notes:
+        print(f"{settings.data.cohort}: {note}")
     for name, reason in outcome.failed.items():
         print(f"{name}: failed: {reason}")
-    best = outcome.best
     if best:
         if best["point"]:
-            print("best of the grid: " + ", ".join(f"{key} = {value}" for key, value in best["point"].items()))
+            print(
+                "best of the grid: " + ", ".join(f"{key} = {value}" for key, value in best["point"].items())
+            )
         for part in ("validation", "test"):
             told = [f"{name} {_spread(found)}" for name, found in best[part].items()]
             if told:
                 print(f"{part:<10}  " + "   ".join(told))
     done = f"{len(outcome.trained)} models trained, {len(outcome.found)} found done"
     print(f"{done}, {len(outcome.failed)} failed. Written to {settings.out}.")
-    if not best:
-        return 2 if not outcome.trained else 1
-    return 1 if outcome.failed else 0
+    return code
 
 
 def _spread(found: dict[str, Any]) -> str:

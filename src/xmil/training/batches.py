@@ -99,6 +99,7 @@ def make_loader(bags: Bags, batches: Sampler[list[Draw]], *, workers: int, pin: 
         collate_fn=list,
         persistent_workers=workers > 0,
         pin_memory=pin,
+        generator=torch.Generator(),  # of its own: the loader's seed must not move the model's dropout
     )
 
 
@@ -114,6 +115,4 @@ def padded(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:
     """Refuse a bag that holds NaN or infinity."""
     if not bool(torch.isfinite(features).all()):
-        raise InputError(
-            f"{bags.headers[row].path}: holds features that are not finite; extract them again."
-        )
+        raise InputError(f"{bags.headers[row].path}: holds features that are not finite; extract them again.")

@@ -9,8 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from xmil.core.errors import InputError
-from xmil.data import Cohort, join_features, read_cohort
+from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
 from xmil.data.dataset import BagDataset
+from xmil.data.siblings import slide_name
 from xmil.training.config import Config, Data
 from xmil.training.targets import Targets, read_targets
 
@@ -72,18 +73,15 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
     """The slides that have features in one of the folders."""
     cohort = read_cohort(data.cohort, metadata=data.metadata or None)
     folders = [data.features] if isinstance(data.features, str) else data.features
-    parts, left = [], cohort
+    paths: dict[str, object] = {}
+    left = cohort
     for folder in folders:
         part, report = join_features(left, folder)
-        if len(part):
-            parts.append(part)
-        left = left.take([i for i, name in enumerate(left.slides) if name in set(report.without_features)])
-    if not parts:
-        raise InputError(
-            f"{data.cohort}: none of its {len(cohort)} slides has features in {', '.join(folders)}; "
-            f"the table has {', '.join(cohort.slides[:3])}. Check that names agree."
-        )
-    paths = {name: path for part in parts for name, path in zip(part.slides, part.column("path"), strict=True)}
+        paths.update(zip(part.slides, part.column("path"), strict=True))
+        missing = set(report.without_features)
+        left = left.take(i for i, name in enumerate(left.slides) if name in missing)
+        if not missing:
+            break
     kept = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [_said("slides have no features and are left out", left.slides)] if len(left) else []
     return kept.with_column("path", [paths[name] for name in kept.slides]), notes
@@ -117,26 +115,24 @@ def target_columns(config: Config) -> list[str]:
 
 def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...], ...]]:
     """One row for each bag with the files it is made of; a case's first slide stands for its row."""
-    paths = [Path(str(path)) for path in cohort.column("path")]
+    cases = group_cases(cohort, config.data.by)
+    files = tuple(case.paths for case in cases)
     if config.data.by == "slide":
-        return cohort, tuple((path,) for path in paths)
-    members: dict[str, list[int]] = {}
-    for i, case in enumerate(cohort.cases):
-        members.setdefault(case, []).append(i)
+        return cohort, files
     for name in [*target_columns(config), config.data.split, config.data.fold_column]:
-        _check_agreement(cohort, members, str(name))
-    firsts = cohort.take(rows[0] for rows in members.values())
-    named = firsts.with_column("case_id", list(members)).with_column("slide_id", list(members))
-    return named, tuple(tuple(paths[i] for i in rows) for rows in members.values())
+        _check_agreement(cohort, cases, str(name))
+    names = [case.name for case in cases]
+    firsts = cohort.take(case.rows[0] for case in cases)
+    return firsts.with_column("case_id", names).with_column("slide_id", names), files
 
 
-def _check_agreement(cohort: Cohort, members: dict[str, list[int]], column: str) -> None:
+def _check_agreement(cohort: Cohort, cases: Sequence[Case], column: str) -> None:
     """A case is one bag, so its slides must agree in what is asked of the bag."""
     cells = cohort.columns.get(column, (None,) * len(cohort))
-    for case, rows in members.items():
-        if len({cells[i] for i in rows}) > 1:
+    for case in cases:
+        if len({cells[i] for i in case.rows}) > 1:
             raise InputError(
-                f"The slides of case {case!r} differ in {column!r}; with data.by = 'case' they must agree."
+                f"The slides of case {case.name!r} differ in {column!r}; by case they must agree."
             )
 
 
@@ -176,9 +172,41 @@ def _encoder(bags: BagDataset) -> str | None:
     if len(named) > 1:
         (one, first), (two, second), *_ = named.items()
         raise InputError(
-            f"{second}: its features come from {two!r} but those of {first} from {one!r}; one encoder a model."
+            f"{second}: its features come from {two!r} but those of {first} from {one!r}; use one encoder."
         )
     return next(iter(named), None)
+
+
+def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]:
+    """The slides of a training set as a cohort table, with the part that each bag plays."""
+    rows = []
+    for name, case, files, part, *cells in zip(
+        found.names, found.cohort.cases, found.files, parts, *_target_cells(found), strict=True
+    ):
+        for path in files:
+            slide = name if len(files) == 1 and name != case else slide_name(path)
+            rows.append(
+                {
+                    "slide_id": slide,
+                    "case_id": case,
+                    **dict(cells),
+                    "split": part,
+                    "path": str(path.resolve()),
+                }
+            )
+    return rows
+
+
+def _target_cells(found: TrainingSet) -> list[list[tuple[str, str]]]:
+    """The target columns as they stand in the table; classes by their names."""
+    targets = found.targets
+    if targets.task == "classification":
+        names = targets.class_names or ()
+        return [[("label", names[int(value)]) for value in targets.values[:, 0]]]
+    columns = (
+        ("time", "event") if targets.task in ("survival", "cox") else tuple(targets.class_names or ("value",))
+    )
+    return [[(name, f"{value:g}") for value in targets.values[:, i]] for i, name in enumerate(columns)]
 
 
 def _said(what: str, names: Sequence[str]) -> str:

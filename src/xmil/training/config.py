@@ -36,9 +36,9 @@ class Section(BaseModel):
 class Data(Section):
     """Where bags and targets come from, and who is held out.
 
-    Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme` says
-    which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the fold
-    after the test fold, "shared" the test fold itself, as the paper does for HPV.
+    Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
+    says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
+    fold after the test fold, "shared" the test fold itself, as the paper does for HPV.
     """
 
     features: str | list[str] = "features"
@@ -218,7 +218,8 @@ def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def plain(config: Config) -> dict[str, Any]:
     """The settings as nested dictionaries; what is None is left out, as TOML has no word for it."""
-    return _without_none(config.model_dump())
+    settings: dict[str, Any] = _without_none(config.model_dump())
+    return settings
 
 
 def grid_points(config: Config) -> list[dict[str, Any]]:
@@ -295,9 +296,7 @@ def _check_grid(config: Config, source: str) -> None:
         for key in point:
             section, _, name = key.partition(".")
             if section not in ("model", "loss", "optim", "train") or not name:
-                raise InputError(
-                    f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr' or 'model.dropout'."
-                )
+                raise InputError(f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'.")
         if point:
             at_point(config, point)
 

@@ -116,6 +116,8 @@ class Fit:
 
     def measures(self, outputs: Floats, rows: Rows) -> Measures:
         """The loss and the measures of the task."""
+        if not np.isfinite(outputs).all():
+            raise DivergedError(f"{self.job.name}: the outputs are no longer finite; use a smaller optim.lr.")
         targets, weights = self.targets[rows], self.weights[rows].double()
         losses = self.loss(torch.from_numpy(outputs), targets)
         total = float(weights.sum())
@@ -182,7 +184,7 @@ class Fit:
         mean = float(total) / float(self.weights[self.job.fold.train].sum())
         if not np.isfinite(mean):
             raise DivergedError(
-                f"{self.job.name}: the loss is not finite in epoch {state.epoch + 1}; use a smaller optim.lr or a clip."
+                f"{self.job.name}: the loss is not finite in epoch {state.epoch + 1}; use a smaller optim.lr."
             )
         return mean
 
@@ -203,7 +205,8 @@ class Fit:
         if self.job.config.optim.clip is not None:
             self.fabric.clip_gradients(self.model, self.optimizer, max_norm=self.job.config.optim.clip)
         self.optimizer.step()
-        return loss.detach()
+        done: Tensor = loss.detach()
+        return done
 
     def _on_device(self, features: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         x, mask = padded(features)
@@ -215,7 +218,9 @@ class Fit:
         """The state after an epoch, on disk."""
         settings, epoch, best = self.job.config.train, state.epoch + 1, state.best
         if epoch > settings.warmup and self._is_better(found, best):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()}
+            weights = {
+                name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
+            }
             best = Best(epoch, found[self.job.config.monitor], found["loss"], weights)
         waited = epoch - max(best.epoch, settings.warmup)
         now = State(
@@ -235,10 +240,12 @@ class Fit:
         return now
 
     def _is_better(self, found: Measures, best: Best) -> bool:
-        """Whether an epoch beats the best; of equal ones, as AUCs of few bags often are, the lower loss wins."""
+        """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
         value = found[self.job.config.monitor]
-        if not np.isfinite(value) or not best.epoch or value == best.value:
-            return bool(np.isfinite(value)) and not found["loss"] >= best.loss
+        if not best.epoch or not np.isfinite(value):
+            return bool(np.isfinite(value))
+        if value == best.value:
+            return found["loss"] < best.loss
         return value < best.value if self.job.config.falling else value > best.value
 
     def _write_model(self, state: State) -> None:

@@ -39,6 +39,17 @@ def make_folds(found: TrainingSet, config: Config) -> list[Fold]:
     return folds
 
 
+def parts_of(folds: list[Fold], n: int) -> list[str]:
+    """What each bag is: train, val or test; with several folds the one that tests it."""
+    parts = [""] * n
+    named = (("train", "train"), ("validation", "val"), ("test", "test"))
+    for part, word in named if len(folds) == 1 else (("test", ""),):
+        for fold in folds:
+            for row in getattr(fold, part).tolist():
+                parts[row] = word or fold.name
+    return parts
+
+
 def _by_split(found: TrainingSet, data: Data) -> Fold:
     cells = found.cohort.column(data.split)
     found.cohort.check_split(data.split)
@@ -62,7 +73,9 @@ def _by_fold(found: TrainingSet, data: Data, seed: int) -> list[Fold]:
         cohort.check_split(str(data.fold_column))
     names = sorted({cell for cell in cells if cell is not None}, key=lambda cell: (len(cell), cell))
     if len(names) < 2:
-        raise InputError(f"Column {data.fold_column!r} has {len(names)} folds; cross-validation needs two or more.")
+        raise InputError(
+            f"Column {data.fold_column!r} has {len(names)} folds; cross-validation needs two or more."
+        )
     return [_fold(found, cells, names, k, data, seed) for k in range(len(names))]
 
 

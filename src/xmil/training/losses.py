@@ -26,7 +26,12 @@ def make_loss(goal: Goal, settings: Loss) -> BagLoss:
     if goal.task == "multilabel":
         return _sigmoids
     if goal.task == "regression":
-        kinds = {"auto": F.mse_loss, "mse": F.mse_loss, "mae": F.l1_loss, "huber": F.huber_loss}
+        kinds: dict[str, Callable[..., Tensor]] = {
+            "auto": F.mse_loss,
+            "mse": F.mse_loss,
+            "mae": F.l1_loss,
+            "huber": F.huber_loss,
+        }
         return partial(_deviation, kind=kinds[settings.name])
     if goal.task == "survival":
         return partial(hazard_nll, alpha=settings.alpha)
@@ -71,8 +76,8 @@ def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tenso
     """Negative log-likelihood of discrete hazards (Zadeh and Schmid 2020, arXiv:2006.12442).
 
     h_t = sigmoid(output_t), S(t) = prod_{s <= t} (1 - h_s); targets are (bin, event). A bag with an event in
-    bin y has survived all bins before and met h_y; a censored one has survived through y. `alpha` moves weight
-    from censored bags to those with an event.
+    bin y has survived all bins before and met h_y; a censored one has survived through y. `alpha` takes
+    weight from censored bags.
     """
     time, event = targets[:, 0].long(), targets[:, 1].to(outputs)
     survive, die = F.logsigmoid(-outputs), F.logsigmoid(outputs)  # log(1 - h), log h

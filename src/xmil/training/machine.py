@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ def make_fabric(config: Config) -> Any:
     accelerator, devices = _devices(settings)
     processes = settings.devices * settings.nodes
     if config.task == "cox" and processes > 1:
-        raise UnsupportedError("Cox compares all bags of a batch, so it trains on one device; set train.devices to 1.")
+        raise UnsupportedError(
+            "Cox compares all bags of a batch, so it trains on one device; set train.devices to 1."
+        )
     try:
         fabric = make(
             accelerator=accelerator,
@@ -84,13 +87,9 @@ def _devices(settings: Train) -> tuple[str, int | list[int]]:
 
 
 def _fabric_class() -> Any:
-    try:
-        from lightning_fabric import Fabric
-    except ImportError:
+    for name in ("lightning_fabric", "lightning.fabric"):
         try:
-            from lightning.fabric import Fabric
+            return import_module(name).Fabric
         except ImportError:
-            raise UnsupportedError(
-                "Training needs Lightning Fabric; install it with: pip install 'xmil[train]'"
-            ) from None
-    return Fabric
+            continue
+    raise UnsupportedError("Training needs Lightning Fabric; install it with: pip install 'xmil[train]'")

@@ -13,11 +13,11 @@ from xmil.training.config import Optim
 
 def make_optimizer(model: nn.Module, settings: Optim) -> Optimizer:
     """A fresh optimiser for a model's parameters."""
-    shared = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+    weights, lr, decay = model.parameters(), settings.lr, settings.weight_decay
     if settings.name == "sgd":
-        return SGD(model.parameters(), momentum=settings.momentum, **shared)
+        return SGD(weights, lr=lr, momentum=settings.momentum, weight_decay=decay)
     kind = Adam if settings.name == "adam" else AdamW
-    return kind(model.parameters(), **shared)
+    return kind(weights, lr=lr, weight_decay=decay)
 
 
 def make_scheduler(optimizer: Optimizer, settings: Optim, *, epochs: int) -> LambdaLR:

@@ -16,10 +16,10 @@ from xmil.core.errors import InputError
 from xmil.core.provenance import provenance
 from xmil.core.storage import write_text
 from xmil.training.batches import Bags
-from xmil.training.cohort import TrainingSet, read_training_set
+from xmil.training.cohort import TrainingSet, read_training_set, slide_rows
 from xmil.training.config import Config, at_point, differences, grid_points, plain
 from xmil.training.fit import DivergedError, Fit, Job, OnStep
-from xmil.training.folds import make_folds
+from xmil.training.folds import make_folds, parts_of
 from xmil.training.machine import deterministic, make_fabric, preload_bytes
 from xmil.training.predictions import prediction_rows
 from xmil.training.results import FAILED, summarise, write_results
@@ -30,7 +30,8 @@ from xmil.training.toml import dumps
 logger = logging.getLogger(__name__)
 RUN, CONFIG = "run.json", "config.toml"
 JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
-ROOT_FILES = ("results.csv", "best.json", "predictions.csv", CONFIG, RUN)
+COHORT = "cohort.csv"
+ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Outcome:
     found: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    reports: bool = True  # the one process of several that speaks
 
 
 OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gives what hears of its steps
@@ -92,7 +95,7 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     if fabric.is_global_zero:
         prepare(plan, folder, restart=restart)
     fabric.barrier()
-    outcome = Outcome()
+    outcome = Outcome(notes=plan.found.notes, reports=bool(fabric.is_global_zero))
     bags: Bags | None = None
     with deterministic(config.train.deterministic), torch.random.fork_rng(devices=[]):
         for number, job in enumerate(plan.jobs):
@@ -101,10 +104,10 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
                 continue
             if bags is None:
                 bags = Bags(plan.found.bags.preloading(preload_bytes(config.train)))
-            on_step = on_job(job, number) if on_job is not None else None
+            on_step = on_job(job, number) if on_job is not None and outcome.reports else None
             _train_job(plan, job, bags, fabric, folder / job.name, outcome, on_step)
             fabric.barrier()
-    return _finish(plan, folder, outcome, writes=fabric.is_global_zero)
+    return _finish(plan, folder, outcome)
 
 
 def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
@@ -122,6 +125,9 @@ def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
         sweep(folder / job.name)
     sweep(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
+    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
+    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)))
+    write_text(folder / COHORT, csv_text(slides))
     write_text(folder / RUN, json.dumps(described, indent=1) + "\n")
 
 
@@ -177,13 +183,13 @@ def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
         write_text(folder / METRICS, json.dumps(done, indent=1) + "\n")
 
 
-def _finish(plan: Plan, folder: Path, outcome: Outcome, *, writes: bool) -> Outcome:
+def _finish(plan: Plan, folder: Path, outcome: Outcome) -> Outcome:
     """The tables over all jobs."""
     results = dict(_done(plan, folder))
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
     outcome.found = [name for name in outcome.found if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, plan.points, results)
-    if writes:
+    if outcome.reports:
         write_results(plan.jobs, plan.points, results, outcome.best, folder)
     return outcome
 

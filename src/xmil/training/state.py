@@ -74,7 +74,9 @@ def read_state(folder: Path) -> State | None:
         return State(**{**content, "best": Best(**content["best"])})
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train anew.") from None
+        raise FileError(
+            f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train anew."
+        ) from None
 
 
 def log_text(log: list[dict[str, float]]) -> str:

@@ -123,15 +123,14 @@ def _class_goal(targets: Targets, known: Floats) -> Goal:
             raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
         if targets.task == "multilabel" and hits.all():
             raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
-    if len(names) < 2:
-        raise InputError(f"There is one class only ({names[0]!r}); a classifier needs two.")
     return Goal(targets.task, len(names), targets.class_names, targets.values, targets.values)
 
 
 def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
     """Class indices: by the given names where the labels are among them, else as numbers or by alphabet."""
-    found = cohort.classes(column)
-    cells = cohort.column(column)
+    found, cells = cohort.classes(column), cohort.column(column)
+    if len(set(cells)) < 2:
+        raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
     if names and set(map(str, cells)) <= set(names):
         index = np.array([names.index(str(cell)) for cell in cells], dtype=float)
         return Targets("classification", index[:, None], names)
