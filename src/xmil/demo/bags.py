@@ -51,7 +51,8 @@ def labels(slide: DigitSlide) -> dict[str, str]:
 
 def evidence(slide: DigitSlide, task: str) -> Rows:
     """The true evidence (n,) for "yes": +1, -1 or 0 for each digit."""
-    return TASKS[task].evidence(slide.digits)[1].astype(np.int64)
+    signs: Rows = TASKS[task].evidence(slide.digits)[1].astype(np.int64)
+    return signs
 
 
 def write_cohort(path: Path, splits: dict[str, Sequence[DigitSlide]]) -> None:
@@ -101,6 +102,9 @@ def _polygon(row: dict[str, int]) -> dict[str, Any]:
         "properties": {
             "objectType": "annotation",
             "name": str(row["digit"]),
-            "classification": {"name": name, "color": [178, 24, 43] if name == "supports" else [33, 102, 172]},
+            "classification": {
+                "name": name,
+                "color": [178, 24, 43] if name == "supports" else [33, 102, 172],
+            },
         },
     }

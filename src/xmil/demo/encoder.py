@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xmil.core.bag import FloatArray
-from xmil.demo.slides import EOSIN, HAEMATOXYLIN, INK, TILE, draw_tiles, known_digits
-from xmil.encoders import ENCODERS, Transform, load_encoder
+from xmil.demo.slides import EOSIN, HAEMATOXYLIN, INK, TILE, Rows, draw_tiles, known_digits
+from xmil.encoders import ENCODERS, Encoder, Transform, load_encoder
 
 NAME = "digits"
 FIELDS = 8
@@ -31,7 +31,7 @@ class StainFields(nn.Module):
         edge = (TILE - INK) // 2
         grey = x.mean(dim=1, keepdim=True)[..., edge : TILE - edge, edge : TILE - edge]
         fields = F.adaptive_avg_pool2d(grey, FIELDS).flatten(1)
-        plain, full = np.mean(EOSIN) / 255, np.mean(HAEMATOXYLIN) / 255
+        plain, full = sum(EOSIN) / 765, sum(HAEMATOXYLIN) / 765
         return SPAN * (plain - fields) / (plain - full)
 
 
@@ -48,7 +48,7 @@ def encode_digits() -> FloatArray:
     return np.concatenate(parts)
 
 
-def _encoded(encoder: object, rows: FloatArray) -> FloatArray:
-    tiles = torch.stack([encoder.transform(tile) for tile in draw_tiles(rows)])  # type: ignore[attr-defined]
-    found: FloatArray = encoder(tiles).numpy()  # type: ignore[operator]
+def _encoded(encoder: Encoder, rows: Rows) -> FloatArray:
+    tiles = torch.stack([encoder.transform(tile) for tile in draw_tiles(rows)])
+    found: FloatArray = encoder(tiles).numpy()
     return found

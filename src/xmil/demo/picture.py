@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 SCALE = 4  # pixels of the slide to one of the picture
 STRENGTH = 0.72  # of the colour over the slide
+MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
 LEGEND = (
     "red: evidence for the class, blue: against it; purple: a score without a sign. "
-    "Marks: + truly speaks for it, − truly against it"
+    f"Marks: {MARKS[1]} truly speaks for it, {MARKS[-1]} truly against it"
 )
 TITLES = {
     "lrp": "xMIL-LRP",
@@ -104,7 +105,7 @@ def _draw(axis: Axes, panel: Panel, image: Array, corners: Array, truth: Array) 
     axis.set_title(panel.title, fontsize=9.5)
     for (x, y), sign in zip(corners / step, truth, strict=True):
         if sign:
-            _mark(axis, x + 0.16 * TILE / step, y + 0.16 * TILE / step, "+" if sign > 0 else "−")
+            _mark(axis, x + 0.17 * TILE / step, y + 0.17 * TILE / step, MARKS[int(sign)])
 
 
 def _mark(axis: Axes, x: float, y: float, sign: str) -> None:

@@ -1,6 +1,6 @@
 """The demonstration from end to end: every step is a public command, or says what it does itself.
 
-A folder fills up: slides, tiles, features, models, predictions, evidence, faithfulness, heatmaps, report. Each
+A folder fills up: slides, tiles, features, models, predictions, scores, curves, heatmaps, the report. Each
 command goes on where it stopped, so that a second run costs little.
 """
 
@@ -29,7 +29,7 @@ METHODS = (
     "lrp", "ig", "gxi", "one_removed", "milli", "combined", "attention", "single", "grad2", "random",
 )  # fmt: skip
 MEASURED = ("lrp", "ig", "single", "attention", "random")  # by flip curves, which take longer
-Run = Callable[[list[str]], int]
+Run = Callable[[Sequence[list[str]]], list[int]]  # commands side by side, their exit codes
 Say = Callable[[str], None]
 
 
@@ -45,8 +45,8 @@ class Size:
     orders: int
 
 
-FULL = Size(train=1600, validation=240, slides=24, epochs=20, steps=30, orders=10)
-QUICK = Size(train=400, validation=80, slides=6, epochs=6, steps=10, orders=5)
+FULL = Size(train=1200, validation=200, slides=16, epochs=15, steps=20, orders=8)
+QUICK = Size(train=400, validation=80, slides=4, epochs=6, steps=10, orders=5)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ class Demo:
         yield Stage("train 4 models", tuple(self._train(*pair) for pair in self.pairs))
         yield Stage("predict", tuple(self._over("predict", *pair) for pair in self.pairs))
         yield Stage(f"explain by {len(METHODS)} methods", tuple(self._explain(*pair) for pair in self.pairs))
-        yield Stage("evaluate: drop tiles by their scores", tuple(self._evaluate(*pair) for pair in self.pairs))
+        yield Stage(
+            "evaluate: drop tiles by their scores", tuple(self._evaluate(*pair) for pair in self.pairs)
+        )
         yield Stage("heatmaps", tuple(self._heatmap(*pair) for pair in self.pairs))
 
     def draw_slides(self) -> None:
@@ -150,12 +152,18 @@ class Demo:
         for slide in missing:
             assert features is not None  # noqa: S101  # for the type checker: something is missing
             bag = Bag(
-                features[slide.rows], slide.coords, patch_size=TILE, mpp=MPP, slide_id=slide.name, encoder=NAME
+                features[slide.rows],
+                slide.coords,
+                patch_size=TILE,
+                mpp=MPP,
+                slide_id=slide.name,
+                encoder=NAME,
             )
             write_bag(bag, paths[slide.name])
 
     def _embed(self, slides: Path, tiles: Path, features: Path) -> list[str]:
-        return ["embed", str(slides), "--tiles", str(tiles), "--encoder", "digits", "--out", str(features)]
+        where = ["--tiles", str(tiles), "--slides", str(slides), "--out", str(features)]
+        return ["embed", *where, "--encoder", "digits", "--device", "cpu"]
 
     def _train(self, task: str, model: str) -> list[str]:
         path = self.out / "configs" / f"{task}-{model}.toml"
@@ -238,8 +246,8 @@ def run_stages(demo: Demo, run: Run, say: Say) -> list[Timing]:
         say(f"[{number}/{len(stages)}] {stage.title}")
         if stage.work is not None:
             stage.work()
-        for command in stage.commands:
-            if run(command):
+        for command, code in zip(stage.commands, run(stage.commands), strict=True):
+            if code:
                 raise DemoError(f"'xmil {shlex.join(command)}' failed; {demo.out / 'log.txt'} says why.")
         seconds = time.perf_counter() - begin
         done.append(Timing(stage.title, tuple(f"xmil {shlex.join(c)}" for c in stage.commands), seconds))

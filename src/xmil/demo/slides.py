@@ -106,7 +106,8 @@ def draw_tile(row: int) -> Image:
     small = Pictures.fromarray(known_digits()[0][row].astype(np.float32))
     large = np.clip(np.asarray(small.resize((INK, INK), Pictures.Resampling.BICUBIC)) / 16.0, 0.0, 1.0)
     stain = np.pad(large, (TILE - INK) // 2)[..., None]
-    colour = np.float32(EOSIN) + stain * (np.float32(HAEMATOXYLIN) - np.float32(EOSIN))
+    plain, full = np.array(EOSIN, dtype=np.float32), np.array(HAEMATOXYLIN, dtype=np.float32)
+    colour = plain + stain * (full - plain)
     tile: Image = np.clip(colour + _texture(row)[..., None], 0, 255).astype(np.uint8)
     tile.setflags(write=False)
     return tile
