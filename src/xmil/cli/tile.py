@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from xmil.cli._engine import Address, Cpus, Kind, Workers
-from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.engine.job import Results
@@ -37,6 +36,7 @@ def tile(
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
     from xmil.cli._cohort import progress_bar
     from xmil.cli._engine import engine_of
+    from xmil.cli._slide import named_slides
     from xmil.engine.tile import tile_slides
     from xmil.slides.tiling import TileSettings
 
@@ -56,35 +56,11 @@ def tile(
     return _report(results, out)
 
 
-def named_slides(paths: list[Path]) -> dict[str, Path]:
-    """Slide id to file, for files and for all slides of folders."""
-    from xmil.slides import find_slides
-    from xmil.slides.files import collect_slides
-
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise InputError(f"{missing[0]}: no such file or folder.")
-    files = [path for path in paths if not path.is_dir()]
-    inside = [file for path in paths if path.is_dir() for file in find_slides(path).values()]
-    found = collect_slides(dict.fromkeys([*files, *inside]))
-    if not found:
-        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
-    return found
-
-
 def _report(results: Results, out: Path) -> int:
+    from xmil.cli._slide import report_run
+
     for name, done in results.done.items():
         for note in done["inferred"]:
             print(f"{name}: {note}")
     patches = sum(done["patches"] for done in results.done.values())
-    return report(results, f"{patches:,} patches on {len(results.done)} slides", out)
-
-
-def report(results: Results, made: str, out: Path, **_: Any) -> int:
-    """The failures, a line of numbers, and the exit code."""
-    for name, reason in sorted(results.failed.items()):
-        print(f"{name}: failed: {reason}")
-    if results.failed and not results.done and not results.found:
-        raise InputError(f"No slide could be used; {out / 'failures.csv'} says why.")
-    print(f"{made}, {len(results.found)} found done, {len(results.failed)} failed. Written to {out}.")
-    return 1 if results.failed else 0
+    return report_run(results, f"{patches:,} patches on {len(results.done)} slides", out)

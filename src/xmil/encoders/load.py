@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from xmil.core.errors import FileError, InputError, XmilError, unknown_name
 from xmil.encoders.encoder import Encoder, make_encoder
 from xmil.encoders.registry import ENCODERS
@@ -43,7 +45,9 @@ def load_encoder(
     transform; `random` builds it untrained. `precision` "auto" is half on a GPU, single on a CPU.
     """
     file = None if weights is None else Path(weights)
-    network, transform, on = _built(name, file, device=device, random=random)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # an untrained network is the same in every worker
+        network, transform, on = _built(name, file, device=device, random=random)
     wanted: dict[str, Any] = {"size": size, "mean": mean, "std": std}
     changed = {key: value for key, value in wanted.items() if value is not None}
     if changed:
@@ -54,7 +58,7 @@ def load_encoder(
         transform = replace(transform, **changed)
     about = {"transform": _described(transform), "weights": _origin(name, file, random=random)}
     return make_encoder(
-        _short(name), network, transform, device=device, precision=precision, about=about, on=on
+        short_name(name), network, transform, device=device, precision=precision, about=about, on=on
     )
 
 
@@ -107,10 +111,10 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """A name that a folder can have.
 
-    >>> _short("hf-hub:MahmoodLab/UNI"), _short("models/mine.onnx"), _short("package.module:build")
+    >>> short_name("hf-hub:MahmoodLab/UNI"), short_name("models/mine.onnx"), short_name("package:build")
     ('UNI', 'mine', 'build')
     """
     path = Path(name)

@@ -81,13 +81,13 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     settings = settings or TileSettings()
     mpp, inferred = known_mpp(slide, settings)
     edge0, step0 = _edges(slide, settings, mpp)
-    tissue = find_tissue(slide, mpp=mpp)
-    if not tissue.mask.any():
-        raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
     corners = grid(slide.bounds, edge0, step0)
     if not len(corners):
         width, height = slide.bounds[2:]
         raise FileError(f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px.")
+    tissue = find_tissue(slide, mpp=mpp)
+    if not tissue.mask.any():
+        raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]
     varied = _varied(slide, corners, edge0, settings)
     if not varied.any():

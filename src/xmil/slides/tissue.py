@@ -18,7 +18,7 @@ from xmil.slides.slide import Pixels, Slide
 
 Mask = npt.NDArray[np.bool_]
 
-MASK_MPP = 8.0  # microns a pixel of the thumbnail
+MASK_MPP, FINEST = 8.0, 2.0  # microns a pixel of the thumbnail, and of that of a small slide
 SHORTEST, LONGEST = 1024, 4096  # pixels of the thumbnail's longer edge
 SMOOTH, SPECK = 8.0, 16.0  # microns: blur before the threshold, radius of what is opened and closed
 FAINTEST, STRONGEST = 12.0, 45.0  # grey values below the background: certainly glass, certainly tissue
@@ -56,7 +56,8 @@ class Tissue:
 def find_tissue(slide: Slide, *, mpp: float, min_area: float = 0.02) -> Tissue:
     """The tissue of a slide of known mpp; pieces and holes under `min_area` mm² are noise."""
     width, height = slide.dimensions
-    longest = min(LONGEST, max(SHORTEST, round(max(width, height) * mpp / MASK_MPP)))
+    microns = max(width, height) * mpp
+    longest = min(LONGEST, max(min(SHORTEST, round(microns / FINEST)), round(microns / MASK_MPP), 16))
     picture = slide.thumbnail(longest)
     scale = (width / picture.shape[1], height / picture.shape[0])
     microns = scale[0] * mpp
@@ -77,10 +78,10 @@ def tissue_mask(picture: Pixels, *, blur: float = 1.0) -> Mask:
 
 def cleaned(mask: Mask, *, radius: int = 2, smallest: float) -> Mask:
     """Specks opened away, cracks closed, small holes filled and small pieces dropped."""
-    edge = 2 * radius
+    edge = 2 * radius + 1
     padded = np.pad(mask, edge, mode="edge")  # so that the border is not eaten
-    opened = ndimage.binary_opening(padded, _disk(radius // 2))
-    smooth = ndimage.binary_closing(opened, _disk(radius))[edge:-edge, edge:-edge]
+    opened = _grown(~_grown(~padded, radius / 2), radius / 2)
+    smooth = ~_grown(~_grown(opened, radius), radius)[edge:-edge, edge:-edge]
     filled = ~_large(~smooth, smallest, connected=2)
     return _large(filled, smallest, connected=1)
 
@@ -109,6 +110,8 @@ def _otsu(values: npt.NDArray[np.float32]) -> float:
     return float(threshold_otsu(values))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _disk(radius: int) -> Mask:
-    y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
-    return np.asarray(x * x + y * y <= radius * radius)
+def _grown(mask: Mask, radius: float) -> Mask:
+    """Dilation by a disk, through distances: its cost does not depend on the radius."""
+    if not mask.any():
+        return mask
+    return np.asarray(ndimage.distance_transform_edt(~mask) <= radius)
