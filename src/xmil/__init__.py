@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
+    from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -68,6 +69,7 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
+    "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }
 

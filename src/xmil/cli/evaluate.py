@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.core.errors import InputError, unknown_name
+from xmil.cli._cohort import checked_device, checked_folder, find_cases, listed, progress_bar
+from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.data import Cohort
     from xmil.study.faithfulness_run import Outcome, Run, Slide
     from xmil.study.faithfulness_truth import Truth
 
@@ -48,13 +48,13 @@ def evaluate(
     """Drop instances by each method's scores and see whether the prediction follows."""
     from xmil.models import load_model
     from xmil.study.faithfulness import Settings
-    from xmil.study.faithfulness_run import Run, file_digest
+    from xmil.study.faithfulness_run import Run, Slide, file_digest
     from xmil.study.faithfulness_truth import Truth
 
-    net = load_model(model).to(_device(device))
+    net = load_model(model).to(checked_device(device))
     settings = Settings(
         methods=_methods(methods, net),
-        modes=tuple(_listed(modes)),
+        modes=tuple(listed(modes)),
         steps=steps,
         orders=orders,
         top=top,
@@ -62,13 +62,16 @@ def evaluate(
         truth_class=truth_class,
     )
     settings.check(net)
-    slides = _slides(features, cohort, label=label, splits=_listed(split), names=net.class_names)
-    known = None if truth is None else Truth(_folder(truth), tuple(_listed(truth_names)), mask_downsample)
+    cases = find_cases(features, cohort, label=label, splits=listed(split), names=net.class_names)
+    slides = [Slide(case.name, case.paths[0], case.label) for case in cases]
+    known = (
+        None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
+    )
     inputs = {
         "model": file_digest(model),
         "features": str(features.resolve()),
         "truth": None if truth is None else str(truth.resolve()),
-        "truth_names": _listed(truth_names),
+        "truth_names": listed(truth_names),
         "mask_downsample": mask_downsample,
     }
     run = Run(out, settings, inputs)
@@ -84,75 +87,12 @@ def _methods(text: str, net: Any) -> tuple[str, ...]:
     able = list_methods(net)
     if text == "all":
         return tuple(able)
-    return tuple(_listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
-
-
-def _listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _device(name: str) -> str:
-    import torch
-
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {name!r} is not there; use cpu.")
-    return name
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder.")
-    return path
-
-
-def _slides(
-    features: Path, cohort: Path | None, *, label: str, splits: list[str], names: tuple[str, ...] | None
-) -> list[Slide]:
-    from xmil.data import read_cohort
-    from xmil.data.join import feature_files, join_features
-    from xmil.data.siblings import slide_name
-    from xmil.study.faithfulness_run import Slide
-
-    if cohort is None:
-        files, _ = feature_files(features)
-        if not files:
-            raise InputError(f"{features}: no feature files in this folder.")
-        return [Slide(slide_name(path), path) for path in files]
-    table = read_cohort(cohort)
-    table = table.subset(*splits) if splits else table
-    joined, report = join_features(table, features)
-    if report.without_features or report.doubled:
-        print(f"{cohort}: {report}")
-    labels = _labels(joined, label, names)
-    paths = [Path(str(path)) for path in joined.column("path")]
-    return [Slide(*row) for row in zip(joined.slides, paths, labels, strict=True)]
-
-
-def _labels(cohort: Cohort, column: str, names: tuple[str, ...] | None) -> list[int | None]:
-    """Class indices: by the model's class names where the labels are among them."""
-    if column not in cohort.columns:
-        if column != "label":
-            raise unknown_name("column", column, cohort.columns)
-        print("The cohort has no column 'label': every slide counts, right or wrong.")
-        return [None] * len(cohort)
-    cells = cohort.column(column)
-    if names and all(cell is None or cell in names for cell in cells):
-        return [None if cell is None else names.index(cell) for cell in cells]
-    return [None if value < 0 else int(value) for value in cohort.labels(column)]
+    return tuple(listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
 
 
 def _measure(run: Run, net: Any, slides: list[Slide], truth: Truth | None) -> Outcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("slides", total=len(slides))
-        return run.measure(net, slides, truth=truth, on_slide=lambda _: progress.advance(bar))
+    with progress_bar("slides", len(slides)) as advance:
+        return run.measure(net, slides, truth=truth, on_slide=lambda _: advance())
 
 
 def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> int:

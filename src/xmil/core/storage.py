@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, WriteError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.target import Target
 
@@ -38,18 +40,24 @@ def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
-        raise FileError(f"{target}: cannot be written ({error.strerror}); check the folder.") from None
+        raise _not_written(target, error) from None
     os.close(handle)
     try:
         write(temporary)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
-        raise FileError(
-            f"{target}: cannot be written ({error}); make room or choose another place."
-        ) from None
+        raise _not_written(target, error) from None
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _not_written(target: Path, error: OSError) -> FileError:
+    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
+        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
 
 
 def write_text(path: Path_, text: str) -> None:

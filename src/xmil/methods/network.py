@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError
 from xmil.models import MILModel
+from xmil.models.tasks import TASKS, references, target_names
 
 ForwardFunction = Callable[[nn.Module, Tensor], Tensor]
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
@@ -33,9 +34,21 @@ class Network:
 
     @property
     def task(self) -> str:
-        """The task of a model of ours; classification for others."""
-        spec = getattr(self.model, "spec", None)
-        return spec.task if spec is not None else "classification"
+        """What the outputs mean: the module's own `task`, where it is one we know, else classification."""
+        task = getattr(self.module, "task", None)
+        return task if isinstance(task, str) and task in TASKS else "classification"
+
+    def references(self, n_outputs: int) -> list[float]:
+        """The value of each output that a regression is explained against."""
+        return references(self._spec("reference"), n_outputs)
+
+    def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
+        """Names of what can be explained, where they are known."""
+        return target_names(self.task, n_outputs, self.class_names, self._spec("time_bins"))
+
+    def _spec(self, name: str) -> Any:
+        """A setting of a model's spec, or an attribute of another's module."""
+        return getattr(getattr(self.module, "spec", self.module), name, None)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
