@@ -41,7 +41,7 @@ export interface Column {
   method: string;
   target: string;
   signed: boolean;
-  output: number;
+  output: number | null;
   audit: Audit | null;
 }
 
@@ -89,7 +89,7 @@ export interface SlideInfo {
   predicted: string | null;
   correct: boolean | null;
   error: string | null;
-  image: { width: number; height: number; tile_size: number; overlap: number; levels: number } | null;
+  image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number } | null;
   mpp: number | null;
   magnification: number | null;
   sets: EvidenceSet[];
@@ -103,6 +103,7 @@ export interface WhatIf {
   logits_after: number[];
   n_left: number;
   seconds: number;
+  note?: string | null;
 }
 
 export interface Neighbour {

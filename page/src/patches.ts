@@ -33,7 +33,7 @@ export function patchCanvas(info: SlideInfo, x: number, y: number, edge: number,
   const { image } = info;
   if (!image) return canvas;
   const full = fullLevel(image);
-  const level = Math.max(0, Math.min(full, Math.ceil(full - Math.log2(Math.max(1, edge / size)))));
+  const level = Math.max(0, Math.min(image.finest ?? full, Math.ceil(full - Math.log2(Math.max(1, edge / size)))));
   const shrink = 2 ** (level - full);
   const length = image.tile_size;
   const context = canvas.getContext("2d")!;

@@ -60,7 +60,9 @@ function tileSource(info: SlideInfo, bounds: Bounds): OpenSeadragon.TileSource {
     maxLevel: level,
     getTileUrl: (l: number, x: number, y: number) => tileUrl(info.key, l, x, y),
   } as unknown as OpenSeadragon.TileSourceOptions);
-  if (!info.image) source.tileExists = () => false;
+  const finest = info.image ? (info.image.finest ?? level) : -1; // exports may leave out the finest levels
+  const exists = source.tileExists.bind(source);
+  source.tileExists = (l: number, x: number, y: number) => l <= finest && exists(l, x, y);
   return source;
 }
 

@@ -124,7 +124,7 @@ export class WhatIfPanel {
   }
 
   private comparison(step: Step): HTMLElement {
-    const { labels, before, after, n_left, seconds } = step.answer;
+    const { labels, before, after, n_left, seconds, note } = step.answer;
     const shares = [...before, ...after].every((v) => v >= 0 && v <= 1);
     const top = (values: number[]) => values.indexOf(Math.max(...values));
     const changed = labels.length > 1 && shares && top(before) !== top(after);
@@ -144,6 +144,7 @@ export class WhatIfPanel {
       el("h3", {}, "Before and after"),
       ...rows,
       sentence && el("p", { class: changed ? "changed" : "" }, sentence),
+      note && el("p", { class: "problem small" }, note),
       el("p", { class: "muted small" }, `${n_left.toLocaleString("en")} patches left · ${shown(seconds, 2)} s. Grey on the slide: removed.`),
     );
   }
