@@ -90,7 +90,7 @@ class Demo:
 
     @cached_property
     def bags(self) -> dict[str, Sequence[DigitSlide]]:
-        """The bags of each split; those of the split "slide" are drawn, the others are feature files alone."""
+        """The bags of each split; those of "slide" are drawn, the others are feature files alone."""
         size = self.size
         sizes = {"train": size.train, "val": size.validation, "test": size.test, "slide": size.slides}
         return {split: draw_bags(split, n, seed=self.seed) for split, n in sizes.items()}
