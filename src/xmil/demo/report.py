@@ -20,6 +20,7 @@ from xmil.evaluate.evidence import auprc2
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
+LINES = {"lrp": "#b2182b", "ig": "#2166ac", "single": "#e08214", "attention": "#7b3294", "random": "0.6"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -159,8 +160,8 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
     ):
         for method, curve in result.curves.items():
             label = f"{TITLES.get(method, method)} ({curve.mean():.2f})"
-            style = {"linewidth": 2.4, "color": "#b2182b"} if method == "lrp" else {"linewidth": 1.3}
-            axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, **style)
+            width, colour = (2.4 if method == "lrp" else 1.3), LINES.get(method)
+            axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, linewidth=width, color=colour)
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)
         axis.set_ylim(0, 1.02)
