@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
+    from xmil.training.config import load_config as load_config
+    from xmil.training.run import train as train
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -59,6 +61,7 @@ _HOME = {
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
+    "load_config": "xmil.training.config",
     "load_model": "xmil.models",
     "necessity": "xmil.evaluate.measures",
     "open_bag": "xmil.data",
@@ -68,6 +71,7 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
+    "train": "xmil.training.run",
     "write_bag": "xmil.data",
 }
 

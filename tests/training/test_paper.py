@@ -1,4 +1,4 @@
-"""The paper's configs: each resolves, trains and is evaluated on a stand-in cohort of the published layout."""
+"""The paper's configs: each resolves, trains and is evaluated on a stand-in of the published layout."""
 
 from __future__ import annotations
 

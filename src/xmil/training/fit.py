@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """Where a training stands: batches done in an epoch, and what the last epoch came to."""
+    """Where a training stands: batches done in an epoch, and the best epoch's value so far.
+
+    `loss` waits for the device, so ask for it no more often than it is shown.
+    """
 
     epoch: int
     batch: int
     batches: int
-    loss: float
+    total: Tensor
+    weight: float
     best: float
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the epoch so far."""
+        return float(self.total) / self.weight if self.weight else 0.0
 
 
 OnStep = Callable[[Step], None]
@@ -173,15 +183,17 @@ class Fit:
         torch.manual_seed(epoch_seed(self.job.seed, state.epoch, self.fabric.global_rank))
         self.model.train()
         self.batches.set_epoch(state.epoch)
-        plan, total = self.batches.whole(), torch.zeros((), dtype=torch.float64)
+        plan, seen = self.batches.whole(), 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         for i, (items, batch) in enumerate(zip(self.loader, plan, strict=True)):
-            loss = self._learn(items, batch)
-            total += loss.double().cpu() * float(self.weights[batch].sum())
+            weight = float(self.weights[batch].sum())
+            total += self._learn(items, batch).double() * weight
+            seen += weight
             if on_step is not None:
-                on_step(Step(state.epoch + 1, i + 1, len(plan), float(total), state.best.value))
+                on_step(Step(state.epoch + 1, i + 1, len(plan), total, seen, state.best.value))
         if self.fabric.world_size > 1:
-            total = self.fabric.all_reduce(total.to(self.fabric.device), reduce_op="mean").cpu()
-        mean = float(total) / float(self.weights[self.job.fold.train].sum())
+            total = self.fabric.all_reduce(total, reduce_op="mean")
+        mean = float(total) / seen if seen else float("nan")
         if not np.isfinite(mean):
             raise DivergedError(
                 f"{self.job.name}: the loss is not finite in epoch {state.epoch + 1}; use a smaller optim.lr."
@@ -195,7 +207,7 @@ class Fit:
         weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in weighs nothing
         total = float(self.weights[batch].sum())
         if not total:  # Cox: no event in this batch
-            return torch.zeros(())
+            return torch.zeros((), device=self.fabric.device)
         x, mask = self._on_device([features for features, _ in items])
         outputs = self.model(x, mask) if mask is not None else self.model(x)
         losses = self.loss(outputs, self.targets[rows].to(outputs.device))
@@ -274,14 +286,16 @@ class _Board:
 
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # a full disk: the training's own files say so
+                self._writer.close()
 
     def add(self, row: dict[str, float]) -> None:
         """One epoch's numbers."""
         if self._writer is not None:
-            for name, value in row.items():
-                if name != "epoch":
-                    self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
+            with suppress(OSError):
+                for name, value in row.items():
+                    if name != "epoch":
+                        self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
 
 
 def new_model(job: Job, width: int) -> MILModel:
