@@ -44,7 +44,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(tmp_path, sm
     model = {"dim": 32, "dropout": 0.2}
     change = {"epochs": 25, "repeats": 3, "tensorboard": tensorboard}
     config = config_of(folder, out=str(small_disk / "out"), model=model, train=change)
-    with pytest.raises(xmil.XmilError, match="cannot be written.*No space left"):
+    with pytest.raises(xmil.XmilError, match=r"cannot be written.*No space left"):
         xmil.train(config)
     assert not list(small_disk.rglob("*.part"))
     for path in small_disk.rglob("model.safetensors"):
