@@ -111,15 +111,13 @@ class Fit:
 
     @torch.no_grad()
     def outputs(self, rows: Rows) -> Floats:
-        """Outputs (len(rows), c) of whole bags, shared among the processes."""
+        """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
         model, fabric = self.plain.eval(), self.fabric
         batches = EqualSizes(rows, self.whole.bags, rank=fabric.global_rank, world=fabric.world_size)
         found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         for items in make_loader(self.whole, batches, workers=self.job.config.train.workers):
             x, mask = self._on_device([features for features, _ in items])
-            with fabric.autocast():
-                out = model(x, mask)
-            found[[row for _, row in items]] = out.double().cpu()
+            found[[row for _, row in items]] = model(x, mask).double().cpu()
         if fabric.world_size > 1:
             found = fabric.all_reduce(found.to(fabric.device), reduce_op="sum").cpu()
         return found[rows].numpy()
