@@ -84,7 +84,8 @@ class Fit:
         self.loss = make_loss(job.goal, config.loss)
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
         self.targets = torch.from_numpy(job.goal.values)
-        self._make_loaders(bags)
+        self._loaders: dict[bytes, Any] = {}
+        self._make_loader(bags)
 
     def run(self, on_step: OnStep | None = None) -> State:
         """Train to the end and give the last state; the best weights are in the model's file."""
@@ -113,9 +114,8 @@ class Fit:
     def outputs(self, rows: Rows) -> Floats:
         """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
         model, fabric = self.plain.eval(), self.fabric
-        batches = EqualSizes(rows, self.whole.bags, rank=fabric.global_rank, world=fabric.world_size)
         found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
-        for items in make_loader(self.whole, batches, workers=self.job.config.train.workers):
+        for items in self._whole_bags(rows):
             x, mask = self._on_device([features for features, _ in items])
             found[[row for _, row in items]] = model(x, mask).double().cpu()
         if fabric.world_size > 1:
@@ -136,7 +136,7 @@ class Fit:
     def _writes(self) -> bool:
         return bool(self.fabric.is_global_zero)
 
-    def _make_loaders(self, bags: Bags) -> None:
+    def _make_loader(self, bags: Bags) -> None:
         job, settings = self.job, self.job.config.train
         drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
         self.batches = Batches(
@@ -149,6 +149,15 @@ class Fit:
         )
         pin = self.fabric.device.type == "cuda"
         self.loader = make_loader(drawn, self.batches, workers=settings.workers, pin=pin)
+
+    def _whole_bags(self, rows: Rows) -> Any:
+        """A loader of whole bags, kept with its worker processes from epoch to epoch."""
+        key = rows.tobytes()
+        if key not in self._loaders:
+            rank, world = self.fabric.global_rank, self.fabric.world_size
+            batches = EqualSizes(rows, self.whole.bags, rank=rank, world=world)
+            self._loaders[key] = make_loader(self.whole, batches, workers=self.job.config.train.workers)
+        return self._loaders[key]
 
     def _resumed(self) -> State:
         state = read_state(self.folder)
