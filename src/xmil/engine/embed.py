@@ -100,7 +100,8 @@ def embed_slides(
         slides,
         partial(_make_worker, settings, out),
         engine=engine,
-        is_done=lambda name: not restart and (out / f"{name}.h5").is_file(),
+        output=lambda name: out / f"{name}.h5",
+        restart=restart,
         on_slide=on_slide,
     )
 

@@ -55,14 +55,18 @@ class Job:
         make_worker: MakeWorker[tuple[str, Any], Any],
         *,
         engine: Engine | None = None,
-        is_done: Callable[[str], bool] = lambda _: False,
+        output: Callable[[str], Path],
+        restart: bool = False,
         on_slide: Callable[[], None] = lambda: None,
     ) -> Results:
-        """Work on the slides that are not done; a failure is recorded and the rest goes on."""
+        """Work on the slides whose output is not there; a failure is recorded and the rest goes on."""
+        if restart:
+            for name in slides:
+                output(name).unlink(missing_ok=True)
         results = Results()
         waiting: list[tuple[str, Any]] = []
         for name, item in slides.items():
-            if is_done(name):
+            if output(name).is_file():
                 results.found.append(name)
                 on_slide()
             else:

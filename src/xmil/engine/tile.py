@@ -32,7 +32,8 @@ def tile_slides(
         slides,
         partial(partial, _tile, settings, out),
         engine=engine,
-        is_done=lambda name: not restart and patches_file(out, name).is_file(),
+        output=partial(patches_file, out),
+        restart=restart,
         on_slide=on_slide,
     )
 
