@@ -105,12 +105,15 @@ def test_a_run_goes_on_and_failures_do_not_end_it(tmp_path: Path) -> None:
     again = embed_slides({"a": good, "b": bad}, out, EmbedSettings(MEAN, batch=3))
     assert (again.found, list(again.done), again.failed) == (["a"], ["b"], {})
     assert (out / "a.h5").stat().st_mtime_ns == first
-    assert not (out / "failures.csv").exists()
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
-    with pytest.raises(InputError, match=r"other settings \(stain_norm\)"):
+    assert (out / "failures.csv").read_text() == "slide_id,error\n"
+    assert not [path for path in out.iterdir() if path.name.endswith(".part")]
+    with pytest.raises(InputError, match=r"other settings \(stain_norm false, not true\)"):
         embed_slides({"a": good}, out, EmbedSettings(MEAN, stain_norm=True))
-    fresh = embed_slides({"a": good}, out, EmbedSettings(MEAN), restart=True)
+    (out / "slides").mkdir()  # of the user's: a restart removes features and nothing else
+    (out / "slides" / "a.svs").write_text("mine")
+    fresh = embed_slides({"a": good}, out, EmbedSettings(MEAN, stain_norm=True), restart=True)
     assert list(fresh.done) == ["a"]
+    assert (out / "slides" / "a.svs").read_text() == "mine"
 
 
 def test_damage_inside_a_slide_fails_that_slide(tmp_path: Path) -> None:
