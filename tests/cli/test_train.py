@@ -201,3 +201,6 @@ def test_two_processes_train_the_model_of_one(folder):
     a, b = (xmil.load_model(out / "model" / "model.safetensors").state_dict() for out in (one, two))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
+    refused_now = subprocess.run([*command, "--epochs", "2"], capture_output=True, text=True, env=environment)
+    assert refused_now.returncode == 2
+    assert refused_now.stderr.count("train.epochs was 3, now 2") == 1

@@ -21,7 +21,7 @@ from xmil.training.toml import dumps
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"trian": {}}, "Did you mean 'train'"),
+        ({"trainn": {}}, "Did you mean 'train'"),
         ({"optim": {"momentun": 0.9}}, "Did you mean 'momentum'"),
         ({"model": {"dropuot": 0.1}}, "Did you mean 'dropout'"),
         ({"model": {"name": "atnmil"}}, "Did you mean 'attnmil'"),

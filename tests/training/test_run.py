@@ -316,7 +316,12 @@ def test_other_precisions(folder, tmp_path, precision):
     outcome = train(config_of(folder, out=str(out), train={"epochs": 8, "precision": precision}))
     assert outcome.best["validation"]["auc"]["mean"] > 0.9
     kind = {"bf16-mixed": torch.float32, "64-true": torch.float64}[precision]
-    assert next(xmil.load_model(out / "model" / "model.safetensors").parameters()).dtype == kind
+    model = xmil.load_model(out / "model" / "model.safetensors")
+    assert next(model.parameters()).dtype == kind
+    for row in rows(out / "predictions.csv"):  # measured in full precision
+        x = torch.from_numpy(xmil.read_bag(folder / "features" / f"{row['slide_id']}.h5").features)
+        with torch.no_grad():
+            assert float(row["logit:pos"]) == pytest.approx(float(model(x[None].to(kind))[0, 1]), abs=1e-5)
 
 
 def test_tensorboard_holds_each_epoch_once_after_a_kill(folder, tmp_path):

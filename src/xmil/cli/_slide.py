@@ -11,7 +11,7 @@ from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
 
 if TYPE_CHECKING:
-    from xmil.engine.job import Results
+    from xmil.engine.slidewise import Results
     from xmil.slides import Slide
 
 

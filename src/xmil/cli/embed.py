@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,9 @@ def embed(
         str, typer.Option(help="float32, float16, bfloat16; auto is float16 on a GPU.")
     ] = "auto",
     batch: Annotated[int, typer.Option(help="Patches encoded at once.")] = 64,
-    threads: Annotated[int, typer.Option(help="Threads that read and decode.")] = 4,
+    threads: Annotated[
+        int, typer.Option(help="Threads that read and decode; 0: one a core, at most 16.")
+    ] = 0,
     stain_norm: Annotated[
         bool, typer.Option("--stain-norm", help="Bring each slide's stains to a reference (Macenko).")
     ] = False,
@@ -73,7 +76,7 @@ def embed(
         stain_norm=stain_norm,
         patch_px=patch_px,
         batch=batch,
-        threads=threads,
+        threads=threads or min(16, max(2, os.cpu_count() or 2)),
     )
     pairs, missing = _pairs(tiles, slides)
     where = engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=settings.device)

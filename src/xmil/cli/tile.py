@@ -10,7 +10,7 @@ import typer
 from xmil.cli._engine import Address, Cpus, Kind, Workers
 
 if TYPE_CHECKING:
-    from xmil.engine.job import Results
+    from xmil.engine.slidewise import Results
 
 
 def tile(

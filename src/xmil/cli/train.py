@@ -102,8 +102,8 @@ def _watch(job: Job, progress: Any) -> OnStep:
         if now - shown[0] < REFRESH and step.batch < step.batches:
             return
         shown[0] = now
-        loss = step.loss / max(1, step.batch * settings.batch)
-        told = f"{job.name}: epoch {step.epoch}, loss {loss:.4f}, best {job.config.monitor} {step.best:.4f}"
+        told = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
+        told += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
         progress.update(bar, description=told, completed=step.epoch - 1 + step.batch / step.batches)
 
     return hear

@@ -78,7 +78,7 @@ def make_encoder(
     if precision not in PRECISIONS:
         raise unknown_name("precision", precision, ("auto", *PRECISIONS))
     if isinstance(network, nn.Module):
-        network = network.eval().requires_grad_(False).to(device)
+        network = network.eval().to(device)
     encoder = Encoder(name, 0, network, transform, on or device, precision, about or {})
     patch = transform(np.full((256, 256, 3), 255, dtype=np.uint8))
     dim = int(encoder(patch.unsqueeze(0)).shape[1])

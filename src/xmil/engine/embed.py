@@ -24,8 +24,9 @@ from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, StopError, bad_parameter
 from xmil.core.storage import write_atomically
 from xmil.data import Header, open_bag
-from xmil.engine.job import Job, Results, stopping
+from xmil.engine.folder import RunFolder, file_digest
 from xmil.engine.pool import Engine, Stages
+from xmil.engine.slidewise import Results, stopping, work_on_slides
 from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
@@ -80,8 +81,10 @@ class EmbedSettings:
 
     def lasting(self) -> dict[str, Any]:
         """What changes features, and so must stay the same in a folder."""
-        passing = ("device", "batch", "threads", "ahead")
-        return {key: value for key, value in asdict(self).items() if key not in passing}
+        passing = ("device", "batch", "threads", "ahead", "weights")
+        kept = {key: value for key, value in asdict(self).items() if key not in passing}
+        files = [Path(name) for name in (self.encoder, self.weights or "")]
+        return {**kept, "files": [file_digest(path) for path in files if path.is_file()]}
 
 
 def embed_slides(
@@ -94,13 +97,14 @@ def embed_slides(
     on_slide: Callable[[], None] = lambda: None,
 ) -> Results:
     """Embed slides, given as id to (slide, patches); those that have their features are left alone."""
-    job = Job(out, "embed", settings.lasting(), {"device": settings.device})
-    job.prepare(restart=restart)
-    return job.run(
+    return work_on_slides(
+        RunFolder(out, "embed", settings.lasting()),
         slides,
         partial(_make_worker, settings, out),
+        output=lambda name: out / f"{name}.h5",
+        about={"device": settings.device, "weights": settings.weights},
         engine=engine,
-        is_done=lambda name: not restart and (out / f"{name}.h5").is_file(),
+        restart=restart,
         on_slide=on_slide,
     )
 

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xmil.engine.job import Job, Results, stopping
+from xmil.engine.folder import RunFolder
 from xmil.engine.pool import Engine
+from xmil.engine.slidewise import Results, stopping, work_on_slides
 from xmil.slides import open_slide
-from xmil.slides.layout import patches_file, write_tiling
+from xmil.slides.layout import FOLDERS, patches_file, write_tiling
 from xmil.slides.tiling import TileSettings, tile_slide
 
 
@@ -26,13 +27,15 @@ def tile_slides(
     """Tile slides into a folder; those that have their patches are left alone."""
     kept = settings.as_dict()
     given = {"slide_mpp": kept.pop("slide_mpp")}  # may be given later, for the slides that lack mpp
-    job = Job(out, "tile", kept, {**given, "slides": {name: str(path) for name, path in slides.items()}})
-    job.prepare(restart=restart)
-    return job.run(
+    return work_on_slides(
+        RunFolder(out, "tile", kept),
         slides,
         partial(partial, _tile, settings, out),
+        output=partial(patches_file, out),
+        about={**given, "slides": {name: str(path) for name, path in slides.items()}},
+        folders=FOLDERS,
         engine=engine,
-        is_done=lambda name: not restart and patches_file(out, name).is_file(),
+        restart=restart,
         on_slide=on_slide,
     )
 

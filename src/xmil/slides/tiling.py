@@ -20,6 +20,7 @@ Corners = npt.NDArray[np.int64]  # (n, 2): level-0 x, y of the top-left corner
 
 STANDARD = 10.0  # mpp times magnification, by convention: 20x is 0.5 µm/px
 ENLARGED = 1.3  # patches may be enlarged so far when a slide is coarser than asked
+SMALLEST = 0.02  # mm² of a piece of tissue, or a patch's area where that is less
 BLOCK = 8  # patches read together lie near each other, so that a decoded tile serves all of them
 MAGNIFICATIONS = {80: 0.16, 60: 0.2, 40: 0.3, 20: 0.6, 10: 1.2, 5: 2.4}  # up to this mpp
 
@@ -85,7 +86,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     if not len(corners):
         width, height = slide.bounds[2:]
         raise FileError(f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px.")
-    tissue = find_tissue(slide, mpp=mpp)
+    tissue = find_tissue(slide, mpp=mpp, min_area=min(SMALLEST, (edge0 * mpp / 1000) ** 2))
     if not tissue.mask.any():
         raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """Where a training stands: batches done in an epoch, and what the last epoch came to."""
+    """Where a training stands: batches done in an epoch, and the best epoch's value so far.
+
+    `loss` waits for the device, so ask for it no more often than it is shown.
+    """
 
     epoch: int
     batch: int
     batches: int
-    loss: float
+    total: Tensor
+    weight: float
     best: float
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the epoch so far."""
+        return float(self.total) / self.weight if self.weight else 0.0
 
 
 OnStep = Callable[[Step], None]
@@ -74,7 +84,8 @@ class Fit:
         self.loss = make_loss(job.goal, config.loss)
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
         self.targets = torch.from_numpy(job.goal.values)
-        self._make_loaders(bags)
+        self._loaders: dict[bytes, Any] = {}
+        self._make_loader(bags)
 
     def run(self, on_step: OnStep | None = None) -> State:
         """Train to the end and give the last state; the best weights are in the model's file."""
@@ -101,15 +112,12 @@ class Fit:
 
     @torch.no_grad()
     def outputs(self, rows: Rows) -> Floats:
-        """Outputs (len(rows), c) of whole bags, shared among the processes."""
+        """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
         model, fabric = self.plain.eval(), self.fabric
-        batches = EqualSizes(rows, self.whole.bags, rank=fabric.global_rank, world=fabric.world_size)
         found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
-        for items in make_loader(self.whole, batches, workers=self.job.config.train.workers):
+        for items in self._whole_bags(rows):
             x, mask = self._on_device([features for features, _ in items])
-            with fabric.autocast():
-                out = model(x, mask)
-            found[[row for _, row in items]] = out.double().cpu()
+            found[[row for _, row in items]] = model(x, mask).double().cpu()
         if fabric.world_size > 1:
             found = fabric.all_reduce(found.to(fabric.device), reduce_op="sum").cpu()
         return found[rows].numpy()
@@ -128,7 +136,7 @@ class Fit:
     def _writes(self) -> bool:
         return bool(self.fabric.is_global_zero)
 
-    def _make_loaders(self, bags: Bags) -> None:
+    def _make_loader(self, bags: Bags) -> None:
         job, settings = self.job, self.job.config.train
         drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
         self.batches = Batches(
@@ -141,6 +149,15 @@ class Fit:
         )
         pin = self.fabric.device.type == "cuda"
         self.loader = make_loader(drawn, self.batches, workers=settings.workers, pin=pin)
+
+    def _whole_bags(self, rows: Rows) -> Any:
+        """A loader of whole bags, kept with its worker processes from epoch to epoch."""
+        key = rows.tobytes()
+        if key not in self._loaders:
+            rank, world = self.fabric.global_rank, self.fabric.world_size
+            batches = EqualSizes(rows, self.whole.bags, rank=rank, world=world)
+            self._loaders[key] = make_loader(self.whole, batches, workers=self.job.config.train.workers)
+        return self._loaders[key]
 
     def _resumed(self) -> State:
         state = read_state(self.folder)
@@ -173,15 +190,17 @@ class Fit:
         torch.manual_seed(epoch_seed(self.job.seed, state.epoch, self.fabric.global_rank))
         self.model.train()
         self.batches.set_epoch(state.epoch)
-        plan, total = self.batches.whole(), torch.zeros((), dtype=torch.float64)
+        plan, seen = self.batches.whole(), 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         for i, (items, batch) in enumerate(zip(self.loader, plan, strict=True)):
-            loss = self._learn(items, batch)
-            total += loss.double().cpu() * float(self.weights[batch].sum())
+            weight = float(self.weights[batch].sum())
+            total += self._learn(items, batch).double() * weight
+            seen += weight
             if on_step is not None:
-                on_step(Step(state.epoch + 1, i + 1, len(plan), float(total), state.best.value))
+                on_step(Step(state.epoch + 1, i + 1, len(plan), total, seen, state.best.value))
         if self.fabric.world_size > 1:
-            total = self.fabric.all_reduce(total.to(self.fabric.device), reduce_op="mean").cpu()
-        mean = float(total) / float(self.weights[self.job.fold.train].sum())
+            total = self.fabric.all_reduce(total, reduce_op="mean")
+        mean = float(total) / seen if seen else float("nan")
         if not np.isfinite(mean):
             raise DivergedError(
                 f"{self.job.name}: the loss is not finite in epoch {state.epoch + 1}; use a smaller optim.lr."
@@ -195,7 +214,7 @@ class Fit:
         weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in weighs nothing
         total = float(self.weights[batch].sum())
         if not total:  # Cox: no event in this batch
-            return torch.zeros(())
+            return torch.zeros((), device=self.fabric.device)
         x, mask = self._on_device([features for features, _ in items])
         outputs = self.model(x, mask) if mask is not None else self.model(x)
         losses = self.loss(outputs, self.targets[rows].to(outputs.device))
@@ -274,14 +293,16 @@ class _Board:
 
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):  # a full disk: the training's own files say so
+                self._writer.close()
 
     def add(self, row: dict[str, float]) -> None:
         """One epoch's numbers."""
         if self._writer is not None:
-            for name, value in row.items():
-                if name != "epoch":
-                    self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
+            with suppress(OSError):
+                for name, value in row.items():
+                    if name != "epoch":
+                        self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
 
 
 def new_model(job: Job, width: int) -> MILModel:

@@ -15,7 +15,7 @@ from xmil.training.config import Config, Train
 
 
 def make_fabric(config: Config) -> Any:
-    """A launched Fabric; with several devices each process goes on from here."""
+    """A Fabric that is not launched yet: until then there is one process, or each knows its rank."""
     make = _fabric_class()
     settings = config.train
     accelerator, devices = _devices(settings)
@@ -25,7 +25,7 @@ def make_fabric(config: Config) -> Any:
             "Cox compares all bags of a batch, so it trains on one device; set train.devices to 1."
         )
     try:
-        fabric = make(
+        return make(
             accelerator=accelerator,
             devices=devices,
             num_nodes=settings.nodes,
@@ -35,8 +35,12 @@ def make_fabric(config: Config) -> Any:
     except (ValueError, RuntimeError) as error:
         told = str(error).split("\n")[0]
         raise InputError(f"The device {settings.device!r} cannot run this training: {told}") from None
-    fabric.launch()
-    return fabric
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that writes and speaks, before Fabric is launched too."""
+    ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
+    return all(rank in (None, "0") for rank in ranks)
 
 
 @contextmanager

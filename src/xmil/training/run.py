@@ -20,7 +20,7 @@ from xmil.training.cohort import TrainingSet, read_training_set, slide_rows
 from xmil.training.config import Config, at_point, differences, grid_points, plain
 from xmil.training.fit import DivergedError, Fit, Job, OnStep
 from xmil.training.folds import make_folds, parts_of
-from xmil.training.machine import deterministic, make_fabric, preload_bytes
+from xmil.training.machine import deterministic, is_first_process, make_fabric, preload_bytes
 from xmil.training.predictions import prediction_rows
 from xmil.training.results import FAILED, summarise, write_results
 from xmil.training.state import LAST, LOG, METRICS, MODEL, PREDICTIONS, State, csv_text, sweep
@@ -92,8 +92,9 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     plan = make_plan(config)
     fabric = make_fabric(config)
     folder = Path(config.out)
-    if fabric.is_global_zero:
+    if is_first_process():  # before others are launched: what is refused here is then said once
         prepare(plan, folder, restart=restart)
+    fabric.launch()
     fabric.barrier()
     outcome = Outcome(notes=plan.found.notes, reports=bool(fabric.is_global_zero))
     bags: Bags | None = None
