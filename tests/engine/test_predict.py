@@ -13,6 +13,7 @@ import torch
 
 import xmil
 from xmil.cli._app import run
+from xmil.data.inspection import inspect_run
 from xmil.evaluate.prediction import c_index
 
 D, N = 6, 24
@@ -100,6 +101,7 @@ def test_classes(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for name in ("roc.png", "calibration.png"):
         assert (tmp_path / name).stat().st_size > 10_000
     said = capsys.readouterr().out
+    assert inspect_run(tmp_path).facts["predictions"] == N
     assert "AUROC" in said
     assert "24 with a label, of 12 cases" in said
     assert "warning" not in said  # "UNI" and "uni" are one encoder

@@ -256,3 +256,14 @@ def test_explanations_are_saved_with_their_target(bag: Tensor, tmp_path) -> None
     e.save(tmp_path / "e.parquet")
     again = xmil.Explanation.load(tmp_path / "e.parquet", target="risk")
     assert (again.column, again.output, again.audit) == ("lrp:risk", e.output, e.audit)
+
+
+def test_a_saturated_risk_is_explained_without_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """Every patient dies in the first bin: the risk is 0, and large shares cancel in its account."""
+    model = xmil.create_model("addmil", in_dim=64, n_classes=4, task="survival", seed=0)
+    torch.nn.init.constant_(model.classifier[-1].bias, 0.05)  # times 3000 instances
+    e = xmil.explain(model, np.random.default_rng(0).normal(size=(3000, 64)))
+    assert abs(e.output) < 1e-20
+    assert e.audit is not None
+    assert abs(e.audit.other) < 1e-5
+    assert not caplog.records
