@@ -106,11 +106,11 @@ def _attribution(
     audit = None
     if layer is None:
         audit = Audit.close(output=value, instances=float(scores.double().sum()), **relevance.shares)
-        _check_audit(audit, relevance.size)
+        check_audit(audit, relevance.size)
     return Attribution(output, value, scores, audit, flow.features[0] if feature_level else None)
 
 
-def _check_audit(audit: Audit, size: float) -> None:
+def check_audit(audit: Audit, size: float) -> None:
     """Refuse an account that is far from closing: something in the model was not seen, or is unstable."""
     scale = max(size, *(abs(value) for name, value in audit.as_dict().items() if name != "other"))
     if abs(audit.other) > REFUSED_OTHER * scale:
