@@ -92,11 +92,11 @@ def explain(
     cases = find_cases(
         features,
         cohort,
-        label=label,
+        label=label if spec.task in ("classification", "regression") else None,
         splits=listed(split),
         names=spec.class_names,
         by=by,
-        numbers=spec.task != "classification",
+        numbers=spec.task == "regression",
     )
     where = device if chosen.kind == "ray" else checked_device(device)
     run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory))

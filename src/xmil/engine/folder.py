@@ -21,7 +21,6 @@ from xmil.core.storage import write_text
 
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
 _MADE = ("slides", "results", "certificates", "summary")  # folders that a run may fill
-_VOLATILE = ("fingerprint", "kind", "version")
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,27 @@ class RunFolder:
     def opened(
         self, about: Mapping[str, Any], *, folders: Sequence[str], restart: bool = False
     ) -> Iterator[None]:
-        """Make the folder and write run.json; only one run at a time may write into it.
+        """The prepared folder, kept for this run alone: a second one that would write into it is refused."""
+        make_folder(self.path)
+        with _locked(self.path):
+            self.prepare(about, folders=folders, restart=restart)
+            yield
+
+    def prepare(self, about: Mapping[str, Any], *, folders: Sequence[str], restart: bool = False) -> None:
+        """Make the folders and write run.json.
 
         A folder with a run of other settings is refused; `restart` clears it of the earlier run first.
         """
-        _make(self.path)
-        with _locked(self.path):
-            self._check(restart=restart)
-            if restart:
-                self._clear()
-            for name in folders:
-                _make(self.path / name)
-                _sweep(self.path / name)
-            _sweep(self.path)
-            known = {"kind": self.kind, "version": __version__, "fingerprint": self.fingerprint}
-            write_json(self.path / RUN, {**known, **about, "settings": dict(self.settings), **provenance()})
-            yield
+        make_folder(self.path)
+        self._check(restart=restart)
+        if restart:
+            self._clear()
+        for name in folders:
+            make_folder(self.path / name)
+            _sweep(self.path / name)
+        _sweep(self.path)
+        known = {"kind": self.kind, "version": __version__, "fingerprint": self.fingerprint}
+        write_json(self.path / RUN, {**known, **about, "settings": dict(self.settings), **provenance()})
 
     def write_failures(self, failed: Mapping[str, str]) -> None:
         """The slides that have no result, and why."""
@@ -79,7 +83,8 @@ class RunFolder:
     def _clear(self) -> None:
         try:
             for name in _MADE:
-                shutil.rmtree(self.path / name, ignore_errors=False) if (self.path / name).is_dir() else None
+                if (self.path / name).is_dir():
+                    shutil.rmtree(self.path / name)
             for name in (SLIDES, FAILURES):
                 (self.path / name).unlink(missing_ok=True)
         except OSError as error:
@@ -159,7 +164,8 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder that results go into."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import WriteError
 from xmil.core.explanation import Explanation
 from xmil.core.storage import read_explanations
-from xmil.engine.folder import write_json, write_table
+from xmil.engine.folder import make_folder, write_json, write_table
 from xmil.engine.pool import Engine, process
 from xmil.engine.quantiles import Quantiles
 
@@ -29,6 +27,7 @@ REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
 PATCHES = 100  # in each list of patches
 A_SLIDE = 10  # of them from one slide at most, so that no slide fills the list
 FAR = 3.5  # robust standard deviations from the median, for a slide to stand out
+MANY = 5_000  # files, from which on it pays to start workers
 FEW = 8  # slides below this number do not say what is usual
 MEASURES = ("mean", "iqr", "peak", "n")
 _STATISTICS = ("n", "mean", "std", "min", "max", "peak", "iqr", "positive")
@@ -97,14 +96,11 @@ def summarise_run(out: Path, files: Sequence[Path], *, engine: Engine | None = N
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
     """
     columns: dict[str, _Column] = {}
-    for outcome in process(files, partial(_reader), engine):
+    for outcome in process(files, _reader, engine if len(files) > MANY else None):
         for one in outcome.result or ():
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
     folder = out / "summary"
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise WriteError(f"{folder}: cannot be made ({error.strerror}).") from None
+    make_folder(folder)
     return _write(folder, [columns[name] for name in sorted(columns)])
 
 

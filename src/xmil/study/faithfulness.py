@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from torch import nn
 from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.engine.settings import seeds
 from xmil.evaluate.bags import MODES
 from xmil.evaluate.certificate import Certificate
 from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
@@ -133,10 +133,7 @@ def _decided(flips: Flips, label: int | None) -> Row:
 
 
 def _explain(model: nn.Module, bag: Bag, method: str, seed: int) -> Explanation:
-    params: dict[str, Any] = {"seed": seed} if method == "milli" else {}
-    if method == "random":  # a draw of its own for each slide, the same whenever it is run
-        params["seed"] = [seed, crc32(str(bag.slide_id).encode())]
-    return explain(model, bag, method=method, **params)
+    return explain(model, bag, method=method, **seeds(method, str(bag.slide_id), seed))
 
 
 def _certificate(flips: Flips, e: Explanation, band: Band, settings: Settings) -> Certificate:

@@ -32,6 +32,8 @@ def sniff(path: Path) -> str:
     if path.is_dir():
         return _folder_kind(path)
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
         with open(path, "rb") as stream:
             head = stream.read(16)
     except FileNotFoundError:
