@@ -124,7 +124,7 @@ def draw_survival(times: Floats, events: Bools, risks: Floats, c_index: Interval
         told += f"; log-rank p = {logrank(*samples.values()).pvalue:.2g}"
     axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
     axis.set_title(told, fontsize=10)
-    _finish(figure, axis, path, legend="upper right")
+    _finish(figure, axis, path, upper=True)
 
 
 def _band(
@@ -173,9 +173,9 @@ def _square() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axis: Axes, path: Path, *, legend: str = "lower right") -> None:
+def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> None:
     axis.grid(alpha=0.3)
-    axis.legend(loc=legend, fontsize=8, frameon=True, framealpha=0.9)
+    axis.legend(loc="upper right" if upper else "lower right", fontsize=8, frameon=True, framealpha=0.9)
     _save(figure, path)
 
 
