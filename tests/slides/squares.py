@@ -73,7 +73,8 @@ def write_scn(
     x, y, width, height = bounds
     scanned = pixels[y : y + height, x : x + width]
     nm = round(mpp * 1000)
-    head = '<image name="i" uuid="u"><creationDate>2020-01-01T00:00:00Z</creationDate><device model="m" version="1"/>'
+    head = '<image name="i" uuid="u"><creationDate>2020-01-01T00:00:00Z</creationDate>'
+    head += '<device model="m" version="1"/>'
     tail = (
         "<scanSettings><objectiveSettings><objective>{}</objective></objectiveSettings><illuminationSettings>"
         "<numericalAperture>0.65</numericalAperture><illuminationSource>brightfield</illuminationSource>"

@@ -1,4 +1,4 @@
-"""Tiles for QuPath: valid, on level 0, finite, and readable back; annotations of every shape QuPath writes."""
+"""Tiles for QuPath: valid, on level 0, finite, and readable back; annotations of every shape."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_annotations_drawn_on_the_bounds_of_a_slide(tmp_path):
     """QuPath counts from the corner of the scanned area; `origin` says where that is."""
     path = tmp_path / "s.geojson"
     path.write_text(json.dumps(POLYGON))
-    moved = COORDS + [1000, 700]
+    moved = COORDS + np.array([1000, 700])
     assert not marked_by_geojson(path, moved, patch_size=100).any()
     found = marked_by_geojson(path, moved, patch_size=100, origin=(1000, 700))
     assert found.tolist() == [True, True, True, False, False]

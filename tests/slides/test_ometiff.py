@@ -1,4 +1,4 @@
-"""OME-TIFF: opens in tifffile and OpenSlide with the right mpp and levels; scores to the bit, colours alike."""
+"""OME-TIFF: opens in tifffile and OpenSlide with the right mpp and levels; scores to the bit."""
 
 from __future__ import annotations
 

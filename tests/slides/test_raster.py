@@ -15,7 +15,7 @@ from xmil.slides.raster import Canvas, Cells
 
 
 def slow(boxes, scores, canvas):
-    """Every patch adds its score to the pixels whose centre it covers, at least to the one its centre lies in."""
+    """Each patch adds its score to the pixels whose centre it covers, at least to that of its own centre."""
     width, height = canvas.size
     (dx, dy), (x, y) = canvas.downsample, canvas.box[:2]
     total, count = np.zeros((height, width)), np.zeros((height, width), int)
@@ -118,7 +118,8 @@ def test_signed_colours_are_centred_at_zero():
     scale = Scale.of([-1.0, 0.0, 4.0], signed=True, clip="none")
     blue, white, red, strong = scale.paint([-4.0, 0.0, 2.0, 4.0]).astype(int)
     assert white[:3].min() > 240
-    assert red[0] > red[2] and strong[0] - strong[2] > red[0] - red[2]
+    assert red[0] > red[2]
+    assert strong[0] - strong[2] > red[0] - red[2]
     assert blue[2] > blue[0]
     assert scale.paint([-99.0])[0].tolist() == blue.tolist()
     assert scale.paint([np.nan])[0].tolist() == [0, 0, 0, 0]
