@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from xmil.slides import open_slide as open_slide
     from xmil.training.config import load_config as load_config
     from xmil.training.run import train as train
+    from xmil.slides import find_slides as find_slides
+    from xmil.slides import open_slide as open_slide
+    from xmil.slides.picture import heatmap as heatmap
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.

@@ -177,6 +177,7 @@ def draw_slide(job: Job, run: Run, order: Order, out: Path, *, restart: bool = F
             scales=scales,
             mpp=order.mpp,
             patch_size=order.patch_size,
+            seen=any(file.kind in KINDS for file in due),
         )
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)

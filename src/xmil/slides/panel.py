@@ -17,11 +17,11 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 from xmil.core.errors import unknown_name
 from xmil.core.storage import write_atomically
-from xmil.slides.colours import STEPS, Pixels, Scale
+from xmil.slides.colours import STEPS, Scale
 from xmil.slides.words import number
 
 Mark = tuple[float, float, float, float]  # x, y, width, height in pixels of a picture
@@ -258,23 +258,19 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
     factor = min(1.0, width / wide) if wide else 1.0
     if factor >= SMALLEST:
         return text, size * factor * 72 / DPI
-    while len(text) > 1 and text_width(text + "…", size * SMALLEST, weight) > width:
-        text = text[:-1]
-    return text.rstrip() + "…", size * SMALLEST * 72 / DPI
+    small, shortest, longest = size * SMALLEST, 0, len(text)
+    while longest - shortest > 1:
+        middle = (shortest + longest) // 2
+        fits = text_width(text[:middle] + "…", small, weight) <= width
+        shortest, longest = (middle, longest) if fits else (shortest, middle)
+    return text[:shortest].rstrip() + "…", small * 72 / DPI
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """Pixels that a line of text takes at a size in pixels."""
-    if not text.strip():
-        return 0.0
-    path = TextPath((0, 0), text.replace("$", r"\$"), size=size, prop=FontProperties(weight=weight))
-    return float(path.get_extents().width)
-
-
-def on_white(rgba: Pixels) -> Pixels:
-    """A transparent picture on white paper."""
-    alpha = rgba[..., 3:].astype(np.float32) / 255
-    return np.asarray(np.rint(rgba[..., :3] * alpha + 255 * (1 - alpha)), dtype=np.uint8)
+    """Pixels that a line of text takes at a size in pixels, with room for the rounding of small letters."""
+    font = FontProperties(weight=weight, size=size)
+    wide, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(wide) * 1.06
 
 
 def _mark(axes: Any, mark: Mark) -> None:

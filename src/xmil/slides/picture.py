@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.slides.colours import Scale
@@ -122,20 +123,20 @@ class Scene:
         scales: Mapping[str, Scale] | None = None,
         mpp: float | None = None,
         patch_size: int | None = None,
+        seen: bool = True,
     ) -> Scene:
-        """Place the explanations and look at the slide; scales that are not given are each one's own."""
+        """Place the explanations and look at the slide, unless `seen` is false: exports need no picture.
+
+        Scales that are not given are each explanation's own.
+        """
         placed = tuple(place_on(e, slide, mpp=mpp, patch_size=patch_size) for e in explanations)
         boxes = same_places(placed)
         if slide is not None:
             check_fit(boxes, slide)
-        whole = whole_box(boxes, slide)
-        views = [View.of(boxes, whole, slide=slide, longest=look.size)]
-        if look.region is not None:
-            area, width = checked_region(look.region, whole), max(views[0].canvas.size)
-            views.append(View.of(boxes, area, slide=slide, longest=width, enlarge=ENLARGE))
+        views = _views(boxes, slide, look) if seen else ()
         own = {e.column: (scales or {}).get(e.column) or look.scale(e) for e in placed}
         named = replace(caption, name=caption.name or ("" if slide is None else slide.name))
-        return cls(placed, slide, look, named, own, tuple(views))
+        return cls(placed, slide, look, named, own, views)
 
     @property
     def heading(self) -> Heading:
@@ -182,6 +183,16 @@ def checked_region(region: Sequence[float], whole: Box) -> Box:
         asked, known = (",".join(f"{value:g}" for value in box) for box in (region, whole))
         raise InputError(f"The region {asked} has no part of the slide's area {known} (x,y,width,height).")
     return x, y, width, height
+
+
+def _views(boxes: IntArray, slide: Slide | None, look: Look) -> tuple[View, ...]:
+    """The whole slide, then the zoomed region."""
+    whole = whole_box(boxes, slide)
+    first = View.of(boxes, whole, slide=slide, longest=look.size)
+    if look.region is None:
+        return (first,)
+    area = checked_region(look.region, whole)
+    return first, View.of(boxes, area, slide=slide, longest=max(first.canvas.size), enlarge=ENLARGE)
 
 
 def _sheet(scene: Scene) -> Picture:
