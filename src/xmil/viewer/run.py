@@ -11,6 +11,7 @@ from xmil.data.siblings import is_plain
 from xmil.viewer.files import Files, read_json, under
 
 SUFFIX = ".parquet"
+PATIENCE = 0.5  # seconds
 Row = dict[str, str]
 
 
@@ -22,16 +23,17 @@ class Run:
             raise FileError(f"{folder}: not a run (no slides/ and no run.json); run `xmil explain` first.")
         self.folder, self.follow_links = folder, follow_links
         self.name = folder.resolve().name
-        self._json = Files(read_json, limit=64)
+        self._about = Files(read_json, limit=1, patience=PATIENCE)
+        self._papers = Files(read_json, limit=16)
         self._verdicts = Files(_read_verdict, limit=100_000)
-        self._tables = Files(_read_table, limit=4)
+        self._tables = Files(_read_table, limit=4, patience=PATIENCE)
         self._curves = Files(_read_curves, limit=16)
 
     @property
     def about(self) -> dict[str, Any]:
         """What run.json says; empty where it is missing or damaged."""
         try:
-            return self._json.get(self.folder / "run.json")
+            return self._about.get(self.folder / "run.json")
         except FileError:
             return {}
 
@@ -104,7 +106,7 @@ class Run:
             path = self._file("certificates", slide_id, ".json")
             if path is None:
                 return None
-            found = self._json.get(path)
+            found = self._papers.get(path)
             return {**found, "methods": self._with_curves(found, slide_id)}
         except XmilError:
             return None
