@@ -40,9 +40,11 @@ def ask(
 ) -> Answer:
     """One request in process; `target` is the raw path and query as on the wire."""
     path, _, query = target.partition("?")
-    given = headers if isinstance(headers, list) else [
-        (key.lower().encode(), value.encode("latin-1")) for key, value in (headers or {}).items()
-    ]
+    given = (
+        headers
+        if isinstance(headers, list)
+        else [(key.lower().encode(), value.encode("latin-1")) for key, value in (headers or {}).items()]
+    )
     given = given if any(key == b"host" for key, _ in given) else [HOST, *given]
     scope = {
         "type": "http",
@@ -62,7 +64,8 @@ def ask(
 
 async def _call(app: Any, scope: dict[str, Any], parts: list[bytes]) -> Answer:
     waiting = [
-        {"type": "http.request", "body": part, "more_body": i + 1 < len(parts)} for i, part in enumerate(parts)
+        {"type": "http.request", "body": part, "more_body": i + 1 < len(parts)}
+        for i, part in enumerate(parts)
     ]
     sent: list[dict[str, Any]] = []
 

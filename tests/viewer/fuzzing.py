@@ -19,19 +19,69 @@ from typing import Any
 from tests.viewer.asking import Answer, ask
 from xmil.viewer.openapi import describe_routes
 
-SECRET = "the-secret-of-another-folder"
-NUMBERS = ["0", "1", "2", "3", "95", "96", "-1", "+1", "00", "007", "1e3", "0x1", "1.0", "٣", "²", "９"]
+SECRET = "the-secret-of-another-folder"  # noqa: S105  # of a file that must not be reached
+NUMBERS = ["0", "1", "2", "3", "95", "96", "-1", "+1", "00", "007", "1e3", "0x1", "1.0", "٣", "²", "\uff19"]
 NUMBERS += [str(2**31), str(2**63), "9" * 300, "9" * 5000, "", " 1", "1 ", "NaN", "None", "null", "true"]
-ESCAPES = ["../", "..%2f", "%2e%2e/", "%2e%2e%2f", "..%252f", "%252e%252e%252f", "..\\", "..%5c", "%c0%ae%c0%ae/"]
-ESCAPES += ["..%c0%af", "..;/", "....//", "%00", "%0a", "%0d%0aX-Evil:%201", "//", "/./", "%2f", "~/", "file:///"]
+ESCAPES = [
+    "../",
+    "..%2f",
+    "%2e%2e/",
+    "%2e%2e%2f",
+    "..%252f",
+    "%252e%252e%252f",
+    "..\\",
+    "..%5c",
+    "%c0%ae%c0%ae/",
+]
+ESCAPES += [
+    "..%c0%af",
+    "..;/",
+    "....//",
+    "%00",
+    "%0a",
+    "%0d%0aX-Evil:%201",
+    "//",
+    "/./",
+    "%2f",
+    "~/",
+    "file:///",
+]
 PLACES = ["secret.txt", "etc/passwd", "run.json", "slides.csv", "models/attnmil.safetensors", "index.html"]
 MARKUP = ["<script>alert(1)</script>", "%3Cscript%3E", "'\"><img src=x onerror=alert(1)>", "{{7*7}}", "${7}"]
-METHODS = ["GET"] * 14 + ["POST"] * 8 + ["HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "X"]
+METHODS = (
+    ["GET"] * 14
+    + ["POST"] * 8
+    + ["HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "X"]
+)
 NAMES = ["host", "origin", "referer", "cookie", "authorization", "content-type", "content-length", "range"]
-NAMES += ["if-none-match", "sec-fetch-site", "sec-fetch-mode", "x-forwarded-host", "x-forwarded-for", "accept"]
-VALUES = ["127.0.0.1", "localhost:8787", "evil.example", "127.0.0.1.evil.example", "[::1]", "[::1", "a:b:c", "@"]
+NAMES += [
+    "if-none-match",
+    "sec-fetch-site",
+    "sec-fetch-mode",
+    "x-forwarded-host",
+    "x-forwarded-for",
+    "accept",
+]
+VALUES = [
+    "127.0.0.1",
+    "localhost:8787",
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "[::1]",
+    "[::1",
+    "a:b:c",
+    "@",
+]
 VALUES += ["http://127.0.0.1:8787", "http://evil.example", "null", "cross-site", "same-origin", "navigate"]
-VALUES += ["application/json", "text/plain", "-1", "99999999999999999999", "bytes=0-", "bytes=9-1,-", "xmil-8787=1"]
+VALUES += [
+    "application/json",
+    "text/plain",
+    "-1",
+    "99999999999999999999",
+    "bytes=0-",
+    "bytes=9-1,-",
+    "xmil-8787=1",
+]
 VALUES += ["Bearer", "Bearer x", "Basic eA==", "", " ", "\xff\xfe", "x" * 9000, "a=b; c; =; \x01"]
 
 
@@ -80,7 +130,9 @@ def _requests(draw: random.Random, n: int) -> Iterator[dict[str, Any]]:
         for _ in range(draw.choice([0, 0, 0, 1, 2, 5])):
             name, value = draw.choice(NAMES), draw.choice(VALUES)
             headers.append((name.encode(), value.encode("latin-1", "replace")))
-        template = "/api/slides/{key}/whatif" if method == "POST" and draw.random() < 0.7 else draw.choice(paths)
+        template = (
+            "/api/slides/{key}/whatif" if method == "POST" and draw.random() < 0.7 else draw.choice(paths)
+        )
         yield {
             "target": _target(draw, template),
             "method": method,
@@ -97,7 +149,9 @@ def _target(draw: random.Random, template: str) -> str:
     for _ in range(draw.choice([0, 0, 0, 1, 2])):
         target = _mutated(draw, target)
     if draw.random() < 0.1:
-        target += "?" + draw.choice(["token=x", "token=", "a=b&" * 50, "token=%00", "%", "=" * 3000, "token=a&token=b"])
+        target += "?" + draw.choice(
+            ["token=x", "token=", "a=b&" * 50, "token=%00", "%", "=" * 3000, "token=a&token=b"]
+        )
     return target if target.startswith("/") else f"/{target}"
 
 
@@ -113,18 +167,55 @@ def _value(draw: random.Random) -> str:
 def _mutated(draw: random.Random, target: str) -> str:
     place = draw.randrange(len(target) + 1)
     what = draw.choice(
-        [draw.choice(ESCAPES), draw.choice(MARKUP), draw.choice(string.printable), f"%{draw.randrange(256):02x}", "é", "\U0001f600"]
+        [
+            draw.choice(ESCAPES),
+            draw.choice(MARKUP),
+            draw.choice(string.printable),
+            f"%{draw.randrange(256):02x}",
+            "é",
+            "\U0001f600",
+        ]
     )
     cut = draw.choice([0, 0, 1, 3])
     return target[:place] + what + target[place + cut :]
 
 
 def _body(draw: random.Random) -> bytes | list[bytes]:
-    good = {"run": draw.randrange(3), draw.choice(["remove", "keep"]): [draw.randrange(-2, 99) for _ in range(5)]}
-    odd: list[Any] = [0, -1, 1e99, None, True, "0", [], {}, [[]], [[0, 1, 2]], [["a", "b"]], [[5, 1]], [None], [1.5]]
+    good = {
+        "run": draw.randrange(3),
+        draw.choice(["remove", "keep"]): [draw.randrange(-2, 99) for _ in range(5)],
+    }
+    odd: list[Any] = [
+        0,
+        -1,
+        1e99,
+        None,
+        True,
+        "0",
+        [],
+        {},
+        [[]],
+        [[0, 1, 2]],
+        [["a", "b"]],
+        [[5, 1]],
+        [None],
+        [1.5],
+    ]
     odd += [[2**70], [[0, 2**70]], {"0": 1}, [[0, 96]], [[0, 97]], [[96, 96]], list(range(96))]
-    bad: dict[str, Any] = {"run": draw.choice([0, 0, *odd]), draw.choice(["remove", "keep", "x"]): draw.choice(odd)}
-    raw = [b"", b"{", b"\xff\xfe", b"[" * 5000, b"null", b"NaN", b'{"run": 0, "keep": [' + b"1," * 9000, b"\x00" * 99]
+    bad: dict[str, Any] = {
+        "run": draw.choice([0, 0, *odd]),
+        draw.choice(["remove", "keep", "x"]): draw.choice(odd),
+    }
+    raw = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b"null",
+        b"NaN",
+        b'{"run": 0, "keep": [' + b"1," * 9000,
+        b"\x00" * 99,
+    ]
     raw += [b'{"run": ' + b"9" * 6000 + b', "keep": [1]}', b'{"a":' * 3000, b'"' + b"a" * 70000 + b'"']
     kind = draw.random()
     if kind < 0.4:
@@ -149,7 +240,7 @@ def main() -> None:
         (Path(folder) / "secret.txt").write_text(SECRET)
         shown = Collection(made.runs, slides=made.slides, features=[made.features])
         tally = fuzz(create_app(shown, models=made.models), requests=given.requests, seed=given.seed)
-    print(f"{tally.sent} requests, answers {dict(sorted(tally.statuses.items()))}")
+    print(f"{tally.sent} requests, answers {dict(sorted(tally.statuses.items()))}")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_fifty_clients_and_an_interrupt(made: Made) -> None:
         if sys.platform == "linux":
             assert memory(process.pid) - before < 300 << 20
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
+        _, error = process.communicate(timeout=20)
         assert process.returncode == 0, error
         assert "Traceback" not in error
 
@@ -120,11 +120,16 @@ def test_the_next_free_port_or_a_clear_word(made: Made) -> None:
         (["{run}", "--features", "{features}", "--model", "{none}"], "no such file"),
         (["{run}", "--port", "70000"], "--port"),
         (["{run}", "--host", "192.0.2.1"], "--host"),
-        (["{run}", "--host", "0.0.0.0", "--token", "short"], "characters"),
+        (["{run}", "--host", "0.0.0.0", "--token", "short"], "characters"),  # noqa: S104
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(made: Made, arguments: list[str], word: str) -> None:
-    places = {"run": made.runs[0], "none": made.slides / "none", "model": made.models[0], "features": made.features}
+    places = {
+        "run": made.runs[0],
+        "none": made.slides / "none",
+        "model": made.models[0],
+        "features": made.features,
+    }
     given = [argument.format(**places) for argument in arguments]
     from xmil.cli._app import run
 
@@ -146,7 +151,7 @@ def _said(run: Any, arguments: list[str], word: str) -> bool:
 
 def test_an_open_address_gets_a_token(made: Made) -> None:
     process = subprocess.Popen(
-        [*COMMAND, str(made.runs[0]), "--host", "0.0.0.0", "--port", "0", "--no-browser"],
+        [*COMMAND, str(made.runs[0]), "--host", "0.0.0.0", "--port", "0", "--no-browser"],  # noqa: S104
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

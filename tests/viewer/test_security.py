@@ -22,7 +22,7 @@ from xmil.viewer.openapi import describe_routes
 from xmil.viewer.security import MAX_BODY, Rules, is_loopback
 from xmil.viewer.serve import Background, open_socket
 
-TOKEN = "a-long-enough-token"
+TOKEN = "a-long-enough-token"  # noqa: S105
 JSON = {"content-type": "application/json"}
 ROUTES = [
     "/api/run.json",
@@ -55,7 +55,7 @@ def open_app(shown: Collection, small: Made) -> Any:
 
 @pytest.fixture(scope="module")
 def locked(shown: Collection) -> Any:
-    return create_app(shown, rules=Rules("0.0.0.0", TOKEN))
+    return create_app(shown, rules=Rules("0.0.0.0", TOKEN))  # noqa: S104
 
 
 @pytest.fixture
@@ -122,10 +122,16 @@ def test_page_that_is_not_built(open_app: Any, built: Path) -> None:
 
 
 def test_links_out_of_the_folders_are_not_followed(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "a", slides=3, columns=6, rows=4, edge=64, models=("attnmil",), certificates=False)
+    made = make_run(
+        tmp_path / "a", slides=3, columns=6, rows=4, edge=64, models=("attnmil",), certificates=False
+    )
     away = tmp_path / "away"
     away.mkdir()
-    moved = (made.slides / "slide-0.tif", made.runs[0] / "slides" / "slide-1.parquet", made.features / "slide-2.h5")
+    moved = (
+        made.slides / "slide-0.tif",
+        made.runs[0] / "slides" / "slide-1.parquet",
+        made.features / "slide-2.h5",
+    )
     for path in moved:
         shutil.move(path, away / path.name)
         path.symlink_to(away / path.name)
@@ -142,7 +148,9 @@ def test_links_out_of_the_folders_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_linked_folder_inside_a_run_is_not_followed(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "a", slides=1, columns=6, rows=4, edge=64, models=("attnmil",), certificates=False)
+    made = make_run(
+        tmp_path / "a", slides=1, columns=6, rows=4, edge=64, models=("attnmil",), certificates=False
+    )
     shutil.move(made.runs[0] / "slides", tmp_path / "away")
     (made.runs[0] / "slides").symlink_to(tmp_path / "away")
     assert ask(create_app(Collection(made.runs)), "/api/slides/0/evidence-0.bin").status == 422
@@ -164,7 +172,9 @@ def test_names_in_the_table_cannot_leave_the_run(small: Made, tmp_path: Path, na
             assert ask(app, route.replace("slides/0", "slides/2").replace("tiles/0", "tiles/2")).status >= 400
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8787", "127.0.0.1.evil.example", "0.0.0.0", "", "[::1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8787", "127.0.0.1.evil.example", "10.0.0.1", "", "[::1"]
+)
 def test_foreign_hosts_are_refused_on_loopback(open_app: Any, host: str) -> None:
     for route in ROUTES:
         assert ask(open_app, route, headers={"host": host}).status == 403
@@ -210,7 +220,10 @@ def test_own_page_and_links_to_it_pass(open_app: Any) -> None:
     assert answer.status == 200
     link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
     assert ask(open_app, "/api/run.json", headers=link).status == 200
-    assert ask(open_app, "/api/slides/0/whatif", method="POST", headers={**JSON, **link}, body=body).status == 403
+    assert (
+        ask(open_app, "/api/slides/0/whatif", method="POST", headers={**JSON, **link}, body=body).status
+        == 403
+    )
 
 
 def test_preflights_are_refused(open_app: Any) -> None:
@@ -218,7 +231,9 @@ def test_preflights_are_refused(open_app: Any) -> None:
     assert ask(open_app, "/api/slides/0/whatif", method="OPTIONS", headers=asked).status == 405
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "PROPFIND"])
+@pytest.mark.parametrize(
+    "method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "PROPFIND"]
+)
 def test_the_server_is_read_only(open_app: Any, method: str) -> None:
     for route in (*ROUTES, "/", "/api/slides/0/whatif"):
         assert ask(open_app, route, method=method).status == 405
@@ -271,13 +286,15 @@ def test_the_token_opens_once_and_the_cookie_from_then_on(locked: Any, built: Pa
 
 
 def test_other_addresses_need_a_token() -> None:
-    for host in ("0.0.0.0", "192.168.1.7", "::", "example.org"):
+    for host in ("0.0.0.0", "192.168.1.7", "::", "example.org"):  # noqa: S104
         with pytest.raises(InputError, match="token"):
             Rules(host)
         assert Rules(host, TOKEN).token == TOKEN
     with pytest.raises(InputError, match="8 characters"):
         Rules("127.0.0.1", "short")
-    assert [is_loopback(host) for host in ("::1", "127.9.9.9", "localhost", "10.0.0.1")] == [True] * 3 + [False]
+    assert [is_loopback(host) for host in ("::1", "127.9.9.9", "localhost", "10.0.0.1")] == [True] * 3 + [
+        False
+    ]
 
 
 def test_oversized_requests_are_refused(open_app: Any) -> None:
@@ -307,7 +324,9 @@ def test_oversized_requests_are_refused(open_app: Any) -> None:
 def test_scripts_in_names_stay_text(tmp_path: Path) -> None:
     """Names arrive as JSON with its own media type: no browser takes them for a page."""
     names = ["<img src=x onerror=alert(1)>", "'\"><svg onload=alert(1)>", "{{constructor}}", "日本 é"]
-    made = make_run(tmp_path, columns=6, rows=4, edge=64, names=names, models=("attnmil",), certificates=False)
+    made = make_run(
+        tmp_path, columns=6, rows=4, edge=64, names=names, models=("attnmil",), certificates=False
+    )
     about = json.loads((made.runs[0] / "run.json").read_text())
     about["class_names"] = ["</script><script>alert(1)</script>", "b"]
     (made.runs[0] / "run.json").write_text(json.dumps(about))

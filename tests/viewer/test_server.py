@@ -75,10 +75,8 @@ def test_slide_and_evidence_are_the_files(app: Any, made: Made, run: int) -> Non
     assert found["logits"] == pytest.approx(stored[0].logits)
     assert sum(found["probabilities"]) == pytest.approx(1)
     assert (found["run"], found["n"], found["edge"], found["placed"]) == (run, 96, 256, True)
-    assert slide["image"] == {
-        **{"width": 3072, "height": 2048, "tile_size": 256, "overlap": 0, "levels": 13},
-        **{"finest": 12, "bounds": [0, 0, 3072, 2048]},
-    }
+    size = {"width": 3072, "height": 2048, "tile_size": 256, "overlap": 0, "levels": 13}
+    assert slide["image"] == {**size, "finest": 12, "bounds": [0, 0, 3072, 2048]}
     assert slide["mpp"] == pytest.approx(0.5)
 
     answer = ask(app, f"/api/slides/1/evidence-{run}.bin")
@@ -400,8 +398,8 @@ def test_looking_needs_no_torch(made: Made) -> None:
         "from xmil.viewer.app import create_app; from xmil.viewer.collection import Collection;"
         f"app = create_app(Collection([Path({str(made.runs[0])!r})], slides=Path({str(made.slides)!r}),"
         f" features=[Path({str(made.features)!r})]));"
-        "got = [ask(app, t).status for t in ('/api/run.json', '/api/slides/0/slide.json', '/tiles/0/9/0_0.jpeg',"
-        " '/api/slides/0/evidence-0.bin', '/api/slides/0/similar-0-1.json')];"
+        "got = [ask(app, t).status for t in ('/api/run.json', '/api/slides/0/slide.json',"
+        " '/tiles/0/9/0_0.jpeg', '/api/slides/0/evidence-0.bin', '/api/slides/0/similar-0-1.json')];"
         "assert got == [200] * 5, got; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -159,7 +159,7 @@ def test_refusals(app: Any, made: Made) -> None:
     assert question(app, 9, run=0, remove=[0]).status == 404
     assert question(app, 0, run=9, remove=[0]).status == 404
     assert ask(app, "/api/slides/0/whatif", method="POST", body=b"{}").status == 415
-    assert ask(app, "/api/slides/0/whatif").status == 405
+    assert ask(app, "/api/slides/0/whatif").status == 404
     looking = create_app(Collection(made.runs, features=[made.features]))
     assert "--model" in question(looking, 0, run=0, remove=[0]).json["error"]
     with pytest.raises(InputError, match="--features"):
