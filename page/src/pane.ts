@@ -46,9 +46,11 @@ export class Pane {
     readonly host: PaneHost,
     readonly letter: "A" | "B",
     choice: Partial<Choice>,
+    parent: HTMLElement,
   ) {
     this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, this.bar, this.ruler);
     this.element.classList.toggle("no-image", !host.info.image);
+    parent.append(this.element); // OpenSeadragon measures its place when it opens
     this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
     const layer = el("div", { class: "tool-layer" });
     this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
