@@ -64,7 +64,7 @@ def encode(pixels: Any) -> bytes:
     from PIL import Image
 
     stream = BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY)
+    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY, subsampling=0)  # colours at full sharpness
     return stream.getvalue()
 
 
