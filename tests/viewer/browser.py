@@ -94,7 +94,7 @@ def place_of(page: Any, x: float, y: float, pane: int = 0) -> tuple[float, float
           const box = stage.getBoundingClientRect();
           return [box.left + pixel.x, box.top + pixel.y];
         }""",
-        [x, y, pane],
+        [float(x), float(y), pane],
     )
     return found[0], found[1]
 
