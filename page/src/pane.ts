@@ -40,7 +40,8 @@ export class Pane {
   private readonly map = el("canvas", { class: "evidence" });
   private readonly painting = new Painting();
   private readonly list = new ScoreList((i) => this.host.pick(this, i));
-  private drawn = false;
+  /** Whether part of the image has been drawn. */
+  pictured = false;
 
   constructor(
     readonly host: PaneHost,
@@ -64,6 +65,7 @@ export class Pane {
     viewer.addHandler("update-viewport", () => this.draw());
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
     viewer.addHandler("open", () => this.draw());
+    viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
     viewer.addHandler("canvas-click", (event) => {
       if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
     });
@@ -85,6 +87,11 @@ export class Pane {
     this.host.chosen(this);
     this.paint();
     this.drawHead();
+  }
+
+  private showPicture(): void {
+    this.pictured = true;
+    this.host.painted(this, 0);
   }
 
   layout(): Layout | null {
@@ -120,10 +127,7 @@ export class Pane {
     if (this.evidence?.scores.x) this.painting.draw(context, t);
     this.drawMarks();
     put(this.ruler, scaleBar(this.host.info, t.scale / ratio), magnification(this.host.info, t.scale / ratio));
-    if (!this.drawn) {
-      this.drawn = true;
-      this.host.painted(this, 0);
-    }
+    this.host.painted(this, 0);
   }
 
   drawMarks(): void {

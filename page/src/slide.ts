@@ -152,7 +152,8 @@ export class SlideView implements PaneHost {
 
   painted(_: Pane, milliseconds: number): void {
     if (milliseconds) this.repaints.push(milliseconds);
-    const drawn = this.panes[0]?.viewer.isOpen() && (this.panes[0].evidence || !this.info.sets.length);
+    const pane = this.panes[0];
+    const drawn = pane?.viewer.isOpen() && (pane.pictured || !this.info.image) && (pane.evidence || !this.scores.size);
     if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
   }
 

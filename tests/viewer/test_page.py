@@ -25,7 +25,7 @@ from tests.viewer.browser import (
     show_plainly,
     whisker,
 )
-from tests.viewer.make_run import Made, make_run, patch_colours
+from tests.viewer.make_run import Made, patch_colours
 from xmil.core.storage import read_explanation
 from xmil.viewer.collection import Collection
 
@@ -39,13 +39,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def made(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("made")
-    return make_run(folder, slides=2, columns=COLUMNS, rows=ROWS, edge=EDGE)
-
-
-@pytest.fixture(scope="module")
-def url(made: Made) -> Iterator[str]:
+def url(browser: Any, made: Made) -> Iterator[str]:
     shown = Collection(made.runs, slides=made.slides, features=[made.features])
     with served(shown, made.models) as address:
         yield address
@@ -79,14 +73,14 @@ def clear_of_furniture(i: int) -> bool:
 def test_the_cohort_is_listed_sorted_filtered_and_searched(page: Any, made: Made) -> None:
     rows = page.locator("table.slides tbody tr")
     rows.first.wait_for()
-    assert rows.count() == 2
+    assert rows.count() == 3
     assert "slide-0" in rows.nth(0).inner_text()
     for text in ("benign", "correct", "96"):
         assert text in rows.nth(0).inner_text()
-    assert page.locator("td .verdict").count() == 2
+    assert page.locator("td .verdict").count() == 3
     page.wait_for_function("() => document.querySelector('td.thumb img')?.naturalWidth > 0")
     page.get_by_role("button", name="Slide").click()
-    assert "slide-1" in rows.nth(0).inner_text()
+    assert "slide-2" in rows.nth(0).inner_text()
     page.locator("select[name=label]").select_option("tumour")
     assert rows.count() == 1
     page.locator("select[name=label]").select_option("")
@@ -95,7 +89,7 @@ def test_the_cohort_is_listed_sorted_filtered_and_searched(page: Any, made: Made
     page.get_by_role("searchbox").fill("nothing")
     assert "No slide fits" in rows.first.inner_text()
     page.get_by_role("searchbox").fill("")
-    rows.nth(0).locator("a").click()
+    rows.nth(1).locator("a").click()
     page.wait_for_function("() => window.xmil.view?.firstPaint")
     assert page.get_by_role("heading", level=1).inner_text() == "slide-1"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,69 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from tests.viewer.browser import chromium, open_slide, opened, pixels, place_of, red_blue, served, show_plainly
+from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
-from xmil.core.explanation import Audit, Explanation
-from xmil.core.storage import write_explanations
-from xmil.core.target import Target
 from xmil.viewer.collection import Collection
 from xmil.viewer.export import export
 
 HOSTILE = "<img src=x onerror=document.title='hurt'>"
-Scores = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with chromium() as found:
         yield found
-
-
-def grid(columns: int, rows: int, edge: int) -> npt.NDArray[np.int64]:
-    y, x = np.divmod(np.arange(columns * rows), columns)
-    return np.stack([x, y], axis=1) * edge
-
-
-def write_run(
-    folder: Path,
-    name: str,
-    scores: dict[tuple[str, str], Scores],
-    *,
-    coords: npt.NDArray[np.int64] | None = None,
-    edge: int = 64,
-    logits: tuple[float, ...] = (0.0, 1.0),
-    task: str = "classification",
-) -> None:
-    """One slide's scores of given methods and targets as a run."""
-    (folder / "slides").mkdir(parents=True, exist_ok=True)
-    targets = list(dict.fromkeys(target for _, target in scores))
-    explanations = [
-        Explanation(
-            scores=values,
-            logits=np.asarray(logits, dtype=np.float32),
-            output=float(values.sum()),
-            method=method,
-            target=Target(targets.index(target), name=target),
-            signed=method != "attention",
-            audit=Audit.close(output=float(values.sum()), instances=float(values.sum())),
-            bag=name,
-            coords=coords,
-            patch_size=None if coords is None else edge,
-        )
-        for (method, target), values in scores.items()
-    ]
-    write_explanations(explanations, folder / "slides" / f"{name}.parquet")
-    about = {"task": task, "methods": list(dict.fromkeys(method for method, _ in scores))}
-    if task == "classification":
-        about["class_names"] = targets
-    (folder / "run.json").write_text(json.dumps(about), encoding="utf-8")
-
-
-def signed(n: int, seed: int = 0) -> Scores:
-    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
 
 
 def test_scripts_in_names_are_text(browser: Any, tmp_path: Path) -> None:
@@ -230,19 +181,4 @@ def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> No
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)
         assert page.evaluate("() => window.xmil.view.firstPaint") < 20_000
-        assert np.median(page.evaluate(SWITCHES)) < 500
-
-
-SWITCHES = """async () => {
-  const times = [];
-  const frame = () => new Promise(requestAnimationFrame);
-  for (let k = 0; k < 10; k++) {
-    await frame();
-    const select = document.querySelector(k % 2 ? "select[name=method]" : "select[name=target]");
-    const began = performance.now();
-    select.selectedIndex = 1 - select.selectedIndex;
-    select.dispatchEvent(new Event("change"));
-    times.push(performance.now() - began);
-  }
-  return times;
-}"""
+        assert np.median(page.evaluate(SWITCHES), axis=0)[0] < 500
