@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import chromium, open_slide, opened, pixels, place_of, red_blue, served, show_plainly
+from tests.viewer.browser import (
+    chromium,
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    red_blue,
+    served,
+    show_plainly,
+)
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from xmil.viewer.collection import Collection
@@ -176,7 +185,9 @@ def test_an_exported_folder_opens_from_any_web_server(
 
 def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> None:
     """The bounds leave room for slow machines; benchmarks/viewer_page.py has the figures."""
-    scores = {(m, t): signed(25_000, k) for k, (m, t) in enumerate((m, t) for m in ("lrp", "gxi") for t in "ab")}
+    scores = {
+        (m, t): signed(25_000, k) for k, (m, t) in enumerate((m, t) for m in ("lrp", "gxi") for t in "ab")
+    }
     write_run(tmp_path / "run", "large", scores, coords=grid(200, 125, 64))
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)
