@@ -20,20 +20,7 @@ HERE, TWO, RAY = Engine(), Engine(workers=2), Engine("ray", workers=2)
 ENGINES = [pytest.param(HERE, id="here"), pytest.param(TWO, id="processes"), pytest.param(RAY, id="ray")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
-    """One Ray for the module: starting it costs seconds."""
-    ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80_000_000,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
-    )
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

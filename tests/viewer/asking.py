@@ -40,9 +40,11 @@ def ask(
 ) -> Answer:
     """One request in process; `target` is the raw path and query as on the wire."""
     path, _, query = target.partition("?")
-    given = headers if isinstance(headers, list) else [
-        (key.lower().encode(), value.encode("latin-1")) for key, value in (headers or {}).items()
-    ]
+    given = (
+        headers
+        if isinstance(headers, list)
+        else [(key.lower().encode(), value.encode("latin-1")) for key, value in (headers or {}).items()]
+    )
     given = given if any(key == b"host" for key, _ in given) else [HOST, *given]
     scope = {
         "type": "http",
@@ -62,7 +64,8 @@ def ask(
 
 async def _call(app: Any, scope: dict[str, Any], parts: list[bytes]) -> Answer:
     waiting = [
-        {"type": "http.request", "body": part, "more_body": i + 1 < len(parts)} for i, part in enumerate(parts)
+        {"type": "http.request", "body": part, "more_body": i + 1 < len(parts)}
+        for i, part in enumerate(parts)
     ]
     sent: list[dict[str, Any]] = []
 
@@ -81,15 +84,16 @@ async def _call(app: Any, scope: dict[str, Any], parts: list[bytes]) -> Answer:
     return Answer(start["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
 
 
-def ask_socket(port: int, request: bytes, *, timeout: float = 10.0) -> bytes:
-    """Raw bytes to a server on loopback, and all it answers until it closes."""
+def ask_socket(port: int, request: bytes, *, hang_up: bool = False, timeout: float = 2.0) -> bytes:
+    """Raw bytes to a server on loopback, and all it answers until it closes or waits for more."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
         connection.sendall(request)
-        connection.shutdown(socket.SHUT_WR)
+        if hang_up:
+            connection.shutdown(socket.SHUT_WR)
         found = b""
         try:
             while part := connection.recv(1 << 16):
                 found += part
-        except ConnectionResetError:
+        except (ConnectionResetError, TimeoutError):
             pass
         return found

@@ -75,10 +75,8 @@ def test_slide_and_evidence_are_the_files(app: Any, made: Made, run: int) -> Non
     assert found["logits"] == pytest.approx(stored[0].logits)
     assert sum(found["probabilities"]) == pytest.approx(1)
     assert (found["run"], found["n"], found["edge"], found["placed"]) == (run, 96, 256, True)
-    assert slide["image"] == {
-        **{"width": 3072, "height": 2048, "tile_size": 256, "overlap": 0, "levels": 13},
-        **{"finest": 12, "bounds": [0, 0, 3072, 2048]},
-    }
+    size = {"width": 3072, "height": 2048, "tile_size": 256, "overlap": 0, "levels": 13}
+    assert slide["image"] == {**size, "finest": 12, "bounds": [0, 0, 3072, 2048]}
     assert slide["mpp"] == pytest.approx(0.5)
 
     answer = ask(app, f"/api/slides/1/evidence-{run}.bin")
@@ -102,13 +100,19 @@ def test_certificate_carries_curves_and_band(app: Any, made: Made) -> None:
 
 
 def test_certificate_of_another_run_of_the_same_model(made: Made, tmp_path: Path) -> None:
+    by_case = tmp_path / "by-case"
+    shutil.copytree(made.runs[0], by_case)
+    shutil.rmtree(by_case / "certificates")
+    about = json.loads((by_case / "run.json").read_text())
+    (by_case / "run.json").write_text(json.dumps({**about, "settings": {"by": "case"}}))
     bare = tmp_path / "explained"
     shutil.copytree(made.runs[0], bare)
     shutil.rmtree(bare / "certificates")
-    app = create_app(Collection([bare, made.runs[1], made.runs[0]]))
+    app = create_app(Collection([bare, made.runs[1], made.runs[0], by_case]))
     sets = ask(app, "/api/slides/0/slide.json").json["sets"]
     assert sets[0]["certificate"] == sets[2]["certificate"] is not None
     assert sets[0]["certificate"] != sets[1]["certificate"]
+    assert sets[3]["certificate"] is None  # other bags, other predictions
     alone = create_app(Collection([bare]))
     assert ask(alone, "/api/slides/0/slide.json").json["sets"][0]["certificate"] is None
 
@@ -400,8 +404,8 @@ def test_looking_needs_no_torch(made: Made) -> None:
         "from xmil.viewer.app import create_app; from xmil.viewer.collection import Collection;"
         f"app = create_app(Collection([Path({str(made.runs[0])!r})], slides=Path({str(made.slides)!r}),"
         f" features=[Path({str(made.features)!r})]));"
-        "got = [ask(app, t).status for t in ('/api/run.json', '/api/slides/0/slide.json', '/tiles/0/9/0_0.jpeg',"
-        " '/api/slides/0/evidence-0.bin', '/api/slides/0/similar-0-1.json')];"
+        "got = [ask(app, t).status for t in ('/api/run.json', '/api/slides/0/slide.json',"
+        " '/tiles/0/9/0_0.jpeg', '/api/slides/0/evidence-0.bin', '/api/slides/0/similar-0-1.json')];"
         "assert got == [200] * 5, got; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -12,6 +12,7 @@ from xmil.core.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from xmil.data import Cohort
     from xmil.data.cases import Case
+    from xmil.models import MILModel
 
 
 def listed(text: str) -> list[str]:
@@ -43,7 +44,7 @@ def find_cases(
     features: Path,
     cohort: Path | None,
     *,
-    label: str = "label",
+    label: str | None = "label",
     splits: list[str] | None = None,
     names: tuple[str, ...] | None = None,
     by: str = "slide",
@@ -51,7 +52,7 @@ def find_cases(
 ) -> list[Case]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    Labels are class indices; with `numbers` they are the numbers of the column.
+    Labels are class indices; with `numbers` they are the numbers of the column, and None asks for none.
     """
     from xmil.data import group_cases
 
@@ -60,6 +61,8 @@ def find_cases(
             raise InputError("Splits and --by case need a --cohort that names them.")
         return _every_file(features)
     joined = joined_cohort(features, cohort, splits=splits)
+    if label is None:
+        return group_cases(joined, by)
     labels = number_labels(joined, label) if numbers else class_labels(joined, label, names)
     return group_cases(joined, by, labels=labels)
 
@@ -91,6 +94,17 @@ def number_labels(cohort: Cohort, column: str) -> list[float | None]:
     if not _has_labels(cohort, column):
         return [None] * len(cohort)
     return [None if value != value else float(value) for value in cohort.numbers(column)]
+
+
+def class_index(text: str, model: MILModel) -> int:
+    """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
+    from xmil.core.target import Target
+    from xmil.models.tasks import CLASS_TASKS, count_targets
+
+    if model.task not in CLASS_TASKS:
+        return 0
+    n = count_targets(model.task, model.n_classes)
+    return int(Target(text).resolve(n_classes=n, predicted=0, class_names=model.class_names))
 
 
 def _has_labels(cohort: Cohort, column: str) -> bool:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._cohort import checked_device, checked_folder, find_cases, listed, progress_bar
+from xmil.cli import _engine
+from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.study.faithfulness_run import Outcome, Run, Slide
-    from xmil.study.faithfulness_truth import Truth
 
 
 def evaluate(
@@ -36,7 +37,9 @@ def evaluate(
     orders: Annotated[int, typer.Option(help="Random orders of the band.")] = 20,
     top: Annotated[float, typer.Option(help="Share of instances for sufficiency and necessity.")] = 0.1,
     truth: Annotated[Path | None, typer.Option(help="Folder of GeoJSON, masks or instance labels.")] = None,
-    truth_class: Annotated[int, typer.Option(help="The class the ground truth is evidence for.")] = 1,
+    truth_class: Annotated[
+        str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
+    ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
     best: Annotated[
@@ -44,14 +47,26 @@ def evaluate(
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of ties, random orders and the bootstrap.")] = 0,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
+    ] = False,
+    engine: _engine.Kind = "local",
+    workers: _engine.Workers = 0,
+    address: _engine.Address = "",
+    cpus: _engine.Cpus = 1.0,
+    gpus: _engine.Gpus = 0.0,
 ) -> int:
     """Drop instances by each method's scores and see whether the prediction follows."""
+    from xmil.engine.pool import Engine
     from xmil.models import load_model
+    from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness import Settings
     from xmil.study.faithfulness_run import Run, Slide, file_digest
     from xmil.study.faithfulness_truth import Truth
 
-    net = load_model(model).to(checked_device(device))
+    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    net = load_model(model)
+    net = net.to(checked_device(device)) if chosen == Engine() else net
     settings = Settings(
         methods=_methods(methods, net),
         modes=tuple(listed(modes)),
@@ -59,11 +74,14 @@ def evaluate(
         orders=orders,
         top=top,
         seed=seed,
-        truth_class=truth_class,
+        truth_class=1 if truth is None else class_index(truth_class, net),
     )
     settings.check(net)
-    cases = find_cases(features, cohort, label=label, splits=listed(split), names=net.class_names)
-    slides = [Slide(case.name, case.paths[0], case.label) for case in cases]
+    if net.task not in CLASS_TASKS:
+        print(f"A {net.task} model is neither right nor wrong: every slide counts.")
+    column = label if net.task in CLASS_TASKS else None
+    cases = find_cases(features, cohort, label=column, splits=listed(split), names=net.class_names)
+    slides = [Slide(case.name, case.paths[0], case.label, case.case_id) for case in cases]
     known = (
         None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
     )
@@ -74,9 +92,25 @@ def evaluate(
         "truth_names": listed(truth_names),
         "mask_downsample": mask_downsample,
     }
-    run = Run(out, settings, inputs)
-    run.prepare()
-    outcome = _measure(run, net, slides, known)
+    about = {
+        "model": {"path": str(model), "digest": inputs["model"], "spec": asdict(net.spec)},
+        "class_names": net.class_names,
+        "task": net.task,
+        "methods": settings.methods,
+        "targets": ["predicted"],
+        "features": inputs["features"],
+        "cohort": None if cohort is None else str(cohort.resolve()),
+    }
+    run = Run(out, settings, inputs, about)
+    with run.opened(restart=restart), progress_bar("slides", len(slides)) as advance:
+        outcome = run.measure(
+            net if chosen == Engine() else model,
+            slides,
+            truth=known,
+            on_slide=lambda _: advance(),
+            engine=chosen,
+            device=device,
+        )
     return _report(run, slides, outcome, best=best)
 
 
@@ -88,11 +122,6 @@ def _methods(text: str, net: Any) -> tuple[str, ...]:
     if text == "all":
         return tuple(able)
     return tuple(listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
-
-
-def _measure(run: Run, net: Any, slides: list[Slide], truth: Truth | None) -> Outcome:
-    with progress_bar("slides", len(slides)) as advance:
-        return run.measure(net, slides, truth=truth, on_slide=lambda _: advance())
 
 
 def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> int:
@@ -108,6 +137,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
         raise InputError(f"No slide could be measured; {run.folder / 'failures.csv'} says why.")
     summary = summarise(rows, seed=run.settings.seed)
     run.write_results(rows)
+    run.write_slides(slides, rows)
     texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
     for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
         write_text(run.folder / name, text)

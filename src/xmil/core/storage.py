@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LAYOUT = 1  # the number of the layout; files of later layouts are refused, earlier ones keep loading
 KEY = b"xmil"
 RELEVANCE = "relevance|"
+SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
 BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
 RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
@@ -101,6 +102,21 @@ def read_header(path: Path_) -> dict[str, Any]:
     return _open(path, columns=[])[0]
 
 
+def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
+    """A file's header and number of instances, from its footer alone: quick for many files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+    raw = (footer.metadata or {}).get(KEY)
+    if raw is None:
+        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+    return _checked_header(raw, path), int(footer.num_rows)
+
+
 def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -> pa.Table:
     import pyarrow as pa
 
@@ -113,6 +129,8 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
+        if e.spread is not None:
+            arrays[e.column + SPREAD] = pa.array(e.spread, type=pa.float32())
         if e.relevance is not None:
             flat = pa.array(e.relevance.ravel(), type=pa.float32())
             arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])
@@ -206,6 +224,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             audit=None if meta["audit"] is None else Audit(**meta["audit"]),
             coords=_coords(table),
             relevance=_relevance(table, column),
+            spread=_spread(table, column),
             **{key: meta[key] for key in _COLUMN_FIELDS},
             raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
@@ -227,6 +246,11 @@ def _raw_coords(table: pa.Table) -> npt.NDArray[np.float64] | None:
     if not set(RAW) <= set(table.column_names):
         return None
     return np.stack([table[name].to_numpy() for name in RAW], axis=1).astype(np.float64)
+
+
+def _spread(table: pa.Table, column: str) -> FloatArray | None:
+    name = column + SPREAD
+    return table[name].to_numpy().astype(np.float32) if name in table.column_names else None
 
 
 def _relevance(table: pa.Table, column: str) -> FloatArray | None:

@@ -65,6 +65,20 @@ def explain_classes(
     return _explain(model, bag, None, method=method, output=output, forward=forward, params=params)
 
 
+def explain_targets(
+    model: nn.Module,
+    bag: Bag | Tensor | np.ndarray[Any, Any],
+    targets: Sequence[Any],
+    *,
+    method: str = "lrp",
+    output: str | None = None,
+    forward: ForwardFunction | None = None,
+    **params: Any,
+) -> list[Explanation]:
+    """An explanation for each of the targets, from one forward pass where the method allows it."""
+    return _explain(model, bag, targets, method=method, output=output, forward=forward, params=params)
+
+
 def list_methods(model: nn.Module | None = None) -> list[str]:
     """Names of the methods, or of those that can explain the model.
 

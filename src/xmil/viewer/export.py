@@ -36,6 +36,8 @@ def export(
     `longest` bounds the longer edge of the pictures in pixels. The page comes last: a broken-off export does
     not open. A folder with files that are not an export's is refused.
     """
+    if longest is not None and longest < 1:
+        raise InputError(f"The longest edge of exported pictures must be at least 1 px. Got {longest}.")
     files = page_files(page)
     if not files:
         raise InputError(NOT_BUILT)
@@ -134,8 +136,6 @@ def tile_numbers(image: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
 def _bounded(image: dict[str, Any], longest: int | None) -> dict[str, Any]:
     if longest is None:
         return image
-    if longest < 1:
-        raise InputError(f"The longest edge of exported pictures must be at least 1 px. Got {longest}.")
     finest = image["finest"]
     while finest and -(-max(image["width"], image["height"]) >> (image["levels"] - 1 - finest)) > longest:
         finest -= 1

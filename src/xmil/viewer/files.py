@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import stat
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -60,23 +62,38 @@ class Kept(Generic[T]):
 
 
 class Files(Generic[T]):
-    """Files through a reader, each read once until it changes. Errors are kept as well."""
+    """Files through a reader, each read once until it changes. Errors are kept as well.
 
-    def __init__(self, read: Callable[[Path], T], limit: int) -> None:
-        self._read = read
+    With `patience` a file is looked at again only after so many seconds.
+    """
+
+    def __init__(self, read: Callable[[Path], T], limit: int, *, patience: float = 0.0) -> None:
+        self._read, self._patience = read, patience
+        self._checked: dict[Path, float] = {}
         self._kept: Kept[tuple[Stamp, T | None, XmilError | None]] = Kept(limit)
 
     def get(self, path: Path) -> T:
         """What the file holds now."""
-        now = stamp(path)
-        if now is None:
-            raise FileError(f"{path.name}: no such file.")
         known = self._kept.get(path)
-        if known is None or known[0] != now:
-            known = self._kept.put(path, (now, *self._try(path)))
+        if known is None or not self._is_fresh(path):
+            now = stamp(path)
+            if now is None:
+                raise FileError(f"{path.name}: no such file.")
+            if known is None or known[0] != now:
+                known = self._kept.put(path, (now, *self._try(path)))
         if known[2] is not None:
             raise FileError(str(known[2]))
         return known[1]  # type: ignore[return-value]  # there is a value where there is no error
+
+    def _is_fresh(self, path: Path) -> bool:
+        """Whether the file was looked at a moment ago; only for the few files that every slide asks for."""
+        if not self._patience:
+            return False
+        now = time.monotonic()
+        fresh = now - self._checked.get(path, float("-inf")) < self._patience
+        if not fresh:
+            self._checked[path] = now
+        return fresh
 
     def _try(self, path: Path) -> tuple[T | None, XmilError | None]:
         try:
@@ -89,6 +106,12 @@ class Files(Generic[T]):
 
 def under(folder: Path, path: Path, *, follow_links: bool) -> Path | None:
     """The path where it is a file inside the folder, links followed only when asked."""
+    try:
+        plain = stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+    except (OSError, ValueError):
+        return None
+    if plain and path.parent.parent == folder:
+        return path
     if not path.is_file():
         return None
     if not follow_links and not inside(path, folder):

@@ -11,6 +11,7 @@ from xmil.data.siblings import is_plain
 from xmil.viewer.files import Files, read_json, under
 
 SUFFIX = ".parquet"
+PATIENCE = 0.5  # seconds
 Row = dict[str, str]
 
 
@@ -22,16 +23,17 @@ class Run:
             raise FileError(f"{folder}: not a run (no slides/ and no run.json); run `xmil explain` first.")
         self.folder, self.follow_links = folder, follow_links
         self.name = folder.resolve().name
-        self._json = Files(read_json, limit=64)
+        self._about = Files(read_json, limit=1, patience=PATIENCE)
+        self._papers = Files(read_json, limit=16)
         self._verdicts = Files(_read_verdict, limit=100_000)
-        self._tables = Files(_read_table, limit=4)
+        self._tables = Files(_read_table, limit=4, patience=PATIENCE)
         self._curves = Files(_read_curves, limit=16)
 
     @property
     def about(self) -> dict[str, Any]:
         """What run.json says; empty where it is missing or damaged."""
         try:
-            return self._json.get(self.folder / "run.json")
+            return self._about.get(self.folder / "run.json")
         except FileError:
             return {}
 
@@ -58,15 +60,20 @@ class Run:
         """The model in a word or two, never with its path."""
         model = self.about.get("model")
         file = Path(str(model.get("path") or "")).name if isinstance(model, dict) else ""
-        return ", ".join(part for part in (str(self.spec.get("name") or ""), file) if part) or self.name
+        more = f"{len(self.digests)} models" if len(self.digests) > 1 else ""
+        return ", ".join(part for part in (str(self.spec.get("name") or ""), file, more) if part) or self.name
 
     @property
-    def digest(self) -> str | None:
-        """The digest of the model's file."""
-        model, inputs = self.about.get("model"), self.about.get("inputs")
-        found = model.get("digest") if isinstance(model, dict) else None
-        found = found or (inputs.get("model") if isinstance(inputs, dict) else None)
-        return str(found) if found else None
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the model's file, or of the files of an ensemble."""
+        models = self.about.get("models") or [self.about.get("model")]
+        listed = models if isinstance(models, list) else []
+        return tuple(str(m["digest"]) for m in listed if isinstance(m, dict) and m.get("digest"))
+
+    @property
+    def bags(self) -> tuple[tuple[str, ...], bool]:
+        """What must be the same for two runs to have predicted the same: models, and what made a bag."""
+        return self.digests, self.by_case
 
     @property
     def by_case(self) -> bool:
@@ -104,7 +111,7 @@ class Run:
             path = self._file("certificates", slide_id, ".json")
             if path is None:
                 return None
-            found = self._json.get(path)
+            found = self._papers.get(path)
             return {**found, "methods": self._with_curves(found, slide_id)}
         except XmilError:
             return None

@@ -90,7 +90,7 @@ def _server(app: Any) -> uvicorn.Server:
             app,
             http="h11",
             ws="none",
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,
