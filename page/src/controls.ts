@@ -45,7 +45,8 @@ export class Controls {
 
   refresh(): void {
     const evidence = this.view.active?.evidence;
-    if (!evidence) return put(this.element, el("p", { class: "muted" }, "This slide has no evidence."));
+    this.element.classList.toggle("empty", !evidence);
+    if (!evidence) return;
     const { display } = this.view;
     const limit = limitOf(evidence, display);
     const low = evidence.signed ? 0 : evidence.smallest;
@@ -97,8 +98,8 @@ export class Controls {
       context.fillStyle = css(colours, 255 * share);
       const tall = Math.max(3, Math.sqrt(count / most) * (height - 6));
       context.fillRect(at(low) + (bin * width) / BINS + 0.5, height - tall, width / BINS - 1, tall);
-      context.globalAlpha = 0.35;
-      context.strokeStyle = "#7a828c";
+      context.globalAlpha = 0.7;
+      context.strokeStyle = "#8a929c";
       context.strokeRect(at(low) + (bin * width) / BINS + 0.5, height - tall, width / BINS - 1, tall);
     });
     context.globalAlpha = 1;

@@ -143,6 +143,7 @@ export function shown(value: number | null | undefined, digits = 3): string {
   if (value == null || Number.isNaN(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
-  return text.replace("-", "−");
+  if (size < 1e5 && size >= 1e-3) return String(Number(value.toPrecision(digits))).replace("-", "−");
+  const [factor, power] = value.toExponential(digits - 2).split("e");
+  return `${factor}×10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("")}`.replace("-", "−");
 }

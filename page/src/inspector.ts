@@ -62,8 +62,8 @@ export class Inspector {
       return el(
         "tr",
         { class: here ? "current" : "" },
-        el("td", {}, column.method),
-        el("td", {}, column.target),
+        el("td", { title: column.method }, column.method),
+        el("td", { title: column.target }, column.target),
         el("td", { class: "number" }, shown(values[index])),
         el("td", { class: "number" }, rank(values, index).toLocaleString("en")),
         el("td", {}, this.bar(values, index, column.signed)),

@@ -13,6 +13,8 @@ const content = el("div", { class: "content" });
 const messages = el("div", { class: "messages", role: "status", ariaLive: "polite" });
 const help = helpDialog();
 
+const LEAVING = ["Backspace", "[", "]"]; // keys that work while a slide is still opening
+
 let run: Run | null = null;
 let view: SlideView | null = null;
 
@@ -100,7 +102,7 @@ function onKey(event: KeyboardEvent): void {
 function handled(event: KeyboardEvent): boolean {
   if (event.key === "?") help.showModal();
   else if (event.key.toLowerCase() === "t") toggleTheme();
-  else if (view) return Boolean(view.info) && slideKey(view, event);
+  else if (view) return (view.panes.length > 0 || LEAVING.includes(event.key)) && slideKey(view, event);
   else if (event.key === "/") document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
   else return false;
   return true;

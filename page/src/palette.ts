@@ -40,7 +40,7 @@ export function words(id: string, signed: boolean, fade: boolean): Uint32Array {
   const result = new Uint32Array(256);
   for (let i = 0; i < 256; i++) {
     const strength = signed ? Math.abs(i - 127.5) / 127.5 : i / 255;
-    const alpha = fade ? Math.round(255 * Math.min(1, Math.pow(strength, 0.7))) : 255;
+    const alpha = fade ? Math.round(255 * Math.min(1, Math.pow(strength, signed ? 0.7 : 1.2))) : 255;
     result[i] = ((alpha << 24) | (colours[3 * i + 2] << 16) | (colours[3 * i + 1] << 8) | colours[3 * i]) >>> 0;
   }
   return result;

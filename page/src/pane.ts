@@ -40,15 +40,18 @@ export class Pane {
   private readonly map = el("canvas", { class: "evidence" });
   private readonly painting = new Painting();
   private readonly list = new ScoreList((i) => this.host.pick(this, i));
-  private drawn = false;
+  /** Whether part of the image has been drawn. */
+  pictured = false;
 
   constructor(
     readonly host: PaneHost,
     readonly letter: "A" | "B",
     choice: Partial<Choice>,
+    parent: HTMLElement,
   ) {
     this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, this.bar, this.ruler);
     this.element.classList.toggle("no-image", !host.info.image);
+    parent.append(this.element); // OpenSeadragon measures its place when it opens
     this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
     const layer = el("div", { class: "tool-layer" });
     this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
@@ -61,7 +64,11 @@ export class Pane {
     const { viewer, stage } = this;
     viewer.addHandler("update-viewport", () => this.draw());
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
-    viewer.addHandler("open", () => this.draw());
+    viewer.addHandler("open", () => {
+      this.home(true);
+      this.draw();
+    });
+    viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
     viewer.addHandler("canvas-click", (event) => {
       if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
     });
@@ -83,6 +90,11 @@ export class Pane {
     this.host.chosen(this);
     this.paint();
     this.drawHead();
+  }
+
+  private showPicture(): void {
+    this.pictured = true;
+    this.host.painted(this, 0);
   }
 
   layout(): Layout | null {
@@ -118,10 +130,7 @@ export class Pane {
     if (this.evidence?.scores.x) this.painting.draw(context, t);
     this.drawMarks();
     put(this.ruler, scaleBar(this.host.info, t.scale / ratio), magnification(this.host.info, t.scale / ratio));
-    if (!this.drawn) {
-      this.drawn = true;
-      this.host.painted(this, 0);
-    }
+    this.host.painted(this, 0);
   }
 
   drawMarks(): void {
@@ -142,6 +151,15 @@ export class Pane {
     if (!this.viewer.isOpen()) return -1;
     const t = this.transform();
     return this.layout()?.at((x - t.x) / t.scale, (y - t.y) / t.scale) ?? -1;
+  }
+
+  /** Shows the whole slide, or the part of it that was scanned. */
+  home(immediately = false): void {
+    if (!this.viewer.isOpen()) return;
+    const [x, y, width, height] = this.host.info.image?.bounds ?? [0, 0, 0, 0];
+    const part = width * height > 0 && width * height < 0.95 * this.host.bounds.width * this.host.bounds.height;
+    if (part) show(this.viewer, this.host.bounds, { x, y, width, height }, immediately);
+    else this.viewer.viewport.goHome(immediately);
   }
 
   /** Goes to a patch, with some of its surroundings. */

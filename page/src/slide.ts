@@ -94,16 +94,15 @@ export class SlideView implements PaneHost {
     const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
     const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), side);
     put(this.element, this.head, problem, work, this.tip);
-    this.addPane({});
-    this.drawHead();
     this.choose("move");
+    this.drawHead();
+    this.addPane({});
     this.show("evidence");
   }
 
   private addPane(choice: Parameters<Pane["choose"]>[0]): void {
-    const pane = new Pane(this, this.panes.length ? "B" : "A", choice);
+    const pane = new Pane(this, this.panes.length ? "B" : "A", choice, this.stages);
     this.panes.push(pane);
-    this.stages.append(pane.element);
     pane.drawing.choose(this.tool);
     pane.element.addEventListener("pointerdown", () => this.activate(pane), true);
     if (this.panes.length === 1) this.activate(pane);
@@ -112,6 +111,8 @@ export class SlideView implements PaneHost {
   /** Shows one pane or two that move together; the second starts with the next method, class or run. */
   split(two: boolean): void {
     if (two === this.panes.length > 1) return;
+    const { viewport } = this.panes[0].viewer;
+    const whole = viewport && viewport.getZoom() < 1.05 * viewport.getHomeZoom();
     if (two) {
       this.addPane(this.next());
       this.panes[1].viewer.addOnceHandler("open", () => together(this.panes[0], this.panes[1]));
@@ -120,6 +121,7 @@ export class SlideView implements PaneHost {
       this.activate(this.panes[0]);
     }
     this.stages.classList.toggle("two", two);
+    if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
     this.drawHead();
   }
 
@@ -150,7 +152,8 @@ export class SlideView implements PaneHost {
 
   painted(_: Pane, milliseconds: number): void {
     if (milliseconds) this.repaints.push(milliseconds);
-    const drawn = this.panes[0]?.viewer.isOpen() && (this.panes[0].evidence || !this.info.sets.length);
+    const pane = this.panes[0];
+    const drawn = pane?.viewer.isOpen() && (pane.pictured || !this.info.image) && (pane.evidence || !this.scores.size);
     if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
   }
 
@@ -252,6 +255,8 @@ export class SlideView implements PaneHost {
 
   show(name: PanelName): void {
     this.open = name;
+    if (name !== "patch") this.marks.similar = null;
+    this.redraw();
     const shown = { evidence: this.controls, patch: this.inspector, certificate: this.certificate, whatif: this.whatif, notes: this.notes };
     const tabs = PANELS.map(([id, text]) =>
       button(text, () => this.show(id), { role: "tab", ariaSelected: String(id === name), "aria-controls": "panel", data: { panel: id } }),

@@ -30,7 +30,8 @@ export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds
     showNavigationControl: false,
     showNavigator: navigator,
     navigatorPosition: "TOP_RIGHT",
-    navigatorSizeRatio: 0.17,
+    ...navigatorSize(bounds),
+    navigatorOpacity: 1,
     navigatorBackground: "transparent",
     navigatorBorderColor: "transparent",
     navigatorDisplayRegionColor: "#1769d2",
@@ -47,6 +48,12 @@ export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds
     imageLoaderLimit: 6,
     maxImageCacheCount: 400,
   } as OpenSeadragon.Options);
+}
+
+/** A minimap of the slide's shape, at most 180 by 140 pixels. */
+function navigatorSize({ width, height }: Bounds): { navigatorWidth: string; navigatorHeight: string } {
+  const scale = Math.min(180 / width, 140 / height);
+  return { navigatorWidth: `${Math.max(40, Math.round(width * scale))}px`, navigatorHeight: `${Math.max(40, Math.round(height * scale))}px` };
 }
 
 function tileSource(info: SlideInfo, bounds: Bounds): OpenSeadragon.TileSource {
