@@ -42,15 +42,12 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
-    from xmil.slides.picture import heatmap as heatmap
-    from xmil.viewer.notebook import view as view
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
+    from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
     from xmil.training.run import train as train
-    from xmil.slides import find_slides as find_slides
-    from xmil.slides import open_slide as open_slide
-    from xmil.slides.picture import heatmap as heatmap
+    from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -85,8 +82,8 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
-    "view": "xmil.viewer.notebook",
     "train": "xmil.training.run",
+    "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }
 
