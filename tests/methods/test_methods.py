@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import xmil
 from xmil.core.errors import XmilError
 from xmil.methods import removal
-from xmil.methods.network import Network
+from xmil.methods.network import Network, memory_budget
 from xmil.models.transmil import TransMIL
 
 
@@ -240,11 +240,10 @@ def test_predicted_class_is_the_default_target() -> None:
         assert e.target == int(e.logits.argmax())
 
 
-def test_batches_respect_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xmil.methods import network
-
-    monkeypatch.setattr(network, "BUDGET_BYTES", 1 << 16)
+def test_batches_respect_the_budget() -> None:
     net = Network(double_model("transmil", dim=16))
-    sizes = [batch.stop - batch.start for batch in net.batches(1000, 30)]
+    with memory_budget(1 << 16):
+        sizes = [batch.stop - batch.start for batch in net.batches(1000, 30)]
+    assert len(list(net.batches(1000, 30))) == 1
     assert sum(sizes) == 1000
     assert max(sizes) * 30 * 48 * 4 <= 1 << 16

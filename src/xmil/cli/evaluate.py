@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.core.errors import InputError, unknown_name
+from xmil.cli import _engine
+from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
+from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.data import Cohort
     from xmil.study.faithfulness_run import Outcome, Run, Slide
-    from xmil.study.faithfulness_truth import Truth
 
 
 def evaluate(
@@ -36,7 +37,9 @@ def evaluate(
     orders: Annotated[int, typer.Option(help="Random orders of the band.")] = 20,
     top: Annotated[float, typer.Option(help="Share of instances for sufficiency and necessity.")] = 0.1,
     truth: Annotated[Path | None, typer.Option(help="Folder of GeoJSON, masks or instance labels.")] = None,
-    truth_class: Annotated[int, typer.Option(help="The class the ground truth is evidence for.")] = 1,
+    truth_class: Annotated[
+        str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
+    ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
     best: Annotated[
@@ -44,36 +47,70 @@ def evaluate(
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of ties, random orders and the bootstrap.")] = 0,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
+    ] = False,
+    engine: _engine.Kind = "local",
+    workers: _engine.Workers = 0,
+    address: _engine.Address = "",
+    cpus: _engine.Cpus = 1.0,
+    gpus: _engine.Gpus = 0.0,
 ) -> int:
     """Drop instances by each method's scores and see whether the prediction follows."""
+    from xmil.engine.pool import Engine
     from xmil.models import load_model
+    from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness import Settings
-    from xmil.study.faithfulness_run import Run, file_digest
+    from xmil.study.faithfulness_run import Run, Slide, file_digest
     from xmil.study.faithfulness_truth import Truth
 
-    net = load_model(model).to(_device(device))
+    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    net = load_model(model)
+    net = net.to(checked_device(device)) if chosen == Engine() else net
     settings = Settings(
         methods=_methods(methods, net),
-        modes=tuple(_listed(modes)),
+        modes=tuple(listed(modes)),
         steps=steps,
         orders=orders,
         top=top,
         seed=seed,
-        truth_class=truth_class,
+        truth_class=1 if truth is None else class_index(truth_class, net),
     )
     settings.check(net)
-    slides = _slides(features, cohort, label=label, splits=_listed(split), names=net.class_names)
-    known = None if truth is None else Truth(_folder(truth), tuple(_listed(truth_names)), mask_downsample)
+    if net.task not in CLASS_TASKS:
+        print(f"A {net.task} model is neither right nor wrong: every slide counts.")
+    column = label if net.task in CLASS_TASKS else None
+    cases = find_cases(features, cohort, label=column, splits=listed(split), names=net.class_names)
+    slides = [Slide(case.name, case.paths[0], case.label, case.case_id) for case in cases]
+    known = (
+        None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
+    )
     inputs = {
         "model": file_digest(model),
         "features": str(features.resolve()),
         "truth": None if truth is None else str(truth.resolve()),
-        "truth_names": _listed(truth_names),
+        "truth_names": listed(truth_names),
         "mask_downsample": mask_downsample,
     }
-    run = Run(out, settings, inputs)
-    run.prepare()
-    outcome = _measure(run, net, slides, known)
+    about = {
+        "model": {"path": str(model), "digest": inputs["model"], "spec": asdict(net.spec)},
+        "class_names": net.class_names,
+        "task": net.task,
+        "methods": settings.methods,
+        "targets": ["predicted"],
+        "features": inputs["features"],
+        "cohort": None if cohort is None else str(cohort.resolve()),
+    }
+    run = Run(out, settings, inputs, about)
+    with run.opened(restart=restart), progress_bar("slides", len(slides)) as advance:
+        outcome = run.measure(
+            net if chosen == Engine() else model,
+            slides,
+            truth=known,
+            on_slide=lambda _: advance(),
+            engine=chosen,
+            device=device,
+        )
     return _report(run, slides, outcome, best=best)
 
 
@@ -84,75 +121,7 @@ def _methods(text: str, net: Any) -> tuple[str, ...]:
     able = list_methods(net)
     if text == "all":
         return tuple(able)
-    return tuple(_listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
-
-
-def _listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _device(name: str) -> str:
-    import torch
-
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {name!r} is not there; use cpu.")
-    return name
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder.")
-    return path
-
-
-def _slides(
-    features: Path, cohort: Path | None, *, label: str, splits: list[str], names: tuple[str, ...] | None
-) -> list[Slide]:
-    from xmil.data import read_cohort
-    from xmil.data.join import feature_files, join_features
-    from xmil.data.siblings import slide_name
-    from xmil.study.faithfulness_run import Slide
-
-    if cohort is None:
-        files, _ = feature_files(features)
-        if not files:
-            raise InputError(f"{features}: no feature files in this folder.")
-        return [Slide(slide_name(path), path) for path in files]
-    table = read_cohort(cohort)
-    table = table.subset(*splits) if splits else table
-    joined, report = join_features(table, features)
-    if report.without_features or report.doubled:
-        print(f"{cohort}: {report}")
-    labels = _labels(joined, label, names)
-    paths = [Path(str(path)) for path in joined.column("path")]
-    return [Slide(*row) for row in zip(joined.slides, paths, labels, strict=True)]
-
-
-def _labels(cohort: Cohort, column: str, names: tuple[str, ...] | None) -> list[int | None]:
-    """Class indices: by the model's class names where the labels are among them."""
-    if column not in cohort.columns:
-        if column != "label":
-            raise unknown_name("column", column, cohort.columns)
-        print("The cohort has no column 'label': every slide counts, right or wrong.")
-        return [None] * len(cohort)
-    cells = cohort.column(column)
-    if names and all(cell is None or cell in names for cell in cells):
-        return [None if cell is None else names.index(cell) for cell in cells]
-    return [None if value < 0 else int(value) for value in cohort.labels(column)]
-
-
-def _measure(run: Run, net: Any, slides: list[Slide], truth: Truth | None) -> Outcome:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("slides", total=len(slides))
-        return run.measure(net, slides, truth=truth, on_slide=lambda _: progress.advance(bar))
+    return tuple(listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
 
 
 def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> int:
@@ -168,6 +137,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
         raise InputError(f"No slide could be measured; {run.folder / 'failures.csv'} says why.")
     summary = summarise(rows, seed=run.settings.seed)
     run.write_results(rows)
+    run.write_slides(slides, rows)
     texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
     for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
         write_text(run.folder / name, text)

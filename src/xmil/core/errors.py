@@ -26,6 +26,14 @@ class FileError(XmilError, ValueError):
     """A file that is missing, damaged, unsafe or of an unknown layout."""
 
 
+class StopError(XmilError):
+    """What makes going on with a run pointless: a full disk, a folder that cannot be written."""
+
+
+class WriteError(FileError):
+    """A file that the disk, the folder or the rights do not let be written, whatever is in it."""
+
+
 class CheckpointError(FileError):
     """A checkpoint of an unknown family, or one whose keys do not fit its family."""
 

@@ -54,7 +54,8 @@ class Explanation:
 
     `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
     means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name. `raw_coords`,
-    `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known.
+    `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known. For an ensemble
+    `scores` are the mean over its models and `spread` (n,) their standard deviation.
     """
 
     scores: FloatArray
@@ -74,6 +75,7 @@ class Explanation:
     raw_coords: npt.NDArray[np.float64] | None = None
     unit: str | None = None
     raw_edge: float | None = None
+    spread: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, WriteError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.target import Target
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 LAYOUT = 1  # the number of the layout; files of later layouts are refused, earlier ones keep loading
 KEY = b"xmil"
 RELEVANCE = "relevance|"
+SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
 BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
 RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
@@ -38,18 +41,24 @@ def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
-        raise FileError(f"{target}: cannot be written ({error.strerror}); check the folder.") from None
+        raise _not_written(target, error) from None
     os.close(handle)
     try:
         write(temporary)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
-        raise FileError(
-            f"{target}: cannot be written ({error}); make room or choose another place."
-        ) from None
+        raise _not_written(target, error) from None
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _not_written(target: Path, error: OSError) -> FileError:
+    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
+        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
 
 
 def write_text(path: Path_, text: str) -> None:
@@ -93,6 +102,21 @@ def read_header(path: Path_) -> dict[str, Any]:
     return _open(path, columns=[])[0]
 
 
+def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
+    """A file's header and number of instances, from its footer alone: quick for many files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+    raw = (footer.metadata or {}).get(KEY)
+    if raw is None:
+        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+    return _checked_header(raw, path), int(footer.num_rows)
+
+
 def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -> pa.Table:
     import pyarrow as pa
 
@@ -105,6 +129,8 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
+        if e.spread is not None:
+            arrays[e.column + SPREAD] = pa.array(e.spread, type=pa.float32())
         if e.relevance is not None:
             flat = pa.array(e.relevance.ravel(), type=pa.float32())
             arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])
@@ -198,6 +224,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             audit=None if meta["audit"] is None else Audit(**meta["audit"]),
             coords=_coords(table),
             relevance=_relevance(table, column),
+            spread=_spread(table, column),
             **{key: meta[key] for key in _COLUMN_FIELDS},
             raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
@@ -219,6 +246,11 @@ def _raw_coords(table: pa.Table) -> npt.NDArray[np.float64] | None:
     if not set(RAW) <= set(table.column_names):
         return None
     return np.stack([table[name].to_numpy() for name in RAW], axis=1).astype(np.float64)
+
+
+def _spread(table: pa.Table, column: str) -> FloatArray | None:
+    name = column + SPREAD
+    return table[name].to_numpy().astype(np.float32) if name in table.column_names else None
 
 
 def _relevance(table: pa.Table, column: str) -> FloatArray | None:

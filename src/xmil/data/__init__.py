@@ -6,6 +6,7 @@ Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
 from __future__ import annotations
 
 from xmil.data.bags import open_bag, read_bag, write_bag
+from xmil.data.cases import Case, group_cases, join_bags, read_case
 from xmil.data.cohort import Cohort, read_cohort
 from xmil.data.header import Ask, Header
 from xmil.data.join import JoinReport, feature_files, join_features
@@ -14,14 +15,18 @@ from xmil.data.splits import split_folds, split_fractions
 
 __all__ = [
     "Ask",
+    "Case",
     "Cohort",
     "Header",
     "JoinReport",
     "feature_files",
+    "group_cases",
+    "join_bags",
     "join_features",
     "list_formats",
     "open_bag",
     "read_bag",
+    "read_case",
     "read_cohort",
     "reader",
     "split_folds",

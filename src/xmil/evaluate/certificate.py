@@ -11,7 +11,7 @@ from xmil.core.explanation import Audit, Explanation
 from xmil.evaluate.flip import Curve
 from xmil.evaluate.measures import Band
 
-FLAT = 0.05  # a curve and band that move less than this cannot tell orders apart
+FLAT = 0.05  # a curve and band that move less than this, of the output's scale, cannot tell orders apart
 UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
 
 
@@ -37,7 +37,7 @@ class Certificate:
     def verdict(self) -> str:
         """The verdict in two words."""
         low, high = self.band.aupc_interval
-        if max(np.ptp(self.morf.values), np.ptp(self.band.mean)) < FLAT:
+        if max(np.ptp(self.morf.values), np.ptp(self.band.mean)) < FLAT * self.morf.scale:
             return "undecided"
         if self.morf.aupc < low:
             return "faithful"
@@ -79,9 +79,16 @@ class Certificate:
         return [said[self.verdict]]
 
     def _on_flip(self) -> str:
+        if not self.morf.decides:
+            return f"The output is a {self._noun}: there is no decision to flip."
         if self.morf.flipped is None:
             return "The decision never flips."
         return f"The decision flips once {100 * self.morf.flipped / self.morf.steps:.0f} % are out."
+
+    @property
+    def _noun(self) -> str:
+        kind = str(self.explanation.params.get("output", "value"))
+        return kind if kind in ("value", "risk") else "hazard"
 
     def _on_audit(self) -> list[str]:
         audit = self.explanation.audit

@@ -18,6 +18,7 @@ from xmil.evaluate.bags import MODES, parts_of
 from xmil.methods.explain import as_tensor
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.outputs import Output, Question, class_logits
+from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
 
 ORDERS = ("morf", "lerf", "abs")
@@ -33,7 +34,8 @@ class Curve:
     `values[k]` belongs to `counts[k]` instances dropped (or added). `flipped` is the first step whose
     predicted class differs from that of step 0, None where it never does or the model has no classes.
     `at_zero` is the output once all instances with a positive score are out, `flipped_at_zero` whether the
-    full bag's decision is gone by then.
+    full bag's decision is gone by then. `decides`: whether the model has classes to decide between. `scale`
+    is what counts as a large change of the output: 1 for a probability.
     """
 
     values: Floats
@@ -45,6 +47,8 @@ class Curve:
     order: str
     action: str
     mode: str
+    decides: bool = True
+    scale: float = 1.0
 
     @property
     def aupc(self) -> float:
@@ -91,8 +95,8 @@ class Flips:
         x = as_tensor(bag, self.network)
         with frozen(model), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
-        kind = "probability" if self.network.task in ("classification", "multilabel") else "logit"
-        (self.output,) = Question([target], kind, self.network).outputs(self._parts.full)
+        question = Question([target], None, self.network, default="probability")
+        (self.output,) = question.outputs(self._parts.full)
 
     @property
     def n(self) -> int:
@@ -105,9 +109,27 @@ class Flips:
         return self._parts.full[0].float().cpu().numpy()
 
     @property
-    def decision(self) -> int:
+    def decides(self) -> bool:
+        """Whether the model has classes to decide between; a value or a risk cannot flip."""
+        return self.network.task in CLASS_TASKS
+
+    @property
+    def decision(self) -> int | None:
         """The class predicted for the full bag; for multi-label models whether the target is."""
-        return int(self._decisions(self._parts.full)[0])
+        return int(self._decisions(self._parts.full)[0]) if self.decides else None
+
+    @property
+    def scale(self) -> float:
+        """What counts as a large change of the output: its range, or for a regression its own size.
+
+        A probability has 1, the risk of t time bins t, a log risk 1 (a hazard 2.7 times as high). A value has
+        the largest of its distances to the reference, for the full and the empty bag, and the reference.
+        """
+        if self.output.kind != "value":
+            survival = self.network.task == "survival" and self.output.kind == "risk"
+            return float(self._parts.full.shape[-1]) if survival else 1.0
+        ends = self._values(torch.cat([self._parts.full, self._parts.empty]))
+        return float(max(np.abs(ends).max(), *map(abs, self.network.references(self._parts.full.shape[-1]))))
 
     def curve(
         self,
@@ -131,13 +153,15 @@ class Flips:
         return Curve(
             values=self._values(logits),
             counts=counts,
-            flipped=_first_change(decided[:-2]) if self.output.kind == "probability" else None,
+            flipped=_first_change(decided[:-2]),
             at_zero=float(self._values(zero)[0]),
-            flipped_at_zero=bool(self.output.kind == "probability" and decided[-2] != decided[-1]),
+            flipped_at_zero=bool(decided[-2] != decided[-1]),
             target=self.output.target,
             order=order,
             action=action,
             mode=self.mode,
+            decides=self.decides,
+            scale=self.scale,
         )
 
     def logits_of(
@@ -178,7 +202,8 @@ def flip(
     ("abs"). `mode`: dropped instances are taken out ("remove") or become zero vectors in place ("mask").
     `steps`: how many, of round(n k / steps) instances up to the k-th; "percent" is 100, "each" is one by
     one. Equal scores leave in a random order drawn from `seed`. The empty bag is n zero vectors. The output
-    is the target's probability; for models without classes, the value.
+    is the target's probability, or the hazard of a time bin; for models without classes, the value minus its
+    reference, or the risk, which no step can flip.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -243,7 +268,12 @@ def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDA
 
 
 def decisions(logits: Tensor, task: str, output: Output) -> npt.NDArray[np.int64]:
-    """The predicted class of each row; for multi-label models 1 where the target is predicted."""
+    """The predicted class of each row; for multi-label models 1 where the target is predicted.
+
+    Models without classes decide nothing: 0 throughout.
+    """
+    if task not in CLASS_TASKS:
+        return np.zeros(len(logits), dtype=np.int64)
     if task == "multilabel":
         decided = (logits[:, int(output.target)] > 0).long()
     else:

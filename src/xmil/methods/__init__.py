@@ -1,7 +1,8 @@
 """Explanation methods behind one `explain`: one file for each kind."""
 
 from xmil.methods import attention, gradients, lrp, milli, perturbation, simple
-from xmil.methods.explain import explain, explain_classes, list_methods
+from xmil.methods.explain import explain, explain_classes, explain_targets, list_methods
+from xmil.methods.network import memory_budget
 from xmil.methods.registry import METHODS, Attribution, Attributions, Method, register_method
 
 __all__ = [
@@ -12,9 +13,11 @@ __all__ = [
     "attention",
     "explain",
     "explain_classes",
+    "explain_targets",
     "gradients",
     "list_methods",
     "lrp",
+    "memory_budget",
     "milli",
     "perturbation",
     "register_method",

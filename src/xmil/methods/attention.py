@@ -88,6 +88,8 @@ def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
     columns = weights.shape[-1]
     per_class = columns == getattr(network.model, "n_classes", 1) and network.name in ("clam_mb", "dsmil")
+    if network.task == "survival" and int(target) == columns:  # the risk depends on every bin
+        per_class = False
     return weights[..., min(int(target), columns - 1)] if per_class else weights.mean(dim=-1)
 
 

@@ -13,7 +13,7 @@ from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.methods.network import ForwardFunction, Network
-from xmil.methods.outputs import Question
+from xmil.methods.outputs import OWN_OUTPUTS, Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 from xmil.nn.memory import reused_memory
@@ -34,9 +34,11 @@ def explain(
 ) -> Explanation:
     """One score per instance for one target.
 
-    `target` is a class index or name, a Target, or None for the predicted class. `output` is the explained
-    number: "logit", "contrastive", "log_odds" or "probability"; each method has its own default. `forward`
-    calls a module that does not simply map (1, n, d) to logits. `params` are the method's own.
+    `target` is a class index or name, a Target, or None for the predicted class; for models without classes
+    None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
+    "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
+    method has its own default. `forward` calls a module that does not simply map (1, n, d) to logits.
+    `params` are the method's own.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -56,8 +58,25 @@ def explain_classes(
     forward: ForwardFunction | None = None,
     **params: Any,
 ) -> list[Explanation]:
-    """An explanation for each class, from one forward pass where the method allows it."""
+    """An explanation for each class, from one forward pass where the method allows it.
+
+    A survival model has its time bins for classes, and its risk after them.
+    """
     return _explain(model, bag, None, method=method, output=output, forward=forward, params=params)
+
+
+def explain_targets(
+    model: nn.Module,
+    bag: Bag | Tensor | np.ndarray[Any, Any],
+    targets: Sequence[Any],
+    *,
+    method: str = "lrp",
+    output: str | None = None,
+    forward: ForwardFunction | None = None,
+    **params: Any,
+) -> list[Explanation]:
+    """An explanation for each of the targets, from one forward pass where the method allows it."""
+    return _explain(model, bag, targets, method=method, output=output, forward=forward, params=params)
 
 
 def list_methods(model: nn.Module | None = None) -> list[str]:
@@ -87,7 +106,8 @@ def _explain(
     chosen = METHODS[method]
     chosen.check_parameters(params)
     _check_support(chosen, network)
-    question = Question(targets, _output_kind(chosen, output), network)
+    _check_output(chosen, output)
+    question = Question(targets, output, network, default=chosen.outputs[0])
     x = as_tensor(bag, network)
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
     with reused_memory(size), frozen(model), torch.inference_mode(False), torch.enable_grad():
@@ -119,12 +139,10 @@ def _check_support(method: Method, network: Network) -> None:
         )
 
 
-def _output_kind(method: Method, output: str | None) -> str:
-    if output is None:
-        return method.outputs[0]
-    if output not in method.outputs:
-        raise unknown_name(f"output of {method.name}", output, method.outputs)
-    return output
+def _check_output(method: Method, output: str | None) -> None:
+    known = (*method.outputs, *OWN_OUTPUTS)
+    if output is not None and output not in known:
+        raise unknown_name(f"output of {method.name}", output, known)
 
 
 def as_tensor(bag: Any, network: Network) -> Tensor:

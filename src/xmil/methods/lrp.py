@@ -73,7 +73,7 @@ def _propagate(
     outputs = question.outputs(traced.logits)
     found = []
     for i, output in enumerate(outputs):
-        relevance = traced.relevance(output, keep=i < len(outputs) - 1)
+        relevance = traced.relevance(output.to_share, keep=i < len(outputs) - 1)
         found.append(_attribution(relevance, output, x.shape[1], layer, feature_level))
     return Attributions(traced.logits, found)
 

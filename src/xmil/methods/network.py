@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, bad_parameter
 from xmil.models import MILModel
+from xmil.models.tasks import TASKS, references, target_names
 
 ForwardFunction = Callable[[nn.Module, Tensor], Tensor]
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
+_budget: ContextVar[int] = ContextVar("budget", default=BUDGET_BYTES)
+
+
+@contextmanager
+def memory_budget(n_bytes: int) -> Iterator[None]:
+    """What the temporaries of one batch may take within the block, about: smaller batches, same scores."""
+    if n_bytes < 1:
+        raise bad_parameter("n_bytes", "memory_budget", "an int in the range [1, inf)", n_bytes)
+    token = _budget.set(n_bytes)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
 
 
 class Network:
@@ -33,9 +49,21 @@ class Network:
 
     @property
     def task(self) -> str:
-        """The task of a model of ours; classification for others."""
-        spec = getattr(self.model, "spec", None)
-        return spec.task if spec is not None else "classification"
+        """What the outputs mean: the module's own `task`, where it is one we know, else classification."""
+        task = getattr(self.module, "task", None)
+        return task if isinstance(task, str) and task in TASKS else "classification"
+
+    def references(self, n_outputs: int) -> list[float]:
+        """The value of each output that a regression is explained against."""
+        return references(self._spec("reference"), n_outputs)
+
+    def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
+        """Names of what can be explained, where they are known."""
+        return target_names(self.task, n_outputs, self.class_names, self._spec("time_bins"))
+
+    def _spec(self, name: str) -> Any:
+        """A setting of a model's spec, or an attribute of another's module."""
+        return getattr(getattr(self.module, "spec", self.module), name, None)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -69,7 +97,7 @@ class Network:
     def batches(self, n_bags: int, n: int) -> Iterator[slice]:
         """Slices of range(n_bags) whose temporaries fit the budget, for bags of n instances."""
         width = max((p.shape[0] for p in self.module.parameters() if p.ndim > 1), default=1)
-        step = max(1, BUDGET_BYTES // (4 * 16 * max(1, n) * max(width, 1)))
+        step = max(1, _budget.get() // (4 * 16 * max(1, n) * max(width, 1)))
         return (slice(start, min(start + step, n_bags)) for start in range(0, n_bags, step))
 
     def _one(self, x: Tensor) -> Tensor:

@@ -33,10 +33,11 @@ def instance_logits(network: Network, x: Tensor, question: Question) -> Attribut
     for output in question.outputs(logits):
         with torch.enable_grad():
             leaf = logits.clone().requires_grad_(True)
-            value = output(leaf)
-            (seed,) = torch.autograd.grad(value.sum(), leaf)  # the output is linear in the logits
+            value = output.to_share(leaf)
+            (seed,) = torch.autograd.grad(value.sum(), leaf)
         scores = parts @ seed[0]
-        audit = Audit.close(output=float(value), instances=float(scores.double().sum()))
+        rest = float(value.double() - (seed * logits).double().sum())  # a reference, the risk of zero logits
+        audit = Audit.close(output=float(value), instances=float(scores.double().sum()), bias=rest)
         found.append(Attribution(output, float(value), scores, audit))
     return Attributions(logits, found)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError
+from xmil.models.tasks import target_names
 from xmil.nn.attention import masked_softmax
 
 
@@ -19,7 +20,10 @@ from xmil.nn.attention import masked_softmax
 class ModelSpec:
     """All it takes to build a model again, apart from its weights.
 
-    `task` is "classification" (softmax, or sigmoid for one output) or "multilabel" (a sigmoid per class).
+    `task` says what the outputs are: "classification" (softmax, or sigmoid for one output), "multilabel" (a
+    sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox" (one
+    log risk). `reference` is what a regression's value is explained against, such as the mean of the training
+    labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
     """
 
     name: str
@@ -29,6 +33,13 @@ class ModelSpec:
     class_names: tuple[str, ...] | None = None
     task: str = "classification"
     encoder: str | None = None
+    reference: float | tuple[float, ...] | None = None
+    time_bins: tuple[float, ...] | None = None
+
+    @property
+    def target_names(self) -> tuple[str, ...] | None:
+        """Names of what can be explained, where they are known: classes, values, bins and the risk."""
+        return target_names(self.task, self.n_classes, self.class_names, self.time_bins)
 
 
 class MILModel(nn.Module, ABC):
@@ -49,6 +60,11 @@ class MILModel(nn.Module, ABC):
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
+
+    @property
+    def task(self) -> str:
+        """What the outputs mean, see `ModelSpec`."""
+        return self.spec.task if hasattr(self, "spec") else "classification"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) of bags (b, n, d)."""

@@ -12,9 +12,9 @@ import torch
 from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.registry import Registry
 from xmil.models.base import MILModel, ModelSpec
+from xmil.models.tasks import check_task
 
 MODELS: Registry[type[MILModel]] = Registry("model", group="xmil.models")
-TASKS = ("classification", "multilabel")
 
 
 def list_models() -> list[str]:
@@ -35,15 +35,28 @@ def create_model(
     class_names: Sequence[str] | None = None,
     task: str = "classification",
     encoder: str | None = None,
+    reference: float | Sequence[float] | None = None,
+    time_bins: Sequence[float] | None = None,
     **params: Any,
 ) -> MILModel:
     """A model with fresh weights, in eval mode; `params` are the model's own.
 
+    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, see `ModelSpec`.
+
     >>> create_model("transmil", in_dim=768, n_classes=2, dim=64).in_dim
     768
     """
-    names = None if class_names is None else tuple(class_names)
-    spec = ModelSpec(name, in_dim, n_classes, params, class_names=names, task=task, encoder=encoder)
+    spec = ModelSpec(
+        name,
+        in_dim,
+        n_classes,
+        params,
+        class_names=None if class_names is None else tuple(class_names),
+        task=task,
+        encoder=encoder,
+        reference=tuple(reference) if isinstance(reference, Sequence) else reference,
+        time_bins=None if time_bins is None else tuple(time_bins),
+    )
     if seed is None:
         return build(spec)
     with torch.random.fork_rng(devices=[]):
@@ -71,13 +84,8 @@ def _check(spec: ModelSpec, make: type[MILModel]) -> None:
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
             raise bad_parameter(name, spec.name, "an int in the range [1, inf)", value)
-    if spec.task not in TASKS:
-        raise bad_parameter("task", spec.name, f"one of {list(TASKS)}", spec.task)
     known = model_parameters(make)
     for name in spec.params:
         if name not in known:
             raise unknown_name(f"parameter of {spec.name}", name, known)
-    names = spec.class_names
-    expected = {spec.n_classes, 2} if spec.n_classes == 1 else {spec.n_classes}
-    if names is not None and len(names) not in expected:
-        raise bad_parameter("class_names", spec.name, f"{spec.n_classes} names", list(names))
+    check_task(spec)

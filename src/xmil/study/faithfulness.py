@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from torch import nn
 from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.engine.settings import seeds
 from xmil.evaluate.bags import MODES
 from xmil.evaluate.certificate import Certificate, unexplained
 from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
@@ -91,7 +91,8 @@ def evaluate_slide(
 ) -> SlideResult:
     """Explain the predicted class of a bag with each method, and measure how faithful the scores are.
 
-    `evidence` (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
+    Of a model without classes the value or the risk is explained; it is neither right nor wrong. `evidence`
+    (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
     """
     explanations = [_explain(model, bag, method, settings.seed) for method in settings.methods]
     target = int(explanations[0].target)
@@ -102,14 +103,13 @@ def evaluate_slide(
     about = {
         "slide_id": bag.slide_id,
         "n": len(bag),
-        "label": label,
-        "predicted": first.decision,
-        "correct": None if label is None else first.decision == label,
+        **_decided(first, label),
+        "explained": first.output.kind,
         "logits": first.logits.tolist(),
     }
     rows = []
     for e, certificate in zip(explanations, certificates, strict=True):
-        shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, target, settings)}
+        shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
         for mode in settings.modes:
             curve = (
                 certificate.morf if mode == settings.modes[0] else _curve(flips[mode], e, "morf", settings)
@@ -120,11 +120,20 @@ def evaluate_slide(
     return SlideResult(rows, explanations, certificates, band)
 
 
+def _decided(flips: Flips, label: int | None) -> Row:
+    """The explained class is the predicted one; models without classes predict none."""
+    if not flips.decides:
+        return {"label": None, "predicted": None, "correct": None}
+    predicted = int(flips.output.target)
+    return {
+        "label": label,
+        "predicted": predicted,
+        "correct": None if label is None else predicted == label,
+    }
+
+
 def _explain(model: nn.Module, bag: Bag, method: str, seed: int) -> Explanation:
-    params: dict[str, Any] = {"seed": seed} if method == "milli" else {}
-    if method == "random":  # a draw of its own for each slide, the same whenever it is run
-        params["seed"] = [seed, crc32(str(bag.slide_id).encode())]
-    return explain(model, bag, method=method, **params)
+    return explain(model, bag, method=method, **seeds(method, str(bag.slide_id), seed))
 
 
 def _certificate(flips: Flips, e: Explanation, band: Band, settings: Settings) -> Certificate:
@@ -147,7 +156,7 @@ def _measured(curve: Curve, flips: Flips, e: Explanation, settings: Settings) ->
         "necessity": start - flips.value_of(~top),
         "flipped": curve.flipped,
         "at_zero": curve.at_zero,
-        "flipped_at_zero": curve.flipped_at_zero,
+        "flipped_at_zero": curve.flipped_at_zero if curve.decides else None,
         "morf": curve.values.tolist(),
     }
 
@@ -168,11 +177,12 @@ def _certified(certificate: Certificate, mode: str) -> Row:
 
 
 def _evidence(
-    e: Explanation, truth: npt.NDArray[np.float64] | None, target: int, settings: Settings
+    e: Explanation, truth: npt.NDArray[np.float64] | None, flips: Flips, settings: Settings
 ) -> Mapping[str, float | None]:
+    """Agreement with the truth, which is evidence for one class, or for a high value or risk."""
     if truth is None:
         return dict.fromkeys(EVIDENCE)
-    evidence = truth if target == settings.truth_class else -truth
+    evidence = truth if not flips.decides or int(e.target) == settings.truth_class else -truth
     scores = e.scores.astype(np.float64)
     positive = evidence > 0
     found = {

@@ -31,6 +31,11 @@ STYLES = (
 )
 RANDOM = "#7F7F7F"
 RED = "#C1121F"
+EXPLAINED = {
+    "probability": "probability of the predicted class",
+    "value": "value minus reference",
+    "risk": "risk",
+}
 SHARES = ("instances", "class_token", "bias", "epsilon", "other")
 
 
@@ -75,7 +80,7 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
         name = certificate.explanation.method
         label = f"{name} ({certificate.morf.aupc:.2f}, {certificate.verdict})"
         left.plot(percent, certificate.morf.values, label=label, **styles[name])
-    _label_curves(left, f"probability of class {result.certificates[0].morf.target}")
+    _label_curves(left, _explained(result))
     _legend_below(left, "method (AUPC, verdict)")
     _audits(right, result)
     figure.suptitle(
@@ -105,7 +110,9 @@ def _curves(axis: Axes, chosen: dict[str, list[Row]]) -> None:
                 percent, mean - error, mean + error, color=styles[method]["color"], alpha=0.18, lw=0
             )
             axis.plot(percent, mean, label=method, **styles[method])
-    _label_curves(axis, "probability of the predicted class\n(mean ± standard error)")
+    kinds = {row["explained"] for rows in chosen.values() for row in rows}
+    name = EXPLAINED.get(kinds.pop() if len(kinds) == 1 else "", "explained output")
+    _label_curves(axis, f"{name}\n(mean ± standard error)")
 
 
 def _boxes(axis: Axes, chosen: dict[str, list[Row]]) -> None:
@@ -155,6 +162,12 @@ def _audits(axis: Axes, result: SlideResult) -> None:
     axis.set_xticks(positions, [e.method for e in audited])
     axis.set_ylabel("share of the explained output (its own unit)")
     _legend_below(axis)
+
+
+def _explained(result: SlideResult) -> str:
+    """What the curves of a certificate show."""
+    kind, target = result.rows[0]["explained"], result.certificates[0].morf.target
+    return f"probability of class {target}" if kind == "probability" else EXPLAINED[kind]
 
 
 def _legend_below(axis: Axes, title: str | None = None) -> None:

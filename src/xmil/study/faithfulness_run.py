@@ -1,6 +1,6 @@
 """A faithfulness run over a cohort: a folder that fills slide by slide and goes on where it stopped.
 
-run.json, failures.csv
+run.json, slides.csv, failures.csv
 slides/<slide_id>.parquet        explanations, as `xmil explain` writes them
 results/<slide_id>.parquet       a row for each method and mode, curves included
 certificates/<slide_id>.json     and .png
@@ -9,12 +9,11 @@ results.parquet, summary.*, statistics.csv, faithfulness.png
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import nn
 
-from xmil.core.bag import Bag
-from xmil.core.errors import FileError, InputError
-from xmil.core.provenance import provenance
+from xmil.core.errors import InputError, StopError, WriteError
 from xmil.core.storage import write_atomically, write_explanations
-from xmil.data import read_bag
+from xmil.data.bags import read_bag
+from xmil.data.cases import Case, named
 from xmil.data.siblings import is_plain
+from xmil.engine.folder import SLIDES, RunFolder, file_digest, write_json, write_table
+from xmil.engine.pool import Engine, process
+from xmil.engine.rows import columns, slide_row
+from xmil.models import load_model
 from xmil.study.faithfulness import Row, Settings, SlideResult, evaluate_slide
 from xmil.study.faithfulness_truth import Truth
+
+__all__ = ["Outcome", "Run", "Slide", "file_digest"]
 
 logger = logging.getLogger(__name__)
 
 KEY = b"xmil-faithfulness"
 FOLDERS = ("slides", "results", "certificates")
 SCHEMA = pa.schema(
-    [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict")]
+    [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict", "explained")]
     + [(name, pa.int64()) for name in ("n", "label", "predicted", "target", "flipped")]
     + [(name, pa.bool_()) for name in ("correct", "flipped_at_zero")]
     + [
@@ -51,11 +55,12 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Slide:
-    """A slide of the cohort: its name, feature file and true class, where it is known."""
+    """A slide of the cohort: its name, feature file, true class and case, where they are known."""
 
     slide_id: str
     path: Path
     label: int | None = None
+    case_id: str | None = None
 
 
 @dataclass
@@ -69,57 +74,75 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder with its settings; `inputs` (model, features, ...) must stay the same as well."""
+    """A run's folder with its settings; `inputs` (model, features, ...) must stay the same as well.
+
+    `about` is written into run.json beside them: the model's spec and where things lie.
+    """
 
     folder: Path
     settings: Settings
     inputs: dict[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """A name for the settings and inputs; results under another one are not mixed in."""
-        text = json.dumps(
-            {"settings": self.settings.as_dict(), "inputs": self.inputs}, sort_keys=True, default=str
-        )
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._run_folder.fingerprint
 
     def prepare(self) -> None:
         """Make the folder and write run.json; a folder with a run of other settings is refused."""
-        known = _read_run(self.folder / "run.json")
-        if known is not None and known.get("fingerprint") != self.fingerprint:
-            raise InputError(
-                f"{self.folder}: holds a run with {_differences(known, self)}; choose another --out, "
-                "or repeat the command with those settings."
-            )
-        try:
-            for name in FOLDERS:
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{self.folder}: cannot be made ({error.strerror}); choose another --out."
-            ) from None
-        about = {"command": "evaluate", "fingerprint": self.fingerprint, "settings": self.settings.as_dict()}
-        _write_json(self.folder / "run.json", {**about, "inputs": self.inputs, **provenance()})
+        self._run_folder.prepare(self.about, folders=FOLDERS)
+
+    @contextmanager
+    def opened(self, *, restart: bool = False) -> Iterator[None]:
+        """The prepared folder, for this run alone; `restart` clears it of an earlier run first."""
+        with self._run_folder.opened(self.about, folders=FOLDERS, restart=restart):
+            yield
 
     def measure(
         self,
-        model: nn.Module,
+        model: nn.Module | Path,
         slides: Sequence[Slide],
         *,
         truth: Truth | None = None,
         on_slide: Callable[[str], None] | None = None,
+        engine: Engine | None = None,
+        device: str = "cpu",
     ) -> Outcome:
-        """Measure the slides that have no result yet; one that fails is recorded and the rest goes on."""
-        outcome = Outcome()
+        """Measure the slides that have no result yet; one that fails is recorded and the rest goes on.
+
+        Workers other than this process need the model's file, from which each loads its own.
+        """
+        outcome, tell = Outcome(), on_slide or (lambda _: None)
+        waiting = []
         for slide in slides:
             if self._done(slide):
                 outcome.found.append(slide.slide_id)
+                tell(slide.slide_id)
             else:
-                self._try(model, slide, truth, outcome)
-            if on_slide is not None:
-                on_slide(slide.slide_id)
-        self._write_failures(outcome.failed)
+                waiting.append(slide)
+        for done in process(waiting, partial(_make_measurer, self, model, truth, device), engine):
+            if done.error is None:
+                outcome.measured.append(done.item.slide_id)
+            else:
+                outcome.failed[done.item.slide_id] = done.error
+                logger.warning("%s failed: %s", done.item.slide_id, done.error)
+                self._run_folder.write_failures(outcome.failed)
+            tell(done.item.slide_id)
+        self._run_folder.write_failures(outcome.failed)
         return outcome
+
+    def measure_slide(self, model: nn.Module, slide: Slide, truth: Truth | None = None) -> None:
+        """Measure one slide and write its files."""
+        if not is_plain(slide.slide_id):
+            raise InputError(f"The slide_id {slide.slide_id!r} cannot name a file; rename the slide.")
+        bag = named(read_bag(slide.path), slide.slide_id)
+        evidence = None if truth is None else truth.evidence(bag)
+        result = evaluate_slide(model, bag, self.settings, label=slide.label, evidence=evidence)
+        try:
+            self._write_slide(slide, result)
+        except WriteError as error:  # the next slide would fare no better
+            raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
 
     def rows(self, slides: Sequence[Slide]) -> list[Row]:
         """The rows of the slides that have a result, curves included."""
@@ -133,22 +156,17 @@ class Run:
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         write_atomically(self.folder / "results.parquet", lambda part: pq.write_table(table, part))
 
-    def _try(self, model: nn.Module, slide: Slide, truth: Truth | None, outcome: Outcome) -> None:
-        try:
-            if not is_plain(slide.slide_id):
-                raise InputError(f"The slide_id {slide.slide_id!r} cannot name a file; rename the slide.")
-            bag = _named(read_bag(slide.path), slide)
-            evidence = None if truth is None else truth.evidence(bag)
-            result = evaluate_slide(model, bag, self.settings, label=slide.label, evidence=evidence)
-            self._write_slide(slide, result)
-            outcome.measured.append(slide.slide_id)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except Exception as error:  # a slide must not end the run, whatever is wrong with it
-            logger.warning("%s failed: %s", slide.slide_id, error)
-            logger.debug("%s", slide.slide_id, exc_info=True)
-            outcome.failed[slide.slide_id] = " ".join(f"{error}".split()) or type(error).__name__
-            self._write_failures(outcome.failed)
+    def write_slides(self, slides: Sequence[Slide], rows: Sequence[Row]) -> None:
+        """slides.csv: what the model says of each slide."""
+        spec = self.about.get("model", {}).get("spec", {})
+        first = {row["slide_id"]: row for row in reversed(rows)}
+        table = [
+            slide_row(_case(slide), 0, logits=row["logits"], spec=spec, n=row["n"])
+            for slide in slides
+            if (row := first.get(slide.slide_id)) is not None
+        ]
+        names = columns(table)
+        write_table(self.folder / SLIDES, names, ([row.get(name) for name in names] for row in table))
 
     def _write_slide(self, slide: Slide, result: SlideResult) -> None:
         """The result goes last: once it is there, the slide is done."""
@@ -160,7 +178,7 @@ class Run:
             provenance={"fingerprint": self.fingerprint, **self.inputs},
         )
         paper = self.folder / "certificates" / slide.slide_id
-        _write_json(_with(paper, ".json"), certificate_dict(slide, result))
+        write_json(_with(paper, ".json"), certificate_dict(slide, result))
         draw_certificate(slide.slide_id, result, _with(paper, ".png"))
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA.with_metadata({KEY: self.fingerprint}))
         write_atomically(self._result(slide), lambda part: pq.write_table(table, part, compression="zstd"))
@@ -175,14 +193,20 @@ class Run:
     def _result(self, slide: Slide) -> Path:
         return self.folder / "results" / f"{slide.slide_id}.parquet"
 
-    def _write_failures(self, failed: dict[str, str]) -> None:
-        def write(part: str) -> None:
-            with open(part, "w", newline="", encoding="utf-8") as stream:
-                writer = csv.writer(stream, lineterminator="\n")
-                writer.writerow(["slide_id", "error"])
-                writer.writerows(failed.items())
+    @property
+    def _run_folder(self) -> RunFolder:
+        return RunFolder(self.folder, "evaluate", {**self.inputs, **self.settings.as_dict()})
 
-        write_atomically(self.folder / "failures.csv", write)
+
+def _make_measurer(
+    run: Run, model: nn.Module | Path, truth: Truth | None, device: str
+) -> Callable[[Slide], None]:
+    net = load_model(model).to(device) if isinstance(model, Path) else model
+    return lambda slide: run.measure_slide(net, slide, truth)
+
+
+def _case(slide: Slide) -> Case:
+    return Case(slide.slide_id, (slide.slide_id,), (slide.path,), slide.label, slide.case_id)
 
 
 def certificate_dict(slide: Slide, result: SlideResult) -> dict[str, Any]:
@@ -193,60 +217,11 @@ def certificate_dict(slide: Slide, result: SlideResult) -> dict[str, Any]:
     }
     return {
         "slide_id": slide.slide_id,
-        **{key: first[key] for key in ("n", "label", "predicted", "correct", "output", "mode")},
+        **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
         "methods": [certificate.as_dict() for certificate in result.certificates],
         "random_band": band,
     }
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, or of a folder's files by name."""
-    digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    if not files:
-        raise FileError(f"{path}: no such file.")
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
-
-
-def _named(bag: Bag, slide: Slide) -> Bag:
-    from dataclasses import replace
-
-    return bag if bag.slide_id == slide.slide_id else replace(bag, slide_id=slide.slide_id)
-
-
 def _with(path: Path, suffix: str) -> Path:
     return path.parent / f"{path.name}{suffix}"  # names may hold dots
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        raise InputError(f"{path}: damaged; remove it, or choose another --out.") from None
-    return found if isinstance(found, dict) else {}
-
-
-def _differences(known: dict[str, Any], run: Run) -> str:
-    old = {**known.get("inputs", {}), **known.get("settings", {})}
-    new = {**run.inputs, **run.settings.as_dict()}
-    changed = [
-        f"{key} {old.get(key)!r}"
-        for key in new
-        if json.dumps(old.get(key)) != json.dumps(new[key], default=str)
-    ]
-    return "other settings (" + ", ".join(changed) + ")" if changed else "other settings"
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    write_atomically(path, lambda part: _put(part, text))
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")

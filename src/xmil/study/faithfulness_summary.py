@@ -192,7 +192,7 @@ def _column(
 
 
 def _value(row: Row, measure: str) -> float:
-    if measure == "flips":
+    if measure == "flips" and row["flipped_at_zero"] is not None:  # None: no decision that could flip
         return float(row["flipped"] is not None)
     value = row.get(measure)
     return float("nan") if value is None else float(value)

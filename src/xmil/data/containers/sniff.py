@@ -31,6 +31,8 @@ def sniff(path: Path) -> str:
     """The kind of a path: h5, pt, npz, npy, zarr, csv, parquet, safetensors, json, image, folder, unknown."""
     if path.is_dir():
         return _folder_kind(path)
+    if _is_special(path):  # opening a pipe would wait for ever
+        raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
     try:
         with open(path, "rb") as stream:
             head = stream.read(16)
@@ -41,6 +43,13 @@ def sniff(path: Path) -> str:
     if not head:
         raise FileError(f"{path}: is empty (0 bytes); write or copy it again.")
     return _by_magic(path, head) or _by_suffix(path)
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_file()
+    except (OSError, ValueError):  # opening it says what is wrong
+        return False
 
 
 def open_contents(path: Path) -> Contents:

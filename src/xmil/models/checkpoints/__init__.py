@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -30,13 +30,23 @@ from xmil.models.registry import build
 __all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_model"]
 
 
-def load_model(path: str | PathLike[str], *, class_names: Sequence[str] | None = None) -> MILModel:
+def load_model(
+    path: str | PathLike[str],
+    *,
+    class_names: Sequence[str] | None = None,
+    task: str | None = None,
+    reference: float | Sequence[float] | None = None,
+    time_bins: Sequence[float] | None = None,
+    encoder: str | None = None,
+) -> MILModel:
     """The model in a checkpoint, in eval mode on the CPU; see docs/checkpoints.md for the families.
 
     Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
-    others become float32.
+    others become float32. What the checkpoint cannot say of its outputs, such as the `task` of a published
+    survival model, can be given.
     """
-    return _load(Path(path), class_names)[0]
+    given = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
+    return _load(Path(path), {**given, "encoder": encoder})[0]
 
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
@@ -56,19 +66,18 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     """What a checkpoint is: family, model, sizes, parameters, and what was ignored."""
-    model, family, notes = _load(Path(path), None)
+    model, family, notes = _load(Path(path), {})
     spec = asdict(model.spec)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return {"path": str(path), "family": family, **spec, "weights": weights, "notes": notes}
 
 
-def _load(path: Path, class_names: Sequence[str] | None) -> tuple[MILModel, str, list[str]]:
+def _load(path: Path, given: Mapping[str, Any]) -> tuple[MILModel, str, list[str]]:
     weights = read_weights(path)
     try:
         family, converted, spec = _recognise(weights)
-        if class_names is not None:
-            spec = ModelSpec(**{**_fields(spec), "class_names": tuple(class_names)})
-        model = build(spec)
+        asked = {name: value for name, value in given.items() if value is not None}
+        model = build(_spec({**_fields(spec), **asked}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
@@ -79,7 +88,7 @@ def _load(path: Path, class_names: Sequence[str] | None) -> tuple[MILModel, str,
 
 def _recognise(weights: Weights) -> tuple[str, Converted, ModelSpec]:
     if weights.spec is not None:
-        spec = ModelSpec(**{**weights.spec, "class_names": _tuple(weights.spec.get("class_names"))})
+        spec = _spec(weights.spec)
         return "xmil", Converted(spec.name, spec.in_dim, spec.n_classes, {}, dict(weights.state)), spec
     family, state, notes = _find_family(weights.state)
     converted = family.convert(state, weights.settings)
@@ -138,6 +147,13 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
     if {value.dtype for value in converted.state.values() if value.is_floating_point()} == {torch.float64}:
         model.double()
     model.load_state_dict(converted.state)
+
+
+def _spec(fields: Mapping[str, Any]) -> ModelSpec:
+    """A spec from what JSON or a user gives: lists become tuples."""
+    listed = ("reference", "time_bins")
+    tuples = {name: tuple(fields[name]) for name in listed if isinstance(fields.get(name), list | tuple)}
+    return ModelSpec(**{**fields, **tuples, "class_names": _tuple(fields.get("class_names"))})
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:

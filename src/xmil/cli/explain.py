@@ -1,0 +1,158 @@
+"""`xmil explain`: methods x targets x slides, over a cohort."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from xmil.cli import _engine
+from xmil.cli._cohort import checked_device, find_cases, listed, progress_bar
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.data import Case
+    from xmil.engine.run import ExplainRun, Tally
+
+SHOWN = 20  # failures on the screen; failures.csv has them all
+
+
+def explain(
+    model: Annotated[list[Path], typer.Option(help="Checkpoint; several are the models of a fold ensemble.")],
+    features: Annotated[Path, typer.Option(help="Folder of feature files.")],
+    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
+    target: Annotated[
+        str,
+        typer.Option(
+            help="predicted, label, all, a class by name or number, a contrast A:B; several with commas."
+        ),
+    ] = "predicted",
+    cohort: Annotated[
+        Path | None, typer.Option(help="Table of slides and labels; all files without it.")
+    ] = None,
+    label: Annotated[str, typer.Option(help="Label column.")] = "label",
+    split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
+    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
+    output: Annotated[
+        str, typer.Option(help="The explained number: logit, contrastive, log_odds, probability.")
+    ] = "",
+    preset: Annotated[str, typer.Option(help="Rules of lrp: default, exact, paper, released.")] = "",
+    param: Annotated[
+        list[str] | None, typer.Option(help="A method's own parameter, as ig.steps=100; repeatable.")
+    ] = None,
+    mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    memory: Annotated[
+        str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
+    ] = "1GB",
+    seed: Annotated[int, typer.Option(help="Seed of methods that draw at random.")] = 0,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
+    ] = False,
+    engine: _engine.Kind = "local",
+    workers: _engine.Workers = 0,
+    address: _engine.Address = "",
+    cpus: _engine.Cpus = 1.0,
+    gpus: _engine.Gpus = 0.0,
+) -> int:
+    """Explain every slide: which instances speak for a class, and which against it."""
+    from xmil.engine.explainer import load_models
+    from xmil.engine.run import ExplainRun
+    from xmil.engine.settings import LABEL, Settings
+
+    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    settings = Settings(
+        methods=tuple(listed(methods)),
+        targets=tuple(listed(target)),
+        output=output or None,
+        params=_params(param or [], preset),
+        by=by,
+        seed=seed,
+        reading={
+            key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None
+        },
+    )
+    if LABEL in settings.targets and cohort is None:
+        raise InputError("--target label needs a --cohort with the labels.")
+    models = load_models(model)
+    for net in models:
+        settings.check(net)
+    spec = models[0].spec
+    cases = find_cases(
+        features,
+        cohort,
+        label=label if spec.task in ("classification", "regression") else None,
+        splits=listed(split),
+        names=spec.class_names,
+        by=by,
+        numbers=spec.task == "regression",
+    )
+    where = device if chosen.kind == "ray" else checked_device(device)
+    run = ExplainRun(out, tuple(model), models, settings, features, cohort, where, memory_bytes(memory))
+    with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
+        tally = run.explain(cases, engine=chosen, restart=restart, on_case=advance)
+    return _report(run, cases, tally, chosen)
+
+
+def memory_bytes(text: str) -> int:
+    """A size in bytes from 500MB, 4GB, 2GiB or a plain number.
+
+    >>> memory_bytes("500MB"), memory_bytes("2 GiB"), memory_bytes("1.5G")
+    (500000000, 2147483648, 1500000000)
+    """
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    number = text.strip().rstrip("BbKMGTikmgt ").strip()
+    unit = text.strip()[len(number) :].strip().removesuffix("B").removesuffix("b")
+    try:
+        size = int(float(number) * units[unit[:1].upper() + unit[1:]])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise InputError(f"--memory must be a size such as 500MB or 4GB. Got {text!r} instead.")
+    return size
+
+
+def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"lrp": {"preset": preset}} if preset else {}
+    for text in given:
+        place, _, value = text.partition("=")
+        method, _, name = place.partition(".")
+        if not (method and name and value):
+            raise InputError(
+                f"--param must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
+            )
+        try:
+            found.setdefault(method, {})[name] = json.loads(value)
+        except ValueError:
+            found.setdefault(method, {})[name] = value
+    return found
+
+
+def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> int:
+    """A few lines on the screen; the exit code."""
+    from xmil.engine.explainer import slide_file
+    from xmil.engine.summary import summarise_run
+
+    warning = run.encoder_warning(tally)
+    if warning:
+        print(f"warning: {warning}")
+    for slide, reason in list(tally.failed.items())[:SHOWN]:
+        print(f"{slide}: failed: {reason}")
+    if len(tally.failed) > SHOWN:
+        print(f"... and {len(tally.failed) - SHOWN} more.")
+    if not tally.rows:
+        raise InputError(f"No slide could be explained; {run.out / 'failures.csv'} says why.")
+    files = [slide_file(run.out, slide) for case in cases for slide in case.slides if slide in tally.rows]
+    far = summarise_run(run.out, files, engine=engine)
+    for name, count in far.items():
+        print(f"{name}: {count} slides stand out from the others (summary/outliers.csv)") if count else None
+    counts = f"{len(tally.explained)} explained, {len(tally.found)} found done, {len(tally.failed)} failed"
+    print(f"{counts}. Written to {run.out}.")
+    return 1 if tally.failed else 0

@@ -1,0 +1,123 @@
+"""Cases: the slides that make one bag, whether one slide or all slides of a patient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.bag import Bag
+from xmil.core.errors import InputError, unknown_name
+from xmil.data.bags import read_bag
+from xmil.data.cohort import PATH, Cohort
+
+BY = ("slide", "case")
+_SHARED = ("patch_size", "mpp", "encoder", "format", "version", "unit", "raw_edge")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is one bag: its name, its slides with their feature files, and its label, where it is known.
+
+    `case_id` is the patient's; by slide, `name` is the slide's. `rows` are the rows of the cohort.
+    """
+
+    name: str
+    slides: tuple[str, ...]
+    paths: tuple[Path, ...]
+    label: Any = None
+    case_id: str | None = None
+    rows: tuple[int, ...] = ()
+
+
+def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | None = None) -> list[Case]:
+    """The cases of a cohort whose column `path` names the feature files, in the table's order.
+
+    `labels` has one for each row, None where it is not known. By case, its slides must agree on it.
+
+    >>> table = {"slide_id": ("a", "b", "c"), "case_id": ("1", "1", "2"), "path": ("a.h5", "b.h5", "c.h5")}
+    >>> [(case.name, case.slides) for case in group_cases(Cohort(table), by="case")]
+    [('1', ('a', 'b')), ('2', ('c',))]
+    """
+    if by not in BY:
+        raise unknown_name("grouping", by, BY)
+    names = cohort.slides if by == "slide" else cohort.cases
+    groups: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        groups.setdefault(name, []).append(row)
+    return [_case(cohort, name, rows, labels) for name, rows in groups.items()]
+
+
+def _case(cohort: Cohort, name: str, rows: list[int], labels: Sequence[Any] | None) -> Case:
+    slides, paths, cases = cohort.slides, cohort.column(PATH), cohort.cases
+    known = list(dict.fromkeys(labels[row] for row in rows if labels[row] is not None)) if labels else []
+    if len(known) > 1:
+        raise InputError(f"The slides of case {name!r} have several labels ({known}); a case has one.")
+    return Case(
+        name,
+        tuple(slides[row] for row in rows),
+        tuple(Path(str(paths[row])) for row in rows),
+        known[0] if known else None,
+        cases[rows[0]],
+        tuple(rows),
+    )
+
+
+def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:
+    """The slides of a case as one bag, and the rows of each slide in it; `options` are `read_bag`'s."""
+    bags = [
+        named(read_bag(path, **options), slide) for slide, path in zip(case.slides, case.paths, strict=True)
+    ]
+    return join_bags(bags, name=case.name)
+
+
+def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
+    """Bags one after another as one bag, and the rows of each.
+
+    >>> bag, rows = join_bags([Bag(np.zeros((2, 4))), Bag(np.ones((3, 4)))], name="case 1")
+    >>> bag, rows
+    (Bag('case 1', 5 instances x 4 features), [slice(0, 2, None), slice(2, 5, None)])
+    """
+    if len(bags) == 1:
+        return named(bags[0], name), [slice(0, len(bags[0]))]
+    for bag in bags[1:]:
+        if bag.dim != bags[0].dim:
+            raise InputError(
+                f"Case {name!r}: {bag.slide_id} has features of width {bag.dim} and {bags[0].slide_id} of "
+                f"width {bags[0].dim}; the slides of a case need one encoder."
+            )
+    shared = {key: _agreed(bags, key) for key in _SHARED}
+    joined = Bag(
+        np.concatenate([bag.features for bag in bags]),
+        coords=_stacked(bags, "coords"),
+        raw_coords=_stacked(bags, "raw_coords"),
+        slide_id=name,
+        inferred=tuple(dict.fromkeys(line for bag in bags for line in bag.inferred)),
+        **shared,
+    )
+    return joined, list(_rows(bags))
+
+
+def named(bag: Bag, name: str) -> Bag:
+    """The bag under a slide's name in the cohort."""
+    return bag if bag.slide_id == name else replace(bag, slide_id=name)
+
+
+def _agreed(bags: Sequence[Bag], key: str) -> Any:
+    values = {getattr(bag, key) for bag in bags}
+    return values.pop() if len(values) == 1 else None
+
+
+def _stacked(bags: Sequence[Bag], key: str) -> Any:
+    parts = [getattr(bag, key) for bag in bags]
+    return None if any(part is None for part in parts) else np.concatenate(parts)
+
+
+def _rows(bags: Sequence[Bag]) -> Iterator[slice]:
+    start = 0
+    for bag in bags:
+        yield slice(start, start + len(bag))
+        start += len(bag)

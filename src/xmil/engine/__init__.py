@@ -1,0 +1,1 @@
+"""Cohort runs: the same function over many slides, in process, in worker processes or on a Ray cluster."""
