@@ -1,25 +1,42 @@
-"""What a slide is: size, levels, mpp; through OpenSlide, else tifffile, else Pillow."""
+"""What a slide is: size, levels, mpp; and what the commands over slides share."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, InputError
+from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
-from xmil.data.siblings import SLIDE_SUFFIXES
 
-_INSTALL = "install the readers to look into it: pip install 'xmil[slides]'"
+if TYPE_CHECKING:
+    from xmil.engine.slidewise import Results
+    from xmil.slides import Slide
 
 
 def inspect_slide(path: Path) -> Report:
     """Dimensions, pyramid levels and mpp, and what to give where mpp is not stored."""
-    facts = _openslide(path) or _tifffile(path) or _pillow(path)
-    if facts is None:
-        raise FileError(f"{path}: not a slide or image that can be read, or damaged; {_INSTALL}.")
-    missing = () if facts.get("mpp") else ("for patches of a known size: mpp is not stored; pass --mpp",)
+    from xmil.slides import open_slide
+
+    with open_slide(path) as slide:
+        facts = _facts(slide)
+    missing = () if facts["mpp"] else ("for patches of a known size: mpp is not stored; pass --slide-mpp",)
     return Report(str(path), "slide", f"a slide ({facts['read by']})", facts, missing=missing)
+
+
+def _facts(slide: Slide) -> dict[str, Any]:
+    whole = (0, 0, *slide.dimensions)
+    return {
+        "read by": slide.backend,
+        "size": [list(slide.dimensions)],
+        "levels": [list(size) for size in slide.level_dimensions],
+        "downsamples": [round(scale, 4) for scale in slide.level_downsamples],
+        "mpp": slide.mpp,
+        "mpp from": slide.mpp_source,
+        "objective power": slide.magnification,
+        "bounds": None if slide.bounds == whole else list(slide.bounds),
+    }
 
 
 def slide_files(folder: Path) -> list[Path]:
@@ -37,7 +54,7 @@ def inspect_slides(folder: Path) -> Report:
     good = [row for row in rows if "error" not in row]
     lacking = sum(row["mpp"] is None for row in good)
     facts = {"slides": len(rows), "read by": dict(Counter(row["read by"] for row in good))}
-    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; pass --mpp"
+    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; pass --slide-mpp"
     unread = len(rows) - len(good)
     return Report(
         str(folder),
@@ -58,54 +75,27 @@ def _row(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
 
 
-def _openslide(path: Path) -> dict[str, Any] | None:
-    try:
-        import openslide
-    except ImportError:
-        return None
-    try:
-        with openslide.OpenSlide(str(path)) as slide:
-            about = slide.properties
-            mpp = [about.get(openslide.PROPERTY_NAME_MPP_X), about.get(openslide.PROPERTY_NAME_MPP_Y)]
-            return {
-                "read by": "OpenSlide",
-                "vendor": about.get(openslide.PROPERTY_NAME_VENDOR),
-                "size": [list(slide.dimensions)],
-                "levels": [list(size) for size in slide.level_dimensions],
-                "downsamples": [round(float(scale), 4) for scale in slide.level_downsamples],
-                "mpp": float(mpp[0]) if mpp[0] else None,
-                "mpp y": float(mpp[1]) if mpp[1] and mpp[1] != mpp[0] else None,
-                "objective power": about.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER),
-                "bounds": _bounds(about),
-            }
-    except (openslide.OpenSlideError, OSError, ValueError):
-        return None
+def named_slides(paths: list[Path]) -> dict[str, Path]:
+    """Slide id to file, for files and for all slides of folders."""
+    from xmil.slides import find_slides
+    from xmil.slides.files import collect_slides
+
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise InputError(f"{missing[0]}: no such file or folder.")
+    files = [path for path in paths if not path.is_dir()]
+    inside = [file for path in paths if path.is_dir() for file in find_slides(path).values()]
+    found = collect_slides(dict.fromkeys([*files, *inside]))
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+    return found
 
 
-def _bounds(about: Any) -> list[str] | None:
-    keys = [f"openslide.bounds-{name}" for name in ("x", "y", "width", "height")]
-    return [about[key] for key in keys] if keys[0] in about else None
-
-
-def _tifffile(path: Path) -> dict[str, Any] | None:
-    try:
-        import tifffile
-    except ImportError:
-        return None
-    try:
-        with tifffile.TiffFile(path) as file:
-            series = file.series[0]
-            shapes = [list(level.shape[:2][::-1]) for level in series.levels]
-            return {"read by": "tifffile", "size": [shapes[0]], "levels": shapes, "mpp": None}
-    except Exception:  # damaged TIFFs raise almost any type
-        return None
-
-
-def _pillow(path: Path) -> dict[str, Any] | None:
-    try:
-        from PIL import Image
-
-        with Image.open(path) as image:
-            return {"read by": f"Pillow, {image.format}", "size": [list(image.size)], "mpp": None}
-    except Exception:  # damaged or foreign images raise almost any type
-        return None
+def report_run(results: Results, made: str, out: Path) -> int:
+    """The failures, a line of numbers, and the exit code."""
+    for name, reason in sorted(results.failed.items()):
+        print(f"{name}: failed: {reason}")
+    if results.failed and not results.done and not results.found:
+        raise InputError(f"No slide could be used; {out / 'failures.csv'} says why.")
+    print(f"{made}, {len(results.found)} found done, {len(results.failed)} failed. Written to {out}.")
+    return 1 if results.failed else 0

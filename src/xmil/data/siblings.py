@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from xmil.core.errors import InputError
+from xmil.core.names import SLIDE_SUFFIXES as SLIDE_SUFFIXES
+from xmil.core.names import bare_name as bare_name
+from xmil.core.names import is_plain as is_plain
 
 # `.index.npz` before `.npz`: the longest suffix wins.
 FEATURE_SUFFIXES = (".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".zarr")
-SLIDE_SUFFIXES: tuple[str, ...] = (
-    *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
-    *(".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax"),
-)
 
 
 def slide_name(path: Path) -> str:
@@ -27,26 +25,6 @@ def slide_name(path: Path) -> str:
             name = name[: -len(suffix)]
             break
     return name.removesuffix("_patches") or name
-
-
-def bare_name(slide_id: str) -> str:
-    """A slide's name without its image suffix; names that could leave a folder are refused.
-
-    >>> bare_name("a.b.svs"), bare_name("a.b")
-    ('a.b', 'a.b')
-    """
-    if not is_plain(slide_id):
-        raise InputError(f"The slide name {slide_id!r} must not hold a path or '..'; give the bare name.")
-    lower = slide_id.lower()
-    for suffix in sorted(SLIDE_SUFFIXES, key=len, reverse=True):
-        if lower.endswith(suffix):
-            return slide_id[: -len(suffix)]
-    return slide_id
-
-
-def is_plain(name: str) -> bool:
-    """Whether a name stays in its folder: no separators, no `..`, no zero byte."""
-    return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
 
 
 def find_beside(path: Path, candidates: Iterable[str], *, levels: int) -> Path | None:

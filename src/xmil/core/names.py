@@ -1,0 +1,30 @@
+"""Names of slides: what a slide file is called, and which names stay in their folder."""
+
+from __future__ import annotations
+
+from xmil.core.errors import InputError
+
+SLIDE_SUFFIXES: tuple[str, ...] = (
+    *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
+    *(".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax"),
+)
+
+
+def bare_name(slide_id: str) -> str:
+    """A slide's name without its image suffix; names that could leave a folder are refused.
+
+    >>> bare_name("a.b.svs"), bare_name("a.b")
+    ('a.b', 'a.b')
+    """
+    if not is_plain(slide_id):
+        raise InputError(f"The slide name {slide_id!r} must not hold a path or '..'; give the bare name.")
+    lower = slide_id.lower()
+    for suffix in sorted(SLIDE_SUFFIXES, key=len, reverse=True):
+        if lower.endswith(suffix):
+            return slide_id[: -len(suffix)]
+    return slide_id
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name stays in its folder: no separators, no `..`, no zero byte."""
+    return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}

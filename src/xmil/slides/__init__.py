@@ -1,0 +1,9 @@
+"""Whole-slide images: open, tile, find tissue; nothing here imports torch."""
+
+from __future__ import annotations
+
+from xmil.slides.files import find_slides
+from xmil.slides.open import open_slide
+from xmil.slides.slide import Slide
+
+__all__ = ["Slide", "find_slides", "open_slide"]

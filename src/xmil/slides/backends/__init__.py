@@ -1,0 +1,36 @@
+"""The libraries that decode slides, each behind the one interface of `Slide`."""
+
+from __future__ import annotations
+
+SMALLEST, COARSEST = 0.02, 20.0  # microns a pixel: what a microscope gives; other numbers are for printers
+
+
+class UnreadableError(Exception):
+    """A backend's word that a file is not for it, and why; the next one is tried."""
+
+
+def plausible(mpp: float | None) -> float | None:
+    """An mpp that a microscope can have, else None: 72 dots an inch are no magnification.
+
+    >>> plausible(0.25), plausible(352.8), plausible(float("nan"))
+    (0.25, None, None)
+    """
+    return mpp if mpp is not None and SMALLEST <= mpp <= COARSEST else None
+
+
+def resolution_mpp(per_unit: float, unit: str) -> float | None:
+    """Microns a pixel from TIFF's resolution tags: pixels an inch or a centimetre.
+
+    >>> resolution_mpp(20_000, "centimeter"), resolution_mpp(72, "inch"), resolution_mpp(50_800, "inch")
+    (0.5, None, 0.5)
+    """
+    microns = {"inch": 25_400.0, "centimeter": 10_000.0}.get(unit.lower())
+    return None if microns is None or not per_unit > 0 else plausible(microns / per_unit)
+
+
+def mean_mpp(x: float | None, y: float | None) -> float | None:
+    """One mpp from that of both axes; None where they are far apart, as pixels are square in our maps."""
+    x, y = plausible(x), plausible(y)
+    if x is None or y is None:
+        return x or y
+    return (x + y) / 2 if abs(x - y) <= 0.05 * max(x, y) else None

@@ -1,0 +1,87 @@
+"""Slides that OpenSlide reads: SVS, NDPI, MRXS, SCN, BIF, DICOM, tiled TIFF and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp
+from xmil.slides.slide import Pixels, Size, Slide, on_white
+
+CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
+
+
+class OpenSlideSlide(Slide):
+    """A slide behind an OpenSlide handle, which serves several threads at once."""
+
+    def __init__(self, path: Path, handle: Any) -> None:
+        about = dict(handle.properties)
+        mpp, source = _mpp(about)
+        super().__init__(
+            path,
+            levels=[(int(width), int(height)) for width, height in handle.level_dimensions],
+            downsamples=[float(scale) for scale in handle.level_downsamples],
+            mpp=mpp,
+            mpp_source=source,
+            magnification=_number(about, "openslide.objective-power"),
+            bounds=_bounds(about),
+            backend=f"OpenSlide, {about.get('openslide.vendor')}",
+        )
+        self._handle = handle
+
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        scale = self.level_downsamples[level]
+        region = self._handle.read_region((round(x * scale), round(y * scale)), level, size)
+        return on_white(np.asarray(region))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handle.close()
+
+
+def open_(path: Path) -> Slide:
+    """Open by OpenSlide."""
+    import openslide
+
+    try:
+        handle = openslide.OpenSlide(str(path))
+    except openslide.OpenSlideUnsupportedFormatError:
+        raise UnreadableError("OpenSlide does not know the format") from None
+    except (openslide.OpenSlideError, OSError, ValueError) as error:
+        raise UnreadableError(f"OpenSlide: {' '.join(str(error).split())}") from None
+    try:
+        handle.set_cache(openslide.OpenSlideCache(CACHE))
+        return OpenSlideSlide(path, handle)
+    except Exception:
+        handle.close()
+        raise
+
+
+def _mpp(about: Mapping[str, str]) -> tuple[float | None, str | None]:
+    stored = mean_mpp(_number(about, "openslide.mpp-x"), _number(about, "openslide.mpp-y"))
+    if stored is not None:
+        return stored, "openslide.mpp-x"
+    unit = about.get("tiff.ResolutionUnit", "")
+    tags = [_number(about, f"tiff.{axis}Resolution") for axis in "XY"]
+    x, y = (None if tag is None else resolution_mpp(tag, unit) for tag in tags)
+    found = mean_mpp(x, y)
+    return found, None if found is None else "TIFF resolution tags"
+
+
+def _bounds(about: Mapping[str, str]) -> tuple[int, int, int, int] | None:
+    found = [_number(about, f"openslide.bounds-{name}") for name in ("x", "y", "width", "height")]
+    x, y, width, height = (None if value is None else int(value) for value in found)
+    if x is None or y is None or not width or not height:
+        return None
+    return x, y, width, height
+
+
+def _number(about: Mapping[str, str], key: str) -> float | None:
+    try:
+        number = float(about[key])
+    except (KeyError, ValueError):
+        return None
+    return number if np.isfinite(number) else None

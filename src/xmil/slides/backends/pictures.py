@@ -1,0 +1,49 @@
+"""Plain pictures through Pillow: PNG, JPEG, and small TIFFs that nothing else decodes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from xmil.core.errors import FileError
+from xmil.slides.backends import UnreadableError
+from xmil.slides.slide import Pixels, Size, Slide, on_white
+
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+class PictureSlide(Slide):
+    """A picture held in memory: one level, no mpp of its own."""
+
+    def __init__(self, path: Path, pixels: Pixels, *, kind: str) -> None:
+        height, width = pixels.shape[:2]
+        super().__init__(path, levels=[(width, height)], backend=f"Pillow, {kind}")
+        self._pixels = pixels
+
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:  # noqa: ARG002 - there is one level
+        return self._pixels[y : y + size[1], x : x + size[0]].copy()
+
+
+def open_(path: Path) -> Slide:
+    """Open by Pillow; pictures above its limit for a bomb are refused."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its error stays
+            with Image.open(path) as picture:
+                kind = str(picture.format)
+                if picture.mode not in MODES:
+                    raise UnreadableError(f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB")
+                pixels = on_white(np.asarray(picture.convert("RGBA")))
+    except Image.DecompressionBombError:
+        raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
+    except UnidentifiedImageError:
+        raise UnreadableError("Pillow does not know the format") from None
+    except UnreadableError:
+        raise
+    except Exception as error:  # damaged pictures raise almost any type
+        raise UnreadableError(f"Pillow: {' '.join(str(error).split())}") from None
+    return PictureSlide(path, pixels, kind=kind)

@@ -1,0 +1,262 @@
+"""TIFFs through tifffile: plain, pyramidal and OME-TIFF, read segment by segment.
+
+A segment is a tile or a strip: only those that a region touches are read and decoded, and the last ones are
+kept, since neighbouring patches share them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError
+from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp
+from xmil.slides.slide import Pixels, Size, Slide, on_white
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
+
+KEPT = 256 << 20  # bytes of decoded segments kept
+LARGEST_SEGMENT = 2 << 30
+_MICRONS = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}
+
+
+class TiffSlide(Slide):
+    """A TIFF whose pages are the levels."""
+
+    def __init__(self, path: Path, file: Any, series: Any, *, mpp: tuple[float | None, str | None]) -> None:
+        pages = [level.keyframe for level in series.levels]
+        super().__init__(
+            path,
+            levels=[(int(page.imagewidth), int(page.imagelength)) for page in pages],
+            mpp=mpp[0],
+            mpp_source=mpp[1],
+            magnification=_ome_magnification(file),
+            backend=f"tifffile, {series.kind}",
+        )
+        self._file, self._pages = file, pages
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
+
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        page = self._pages[level]
+        if page.is_memmappable and page.planarconfig == 1:
+            return self._mapped(page, x, y, size)
+        samples = int(page.samplesperpixel)
+        pixels = np.full((size[1], size[0], samples), 255, dtype=np.uint8)
+        for index in _touched(page, x, y, size):
+            self._paste(pixels, level, index, x, y)
+        return _as_rgb(pixels, page)
+
+    def _mapped(self, page: Any, x: int, y: int, size: Size) -> Pixels:
+        """Uncompressed rows straight from the file: one strip may hold the whole picture."""
+        with self._lock:
+            rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
+        return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
+
+    def _paste(self, pixels: Pixels, level: int, index: int, x: int, y: int) -> None:
+        page = self._pages[level]
+        top, left, plane = _place(page, index)
+        segment = self._segment(level, index)  # (length, width, samples)
+        above, before = max(y - top, 0), max(x - left, 0)
+        part = segment[above : above + pixels.shape[0], before : before + pixels.shape[1]]
+        row, column = max(top - y, 0), max(left - x, 0)
+        part = part[: pixels.shape[0] - row, : pixels.shape[1] - column]
+        channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
+        pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
+
+    def _segment(self, level: int, index: int) -> npt.NDArray[Any]:
+        key = (level, index)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            page = self._pages[level]
+            data = _bytes(self._file, page, index)
+        segment = _decoded(page, data, index)
+        with self._lock:
+            self._kept[key] = segment
+            while sum(part.nbytes for part in self._kept.values()) > KEPT and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        return segment
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_ome(path: Path) -> Slide:
+    """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
+    if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
+        raise UnreadableError("")
+    return _open(path, ome=True)
+
+
+def open_(path: Path) -> Slide:
+    """Open by tifffile."""
+    return _open(path, ome=False)
+
+
+def _open(path: Path, *, ome: bool) -> Slide:
+    import tifffile
+
+    try:
+        file = tifffile.TiffFile(path)
+    except tifffile.TiffFileError:
+        raise UnreadableError("tifffile: not a TIFF, or its header is damaged") from None
+    except Exception as error:  # damaged TIFFs raise almost any type
+        raise UnreadableError(f"tifffile: {' '.join(str(error).split())}") from None
+    try:
+        if ome and not file.is_ome:
+            raise UnreadableError("")
+        return _slide(path, file)
+    except (UnreadableError, FileError):
+        file.close()
+        raise
+    except Exception as error:
+        file.close()
+        raise UnreadableError(f"tifffile: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def _slide(path: Path, file: Any) -> Slide:
+    if not file.series:
+        raise UnreadableError("tifffile: the file holds no picture")
+    series = file.series[0]
+    page = series.keyframe
+    if page.dtype is None:
+        raise UnreadableError("tifffile: the file holds no picture")
+    if (
+        page.dtype != np.uint8
+        or series.axes not in ("YX", "YXS", "SYX")
+        or page.samplesperpixel not in (1, 3, 4)
+    ):
+        kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
+        raise FileError(f"{path}: a TIFF of {kind}; a brightfield slide has 8-bit RGB.")
+    slide = TiffSlide(path, file, series, mpp=_mpp(file, page))
+    slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
+    return slide
+
+
+def _touched(page: Any, x: int, y: int, size: Size) -> list[int]:
+    """The indices of the segments that a region touches, in every plane."""
+    width, length = _segment_size(page)
+    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
+    columns = range(x // width, (x + size[0] - 1) // width + 1)
+    rows = range(y // length, (y + size[1] - 1) // length + 1)
+    planes = range(1 if page.planarconfig == 1 else page.samplesperpixel)
+    return [(plane * down + row) * across + column for plane in planes for row in rows for column in columns]
+
+
+def _place(page: Any, index: int) -> tuple[int, int, int]:
+    """Row, column and plane of a segment."""
+    width, length = _segment_size(page)
+    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
+    plane, place = divmod(index, across * down)
+    return place // across * length, place % across * width, plane
+
+
+def _segment_size(page: Any) -> Size:
+    if page.is_tiled:
+        return int(page.tilewidth), int(page.tilelength)
+    rows = min(int(page.rowsperstrip or page.imagelength), int(page.imagelength))
+    return int(page.imagewidth), max(1, rows)
+
+
+def _bytes(file: Any, page: Any, index: int) -> bytes | None:
+    if index >= len(page.dataoffsets) or index >= len(page.databytecounts):
+        raise ValueError(f"tile {index} is not in the file")
+    count = page.databytecounts[index]
+    if count == 0:
+        return None
+    file.filehandle.seek(page.dataoffsets[index])
+    data: bytes = file.filehandle.read(count)
+    if len(data) < count:
+        raise ValueError("the file ends too early")
+    return data
+
+
+def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
+    """A segment (length, width, samples); one that was never written is white."""
+    width, length = _segment_size(page)
+    channels = page.samplesperpixel if page.planarconfig == 1 else 1
+    if width * length * channels > LARGEST_SEGMENT:
+        raise ValueError("one strip holds it all; convert it to a tiled TIFF")
+    if data is None:
+        return np.full((length, width, channels), 255, dtype=np.uint8)
+    tables = {"jpegtables": page.jpegtables} if page.jpegtables is not None else {}
+    segment: npt.NDArray[Any] = np.asarray(
+        page.decode(data, index, **tables)[0]
+    )  # (depth, length, width, samples)
+    return segment.reshape(segment.shape[1:])
+
+
+def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
+    if pixels.shape[2] == 4:
+        return on_white(pixels)
+    if pixels.shape[2] == 1:
+        grey = 255 - pixels if int(page.photometric) == 0 else pixels
+        return np.repeat(grey, 3, axis=2)
+    return pixels
+
+
+def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
+    """Microns a pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
+    if file.is_ome:
+        found = _ome_mpp(file.ome_metadata)
+        if found is not None:
+            return found, "OME PhysicalSize"
+    unit = {2: "inch", 3: "centimeter"}.get(_tag(page, "ResolutionUnit") or 2, "")
+    x, y = (_per_unit(_tag(page, f"{axis}Resolution")) for axis in "XY")
+    found = mean_mpp(
+        None if x is None else resolution_mpp(x, unit), None if y is None else resolution_mpp(y, unit)
+    )
+    return found, None if found is None else "TIFF resolution tags"
+
+
+def _tag(page: Any, name: str) -> Any:
+    tag = page.tags.get(name)
+    return None if tag is None else tag.value
+
+
+def _per_unit(value: Any) -> float | None:
+    """A rational tag as a number."""
+    if isinstance(value, tuple) and len(value) == 2 and value[1]:
+        return float(value[0]) / float(value[1])
+    return None
+
+
+def _ome_mpp(text: str) -> float | None:
+    pixels = _ome(text, "Pixels")
+    if pixels is None:
+        return None
+    sizes = []
+    for axis in "XY":
+        scale = _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+        value = pixels.get(f"PhysicalSize{axis}")
+        sizes.append(None if scale is None or value is None else float(value) * scale)
+    return mean_mpp(*sizes)
+
+
+def _ome_magnification(file: Any) -> float | None:
+    objective = _ome(file.ome_metadata, "Objective") if file.is_ome else None
+    with suppress(TypeError, ValueError):
+        return float(objective.get("NominalMagnification", "")) if objective is not None else None
+    return None
+
+
+def _ome(text: str, element: str) -> Any:
+    """The first element of a name, whatever the schema's version."""
+    if "<!DOCTYPE" in text:  # entities could blow it up
+        return None
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314 - no document type, so no entities
+    except (ElementTree.ParseError, ValueError):
+        return None
+    return next((node for node in root.iter() if node.tag.rpartition("}")[2] == element), None)

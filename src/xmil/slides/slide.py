@@ -1,0 +1,211 @@
+"""A slide: pyramid levels, mpp, and pixels of any area.
+
+Places carry their plane in the name: `xy0` and `box0` are level-0 pixels. Every reader below gives RGB in
+uint8, white where the scanner saw nothing. Label and macro images are never read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import ceil, floor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError, InputError, bad_parameter
+from xmil.core.names import bare_name
+
+Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
+Size = tuple[int, int]  # width, height
+Box = tuple[float, float, float, float]  # x, y, width, height
+
+WHITE = 255
+LARGEST = 10**12  # pixels; the largest slides have about 10**11
+BAND = 1 << 24  # pixels read at once for a reduced picture
+SLACK = 1.01  # levels are rounded to whole pixels: 2.0005 still serves a reduction by 2
+
+
+class Slide(ABC):
+    """One open slide; use it in a `with` statement. Readers may be called from several threads."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        levels: list[Size],
+        downsamples: list[float] | None = None,
+        mpp: float | None = None,
+        mpp_source: str | None = None,
+        magnification: float | None = None,
+        bounds: tuple[int, int, int, int] | None = None,
+        backend: str = "",
+    ) -> None:
+        _check_levels(path, levels)
+        self.path = path
+        self.level_dimensions = tuple(levels)
+        self.level_downsamples = tuple(downsamples or [_downsample(levels[0], size) for size in levels])
+        self.mpp = mpp
+        self.mpp_source = mpp_source
+        self.magnification = magnification
+        self.bounds = bounds or (0, 0, *levels[0])
+        self.backend = backend
+
+    @property
+    def name(self) -> str:
+        """The slide's id: the file's name without its suffix."""
+        return bare_name(self.path.name)
+
+    @property
+    def dimensions(self) -> Size:
+        """Width and height of level 0."""
+        return self.level_dimensions[0]
+
+    def set_mpp(self, mpp: float, source: str = "given") -> None:
+        """Take the microns a pixel from the caller."""
+        if not 0 < mpp < float("inf"):
+            raise bad_parameter("mpp", "open_slide", "a positive number", mpp)
+        self.mpp, self.mpp_source = float(mpp), source
+
+    def read_region(self, xy0: tuple[int, int], level: int, size: Size) -> Pixels:
+        """Pixels of a level: `size` (width, height) of them from the level-0 corner `xy0` on."""
+        if not 0 <= level < len(self.level_dimensions):
+            last = len(self.level_dimensions) - 1
+            raise InputError(f"{self.path}: no level {level}; the slide has levels 0 to {last}.")
+        scale = self.level_downsamples[level]
+        return self._clipped(level, floor(xy0[0] / scale + 0.5), floor(xy0[1] / scale + 0.5), size)
+
+    def read_area(self, box0: Box, size: Size) -> Pixels:
+        """The level-0 box (x, y, width, height) as a picture of `size`: nearest finer level, then resized."""
+        x, y, width, height = box0
+        if width <= 0 or height <= 0 or size[0] < 1 or size[1] < 1:
+            raise InputError(f"{self.path}: the area {box0} at {size} px is empty.")
+        level = self.best_level(min(width / size[0], height / size[1]))
+        # each axis by its own ratio: a level of 2221 x 1783 is not exactly 4443 x 3567 over 2.0005
+        scale_x, scale_y = (
+            full / part for full, part in zip(self.dimensions, self.level_dimensions[level], strict=True)
+        )
+        box = (x / scale_x, y / scale_y, width / scale_x, height / scale_y)
+        return self._resized(level, box, size)
+
+    def thumbnail(self, max_px: int = 1024) -> Pixels:
+        """The whole of level 0 in a picture whose longer edge is `max_px`, or less for a small slide."""
+        width, height = self.dimensions
+        scale = min(1.0, max_px / max(width, height))
+        return self.read_area(
+            (0, 0, width, height), (max(1, round(width * scale)), max(1, round(height * scale)))
+        )
+
+    def best_level(self, downsample: float) -> int:
+        """The coarsest level that is at least as fine as `downsample` asks."""
+        fine = [i for i, scale in enumerate(self.level_downsamples) if scale <= downsample * SLACK]
+        return max(fine, key=lambda i: self.level_downsamples[i], default=0)
+
+    def close(self) -> None:  # noqa: B027 - a picture in memory has nothing to close
+        """Close the file."""
+
+    @abstractmethod
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        """Pixels of a level inside it, from the corner (x, y) in the level's own pixels."""
+
+    def _clipped(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        """`_read` for any box: what lies outside the level is white."""
+        width, height = size
+        columns, rows = self.level_dimensions[level]
+        left, top = max(x, 0), max(y, 0)
+        right, bottom = min(x + width, columns), min(y + height, rows)
+        inside = right > left and bottom > top
+        if inside and (right - left, bottom - top) == (width, height):
+            return self._guarded(level, x, y, size)
+        pixels = np.full((height, width, 3), WHITE, dtype=np.uint8)
+        if inside:
+            part = self._guarded(level, left, top, (right - left, bottom - top))
+            pixels[top - y : bottom - y, left - x : right - x] = part
+        return pixels
+
+    def _guarded(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        """`_read` with every failure of the library as one line that names the file."""
+        try:
+            return self._read(level, x, y, size)
+        except FileError:
+            raise
+        except MemoryError:
+            raise FileError(f"{self.path}: no memory for {size} px of level {level}.") from None
+        except Exception as error:  # decoders raise almost any type on damaged data
+            reason = " ".join(str(error).split()) or type(error).__name__
+            where = f"level {level} at {x}, {y}"
+            raise FileError(f"{self.path}: damaged, {where} cannot be read ({reason}).") from error
+
+    def _resized(self, level: int, box: Box, size: Size) -> Pixels:
+        """A box of a level at another size; large ones are read band by band, so memory stays bounded."""
+        left, right = floor(box[0]), ceil(box[0] + box[2])
+        rows = max(1, floor(size[1] * BAND / max(1.0, (right - left) * box[3])))
+        bands = []
+        for first in range(0, size[1], rows):
+            count = min(rows, size[1] - first)
+            step = box[3] / size[1]
+            part = (box[0], box[1] + first * step, box[2], count * step)
+            bands.append(self._resized_band(level, part, (size[0], count)))
+        return bands[0] if len(bands) == 1 else np.concatenate(bands)
+
+    def _resized_band(self, level: int, box: Box, size: Size) -> Pixels:
+        x, y = floor(box[0] + 1e-6), floor(box[1] + 1e-6)
+        right, bottom = ceil(box[0] + box[2] - 1e-6), ceil(box[1] + box[3] - 1e-6)
+        pixels = self._clipped(level, x, y, (max(1, right - x), max(1, bottom - y)))
+        inner = (box[0] - x, box[1] - y, box[0] - x + box[2], box[1] - y + box[3])
+        return resize(pixels, size, inner)
+
+    def __enter__(self) -> Slide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        width, height = self.dimensions
+        mpp = "mpp unknown" if self.mpp is None else f"mpp {self.mpp:.4g}"
+        return f"Slide({self.name!r}, {width} x {height}, {len(self.level_dimensions)} levels, {mpp})"
+
+
+def resize(pixels: Pixels, size: Size, box: Box | None = None) -> Pixels:
+    """A picture at another size, averaging over what a pixel covers; `box` is (left, top, right, bottom).
+
+    >>> resize(np.zeros((4, 6, 3), dtype=np.uint8), (3, 2)).shape
+    (2, 3, 3)
+    """
+    from PIL import Image
+
+    height, width = pixels.shape[:2]
+    whole = (0.0, 0.0, float(width), float(height))
+    inner = whole if box is None else tuple(np.clip(box, 0, (width, height, width, height)).tolist())
+    if size == (width, height) and np.allclose(inner, whole, atol=1e-3):
+        return pixels
+    picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=inner)
+    return np.asarray(picture)
+
+
+def on_white(rgba: npt.NDArray[Any]) -> Pixels:
+    """RGBA over white; fully opaque pictures are passed on as they are."""
+    alpha = rgba[..., 3:]
+    if alpha.min(initial=WHITE) == WHITE:
+        return np.ascontiguousarray(rgba[..., :3])
+    mixed = rgba[..., :3].astype(np.uint16) * alpha + np.uint16(WHITE) * (WHITE - alpha.astype(np.uint16))
+    return np.asarray((mixed + WHITE // 2) // WHITE, dtype=np.uint8)
+
+
+def _downsample(full: Size, level: Size) -> float:
+    return (full[0] / level[0] + full[1] / level[1]) / 2
+
+
+def _check_levels(path: Path, levels: list[Size]) -> None:
+    if not levels or min(min(size) for size in levels) < 1:
+        raise FileError(f"{path}: holds no picture of a size above zero.")
+    width, height = levels[0]
+    if width * height > LARGEST:
+        raise FileError(
+            f"{path}: claims {width} x {height} px, more than any slide has; the header is damaged."
+        )
