@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from xmil.models import save_model as save_model
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
+    from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
     from xmil.training.run import train as train
 
@@ -63,6 +64,7 @@ _HOME = {
     "explain_classes": "xmil.methods",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
+    "heatmap": "xmil.slides.picture",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
