@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
     from xmil.training.run import train as train
+    from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -82,6 +83,7 @@ _HOME = {
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
     "train": "xmil.training.run",
+    "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }
 
