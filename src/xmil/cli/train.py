@@ -103,7 +103,7 @@ def _watch(job: Job, progress: Any) -> OnStep:
             return
         shown[0] = now
         told = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
-        told += f"best {job.config.monitor} {step.best:.4f}"
+        told += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
         progress.update(bar, description=told, completed=step.epoch - 1 + step.batch / step.batches)
 
     return hear
