@@ -208,6 +208,9 @@ def test_slides_of_a_folder(tmp_path: Path) -> None:
     for name in ("a.svs", "b.OME.TIF", "a.png", ".hidden.svs", "notes.txt", "below/c.x.ndpi"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
+    for folder in ("visualization", "contours_geojson"):  # of patches that were laid beside the slides
+        (tmp_path / folder).mkdir()
+    (tmp_path / "visualization" / "z.png").write_bytes(b"x")
     for part in ("scan/1.dcm", "scan/2.dcm", "ham/h.vms", "ham/h(0,1).jpg", "run/run.json", "run/over.png"):
         (tmp_path / part).parent.mkdir(exist_ok=True)
         (tmp_path / part).write_bytes(b"x")
