@@ -25,13 +25,13 @@ SLIDE = DATA / "slides" / "TCGA-CR-7395-01A-01-TS1.svs"
 
 
 def patches(box: tuple[float, ...], *, overlap: float = 0.0, contours: int = 1) -> np.ndarray:
-    """About 25,000 boxes on a level-0 area: one grid, or several whose offsets differ, as contours give."""
+    """25,000 boxes or a few more: one grid, or several whose offsets differ, as contours give."""
     edge = (box[2] * box[3] / PATCHES) ** 0.5 / (1 - overlap)
     stride = edge * (1 - overlap)
-    x, y = np.meshgrid(np.arange(box[2] // stride), np.arange(box[3] // stride))
+    x, y = np.meshgrid(np.arange(np.ceil(box[2] / stride)), np.arange(np.ceil(box[3] / stride)))
     xy = np.stack([x.ravel(), y.ravel()], axis=1) * stride
     shifts = np.random.default_rng(0).uniform(0, stride / 2, size=(contours, 2))
-    band = (xy[:, 1] * contours // max(box[3], 1)).astype(int)
+    band = (xy[:, 1] * contours // box[3]).astype(int).clip(max=contours - 1)
     return np.concatenate([xy, xy + edge], axis=1) + np.tile(shifts[band] * (contours > 1), 2)
 
 
@@ -73,9 +73,7 @@ def main() -> None:
             lambda: slide.read_area(box, canvas.size), lambda: blend(thumbnail, heat, alpha=0.5), *calls
         )
     print(f"{path.name}: thumbnail of {canvas.size[0]} x {canvas.size[1]} px read in {read:.3f} s")
-    print(
-        "| painted onto the same canvas | patches | seconds | share of the thumbnail's time |\n|---|---|---|---|"
-    )
+    print("| painted onto the same canvas | patches | seconds | of the thumbnail's time |\n|---|---|---|---|")
     for (name, boxes), taken in zip(layouts.items(), times, strict=True):
         print(f"| {name} | {len(boxes):,} | {taken:.3f} | {taken / read:.2f} |")
     print(f"| (laying the colours over grey tissue) | | {over:.3f} | {over / read:.2f} |")
