@@ -17,7 +17,7 @@ SOURCES = ("index.html", "package-lock.json", "package.json", "tsconfig.json", "
 class PageBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Runs `npm ci` and `vite build` where the page is missing or older than its sources."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002  # the interface
         """Build the page before a wheel or an editable install is put together."""
         page, built = Path(self.root, "page"), Path(self.root, "src/xmil/viewer/static")
         if self.target_name != "wheel" or os.environ.get(SKIP) or is_fresh(page, built):
@@ -38,7 +38,9 @@ def is_fresh(page: Path, built: Path) -> bool:
         return True
     if not index.is_file():
         return False
-    sources = [file for name in SOURCES for file in (page / name, *(page / name).rglob("*")) if file.is_file()]
+    sources = [
+        file for name in SOURCES for file in (page / name, *(page / name).rglob("*")) if file.is_file()
+    ]
     return index.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
 
 

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-
 from tests.viewer.browser import chromium, open_slide, opened, served
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
+
 from xmil.viewer.collection import Collection
 
 COLUMNS, ROWS, EDGE = 200, 125, 32
@@ -26,7 +26,9 @@ def main() -> None:
         run, slides = Path(name, "run"), Path(name, "slides")
         slides.mkdir()
         n = COLUMNS * ROWS
-        pairs = [(method, target) for method in ("lrp", "gxi", "attention") for target in ("benign", "tumour")]
+        pairs = [
+            (method, target) for method in ("lrp", "gxi", "attention") for target in ("benign", "tumour")
+        ]
         scores = {pair: signed(n, k) for k, pair in enumerate(pairs)}
         write_run(run, "large", scores, coords=grid(COLUMNS, ROWS, EDGE), edge=EDGE)
         write_slide(slides / "large.tif", patch_colours(n).reshape(ROWS, COLUMNS, 3), edge=EDGE)

@@ -89,7 +89,7 @@ export interface SlideInfo {
   predicted: string | null;
   correct: boolean | null;
   error: string | null;
-  image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number } | null;
+  image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number; bounds?: [number, number, number, number] } | null;
   mpp: number | null;
   magnification: number | null;
   sets: EvidenceSet[];

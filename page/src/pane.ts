@@ -64,7 +64,10 @@ export class Pane {
     const { viewer, stage } = this;
     viewer.addHandler("update-viewport", () => this.draw());
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
-    viewer.addHandler("open", () => this.draw());
+    viewer.addHandler("open", () => {
+      this.home(true);
+      this.draw();
+    });
     viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
     viewer.addHandler("canvas-click", (event) => {
       if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
@@ -148,6 +151,15 @@ export class Pane {
     if (!this.viewer.isOpen()) return -1;
     const t = this.transform();
     return this.layout()?.at((x - t.x) / t.scale, (y - t.y) / t.scale) ?? -1;
+  }
+
+  /** Shows the whole slide, or the part of it that was scanned. */
+  home(immediately = false): void {
+    if (!this.viewer.isOpen()) return;
+    const [x, y, width, height] = this.host.info.image?.bounds ?? [0, 0, 0, 0];
+    const part = width * height > 0 && width * height < 0.95 * this.host.bounds.width * this.host.bounds.height;
+    if (part) show(this.viewer, this.host.bounds, { x, y, width, height }, immediately);
+    else this.viewer.viewport.goHome(immediately);
   }
 
   /** Goes to a patch, with some of its surroundings. */

@@ -121,7 +121,7 @@ export class SlideView implements PaneHost {
       this.activate(this.panes[0]);
     }
     this.stages.classList.toggle("two", two);
-    if (whole) setTimeout(() => this.panes[0]?.viewer.viewport?.goHome(true), 120);
+    if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
     this.drawHead();
   }
 

@@ -38,7 +38,7 @@ export function zoomBy(view: SlideView, factor: number): void {
 }
 
 export function goHome(view: SlideView): void {
-  view.active?.viewer.viewport?.goHome();
+  view.active?.home();
 }
 
 function icon(path: string): SVGElement {

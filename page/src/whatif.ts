@@ -141,7 +141,7 @@ export class WhatIfPanel {
     return el(
       "section",
       { class: "block whatif-result", role: "status" },
-      el("h3", {}, "Before and after"),
+      el("h3", {}, "Before ", el("span", { class: "chip before" }), " and after ", el("span", { class: "chip after" })),
       ...rows,
       sentence && el("p", { class: changed ? "changed" : "" }, sentence),
       note && el("p", { class: "problem small" }, note),

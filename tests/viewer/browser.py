@@ -69,7 +69,12 @@ def open_slide(page: Any, url: str, key: int = 0) -> None:
     """Go to a slide and wait until its evidence is painted and the picture has come."""
     page.goto(f"{url}#/slide/{key}")
     page.wait_for_function("() => window.xmil.view?.firstPaint")
-    page.wait_for_function("() => !window.xmil.view.info.image || window.xmil.view.panes[0].viewer.world.getItemAt(0)?.getFullyLoaded()")
+    page.wait_for_function(
+        """() => {
+          const view = window.xmil.view;
+          return !view.info.image || view.panes[0].viewer.world.getItemAt(0)?.getFullyLoaded();
+        }"""
+    )
 
 
 def show_plainly(page: Any) -> None:

@@ -210,6 +210,40 @@ def test_a_lassoed_region_is_removed_and_brought_back(page: Any, url: str, made:
     np.testing.assert_allclose(colour_at(page, 25), red_blue(scores[25] / whisker(scores)), atol=4)
 
 
+def test_brushed_and_outlined_patches_keep_their_shape(
+    page: Any, url: str, tmp_path: Path, made: Made
+) -> None:
+    shape = pytest.importorskip("shapely.geometry", reason="shapely is not installed").shape
+    open_slide(page, url, 1)
+    page.keyboard.press("b")
+    page.mouse.move(*place_of(page, *centre(26)))
+    page.mouse.down()
+    page.mouse.move(*place_of(page, *centre(29)), steps=8)
+    page.mouse.up()
+    assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+    page.keyboard.press("a")
+    page.locator("body").press("Escape")
+    page.locator("[data-panel=evidence]").click()
+    page.locator("select[name=method]").select_option("gxi")
+    page.locator("input[name=hide]").fill("0.3")
+    page.locator("[data-panel=whatif]").click()
+    page.get_by_role("button", name="Select shown patches").click()
+    page.locator(".selection-bar button", has_text="Annotate").click()
+    with page.expect_download() as got:
+        page.locator("[data-action=export-annotations]").click()
+    got.value.save_as(tmp_path / "notes.geojson")
+    brushed, shown = (
+        shape(feature["geometry"])
+        for feature in json.loads((tmp_path / "notes.geojson").read_text())["features"]
+    )
+    assert brushed.bounds == (2 * EDGE, 2 * EDGE, 6 * EDGE, 3 * EDGE)
+    scores = scores_of(made, "gxi", "tumour")
+    kept = np.flatnonzero(np.abs(scores) >= 0.3 * whisker(scores))
+    assert shown.is_valid
+    assert shown.area == len(kept) * EDGE**2
+    assert all(shown.contains(shape({"type": "Point", "coordinates": centre(i)})) for i in kept)
+
+
 def test_annotations_and_views_are_exported_and_read_back(page: Any, url: str, tmp_path: Path) -> None:
     open_slide(page, url, 1)
     label = "<script>window.hurt = 1</script>"

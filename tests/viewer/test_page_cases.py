@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import chromium, open_slide, opened, pixels, place_of, red_blue, served, show_plainly
+from tests.viewer.browser import (
+    chromium,
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    red_blue,
+    served,
+    show_plainly,
+)
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from xmil.viewer.collection import Collection
@@ -165,7 +174,8 @@ def test_an_exported_folder_opens_from_any_web_server(
         page.mouse.click(x, y)
         picture = page.locator("canvas.patch-picture")
         picture.wait_for()
-        colour = """(c) => [...c.getContext("2d").getImageData(c.width / 2, c.height / 2, 1, 1).data].slice(0, 3)"""
+        middle = "c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1)"
+        colour = f"(c) => [...{middle}.data].slice(0, 3)"
         page.wait_for_function("() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()")
         page.wait_for_timeout(200)
         np.testing.assert_allclose(picture.evaluate(colour), tissue[i], atol=16)
@@ -176,7 +186,9 @@ def test_an_exported_folder_opens_from_any_web_server(
 
 def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> None:
     """The bounds leave room for slow machines; benchmarks/viewer_page.py has the figures."""
-    scores = {(m, t): signed(25_000, k) for k, (m, t) in enumerate((m, t) for m in ("lrp", "gxi") for t in "ab")}
+    scores = {
+        (m, t): signed(25_000, k) for k, (m, t) in enumerate((m, t) for m in ("lrp", "gxi") for t in "ab")
+    }
     write_run(tmp_path / "run", "large", scores, coords=grid(200, 125, 64))
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)

@@ -100,13 +100,19 @@ def test_certificate_carries_curves_and_band(app: Any, made: Made) -> None:
 
 
 def test_certificate_of_another_run_of_the_same_model(made: Made, tmp_path: Path) -> None:
+    by_case = tmp_path / "by-case"
+    shutil.copytree(made.runs[0], by_case)
+    shutil.rmtree(by_case / "certificates")
+    about = json.loads((by_case / "run.json").read_text())
+    (by_case / "run.json").write_text(json.dumps({**about, "settings": {"by": "case"}}))
     bare = tmp_path / "explained"
     shutil.copytree(made.runs[0], bare)
     shutil.rmtree(bare / "certificates")
-    app = create_app(Collection([bare, made.runs[1], made.runs[0]]))
+    app = create_app(Collection([bare, made.runs[1], made.runs[0], by_case]))
     sets = ask(app, "/api/slides/0/slide.json").json["sets"]
     assert sets[0]["certificate"] == sets[2]["certificate"] is not None
     assert sets[0]["certificate"] != sets[1]["certificate"]
+    assert sets[3]["certificate"] is None  # other bags, other predictions
     alone = create_app(Collection([bare]))
     assert ask(alone, "/api/slides/0/slide.json").json["sets"][0]["certificate"] is None
 

@@ -95,6 +95,9 @@ def test_another_model_is_noted(made: Made) -> None:
     [
         ("multilabel", 3, lambda z: torch.sigmoid(z)),
         ("classification", 1, lambda z: torch.cat([1 - torch.sigmoid(z), torch.sigmoid(z)])),
+        ("regression", 1, lambda z: z),
+        ("cox", 1, lambda z: z),
+        ("survival", 4, lambda z: -torch.cumprod(1 - torch.sigmoid(z), 0).sum().reshape(1)),
     ],
 )
 def test_other_outputs(tmp_path: Path, task: str, n: int, says: Any) -> None:
@@ -164,8 +167,38 @@ def test_refusals(app: Any, made: Made) -> None:
     assert "--model" in question(looking, 0, run=0, remove=[0]).json["error"]
     with pytest.raises(InputError, match="--features"):
         create_app(Collection(made.runs), models=made.models)
+    both = Collection(made.runs, features=[made.features])
+    strangers = [made.models[0].with_name(f"{i}.safetensors") for i in range(3)]
+    for seed, path in enumerate(strangers):
+        save_model(xmil.create_model("meanpool", in_dim=DIM, n_classes=2, seed=seed), path)
     with pytest.raises(InputError, match="once for each"):
-        create_app(Collection(made.runs, features=[made.features]), models=[*made.models, made.models[0]])
+        create_app(both, models=strangers)
+    half = create_app(both, models=made.models[1:])
+    assert question(half, 0, run=1, remove=[0]).json["note"] is None
+    assert "run-attnmil" in question(half, 0, run=0, remove=[0]).json["error"]
+
+
+def test_an_ensemble_answers_by_the_mean_of_its_models(made: Made, tmp_path: Path) -> None:
+    from xmil.cli._app import run
+
+    command = ["explain", "--features", str(made.features), "--out", str(tmp_path / "run"), "--target", "all"]
+    assert run([*command, *(word for path in made.models for word in ("--model", str(path)))]) == 0
+    app = create_app(Collection([tmp_path / "run"], features=[made.features]), models=made.models)
+    found = question(app, 1, run=0, remove=[[0, 9]]).json
+    x = torch.from_numpy(xmil.read_bag(made.features / "slide-1.h5").features[9:]).unsqueeze(0)
+    with torch.no_grad():
+        expected = torch.stack([load_model(path)(x)[0] for path in made.models]).mean(dim=0)
+    assert found["logits_after"] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert found["note"] is None
+    columns = ask(app, "/api/slides/1/slide.json").json["sets"][0]["columns"]
+    assert [(c["name"], c["signed"]) for c in columns[:2]] == [
+        ("lrp:benign", True),
+        ("lrp:benign~spread", False),
+    ]
+    body = ask(app, "/api/slides/1/evidence-0.bin").body
+    stored = xmil.Explanation.load(tmp_path / "run" / "slides" / "slide-1.parquet", method="lrp", target=0)
+    scores = np.frombuffer(body[8 * 96 :], "<f4").reshape(len(columns), 96)
+    np.testing.assert_array_equal(scores[:2], np.stack([stored.scores, stored.spread]))
 
 
 def test_features_of_another_slide_are_refused(tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def _write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
                 resolutionunit="CENTIMETER",
                 metadata=None,
             )
-            level = level.reshape(level.shape[0] // 2, 2, level.shape[1] // 2, 2, 3).mean(axis=(1, 3)).astype(np.uint8)
+            level = (
+                level.reshape(level.shape[0] // 2, 2, level.shape[1] // 2, 2, 3)
+                .mean(axis=(1, 3))
+                .astype(np.uint8)
+            )
 
 
 def _fit(net: Any, bags: list[Bag], labels: list[int]) -> None:

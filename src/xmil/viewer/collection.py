@@ -38,7 +38,7 @@ class Collection:
             raise InputError("There is no run to show; name the folder of one.")
         self.runs = [Run(Path(folder), follow_links=follow_links) for folder in runs]
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
-        self.follow_links = follow_links
+        self.follow_links, self._given_mpp = follow_links, mpp
         self.features = [_checked(Path(folder)) for folder in features]
         if len(self.features) not in (0, 1, len(self.runs)):
             raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
@@ -140,7 +140,7 @@ class Collection:
             **{name: about[name] for name in facts},
             "error": " ".join([*([fault] if fault else []), *faults]) or None,
             "image": image and image["image"],
-            "mpp": image["mpp"] if image else next((s["mpp"] for s in sets if s["mpp"]), None),
+            "mpp": next((mpp for mpp in (self._mpp(slide_id), *(s["mpp"] for s in sets)) if mpp), None),
             "magnification": image and image["magnification"],
             "sets": sets,
         }
@@ -182,10 +182,9 @@ class Collection:
         return next((verdict for verdict in found if verdict), {})
 
     def _alike(self, run: Run) -> list[Run]:
-        """The run, then the others of the same model."""
-        digest = run.digest
-        others = [other for other in self.runs if other is not run and digest and other.digest == digest]
-        return [run, *others]
+        """The run, then the others of the same models on the same bags."""
+        mine = run.bags
+        return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
 
     def _line(self, key: int, slide_id: str) -> dict[str, Any]:
         image, error = self.pictures.look(slide_id)
@@ -234,7 +233,7 @@ class Collection:
 
     def _mpp(self, slide_id: str) -> float | None:
         image, _ = self.pictures.describe(slide_id)
-        return image["mpp"] if image else None
+        return image["mpp"] if image else self._given_mpp
 
 
 def feature_paths(folder: Path, *, follow_links: bool) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError, XmilError
 from xmil.core.placement import place
-from xmil.core.storage import KEY, RAW, read_header
+from xmil.core.storage import KEY, RAW, SPREAD, read_header
 from xmil.core.target import Target
 
 INT32 = 2**31
@@ -66,13 +66,15 @@ def read_evidence(path: Path) -> Evidence:
     names = list(header["columns"])
     try:
         stored = set(pq.read_schema(path).names)
-        wanted = ["x0", "y0", *(name for name in RAW if name in stored), *names]
+        columns = _columns(header["columns"], stored)
+        shown = [column["name"] for column in columns]
+        wanted = ["x0", "y0", *(name for name in RAW if name in stored), *shown]
         table = pq.read_table(path, partitioning=None, columns=wanted)
         if not names:
             raise ValueError("no scores in it")
-        scores = [table[name].to_numpy().astype(np.float32) for name in names]
+        scores = [table[name].to_numpy().astype(np.float32) for name in shown]
         return Evidence(
-            columns=[_column(name, header["columns"][name]) for name in names],
+            columns=columns,
             scores=np.stack(scores),
             corners=None if table["x0"].null_count else _as_corners(_stacked(table, ("x0", "y0")).T),
             edge=_number(header.get("patch_size"), int),
@@ -102,6 +104,17 @@ def count_patches(path: Path) -> int:
     if KEY not in (found.metadata or {}):
         raise FileError(f"{path.name}: a Parquet file, but not an explanation (no xmil metadata).")
     return int(found.num_rows)
+
+
+def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
+    """The columns to show: each method and target, then an ensemble's spread as a method of its own."""
+    columns = []
+    for name, meta in metas.items():
+        columns.append(found := _column(name, meta))
+        if name + SPREAD in stored:
+            facts = {"method": f"{found['method']} (spread)", "signed": False, "output": None, "audit": None}
+            columns.append({**found, "name": name + SPREAD, **facts})
+    return columns
 
 
 def _column(name: str, meta: dict[str, Any]) -> dict[str, Any]:

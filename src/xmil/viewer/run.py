@@ -60,15 +60,20 @@ class Run:
         """The model in a word or two, never with its path."""
         model = self.about.get("model")
         file = Path(str(model.get("path") or "")).name if isinstance(model, dict) else ""
-        return ", ".join(part for part in (str(self.spec.get("name") or ""), file) if part) or self.name
+        more = f"{len(self.digests)} models" if len(self.digests) > 1 else ""
+        return ", ".join(part for part in (str(self.spec.get("name") or ""), file, more) if part) or self.name
 
     @property
-    def digest(self) -> str | None:
-        """The digest of the model's file."""
-        model, inputs = self.about.get("model"), self.about.get("inputs")
-        found = model.get("digest") if isinstance(model, dict) else None
-        found = found or (inputs.get("model") if isinstance(inputs, dict) else None)
-        return str(found) if found else None
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the model's file, or of the files of an ensemble."""
+        models = self.about.get("models") or [self.about.get("model")]
+        listed = models if isinstance(models, list) else []
+        return tuple(str(m["digest"]) for m in listed if isinstance(m, dict) and m.get("digest"))
+
+    @property
+    def bags(self) -> tuple[tuple[str, ...], bool]:
+        """What must be the same for two runs to have predicted the same: models, and what made a bag."""
+        return self.digests, self.by_case
 
     @property
     def by_case(self) -> bool:

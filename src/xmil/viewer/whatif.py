@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.viewer.bags import Bags, CaseBag
-from xmil.viewer.collection import Collection
+from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.files import Kept
 from xmil.viewer.prediction import predict
+from xmil.viewer.run import Run
 
 if TYPE_CHECKING:
     from xmil.evaluate.bags import Parts
@@ -30,17 +31,16 @@ CLOSE = 1e-2  # logits that differ by more than this are another model's
 
 
 class WhatIf:
-    """Questions to the models of the runs: one model for all runs, or one for each."""
+    """Questions to the models of the runs, found by digest; those of an ensemble answer together."""
 
     def __init__(self, collection: Collection, bags: Bags, models: Sequence[Path]) -> None:
-        if len(models) not in (1, len(collection.runs)):
-            raise InputError(f"Give --model once, or once for each of the {len(collection.runs)} runs.")
         if not collection.features:
             raise InputError("What-if needs the features of the slides; give --features beside --model.")
         for path in models:
             if not path.exists():
                 raise FileError(f"{path}: no such file.")
-        self._collection, self._bags, self._paths = collection, bags, list(models)
+        self._collection, self._bags = collection, bags
+        self._paths = assign(models, collection.runs)
         self._models: dict[Path, MILModel] = {}
         self._parts: Kept[Parts] = Kept(LIMIT_BYTES, _weight)
         self._lock = Lock()
@@ -71,8 +71,8 @@ class WhatIf:
     def warm(self) -> None:
         """Load the models; one that cannot be loaded is told when it is asked."""
         with self._lock, suppress(XmilError):
-            for run in range(len(self._paths)):
-                self._model(run)
+            for path in dict.fromkeys(path for paths in self._paths for path in paths):
+                self._model(path)
 
     def _answer(
         self, key: int, run: int, kept: npt.NDArray[np.bool_]
@@ -82,17 +82,24 @@ class WhatIf:
         from xmil.nn.frozen import frozen
 
         bag = self._bags.get(key, run)
-        model = self._model(run)
+        models = [self._model(path) for path in self._paths[run]]
+        if not models:
+            name = self._collection.run(run).name
+            raise MissingError(
+                f"The model of the run {name!r} is not given; start the viewer with its --model."
+            )
         mask = np.ones(len(bag.features), dtype=bool)
         mask[bag.rows] = kept
         left = int(mask.sum())
         if not left:
             raise InputError("Nothing would be left to predict from; keep at least one patch.")
-        with frozen(model), torch.no_grad():
-            parts = self._embedded(model, bag)
-            order = torch.from_numpy(np.argsort(~mask, kind="stable"))
-            after = parts.nested(order, [left])[0]
-            return _floats(parts.full[0]), _floats(after), left, model
+        order, answers = torch.from_numpy(np.argsort(~mask, kind="stable")), []
+        for model in models:
+            with frozen(model), torch.no_grad():
+                parts = self._embedded(model, bag)
+                answers.append(torch.stack([parts.full[0], parts.nested(order, [left])[0]]).double())
+        before, after = torch.stack(answers).mean(dim=0)
+        return before.tolist(), after.tolist(), left, models[0]
 
     def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
         import torch
@@ -113,13 +120,25 @@ class WhatIf:
             found = self._parts.put(key, parts_of(Network(model), x, "remove"))
         return found
 
-    def _model(self, run: int) -> MILModel:
+    def _model(self, path: Path) -> MILModel:
         from xmil.models import load_model
 
-        path = self._paths[run if len(self._paths) > 1 else 0]
         if path not in self._models:
             self._models[path] = load_model(path)
         return self._models[path]
+
+
+def assign(models: Sequence[Path], runs: Sequence[Run]) -> list[list[Path]]:
+    """The models of each run: those it was made with; else one for all runs, or one for each."""
+    from xmil.engine.folder import file_digest
+
+    digests = {path: file_digest(path) for path in models}
+    found = [[path for path in models if digests[path] in run.digests] for run in runs]
+    if any(found):
+        return found
+    if len(models) not in (1, len(runs)):
+        raise InputError(f"Give --model once, or once for each of the {len(runs)} runs.")
+    return [[models[i if len(models) > 1 else 0]] for i in range(len(runs))]
 
 
 def as_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
@@ -158,10 +177,6 @@ def _note(before: list[float], stored: list[float]) -> str | None:
     if len(before) == len(stored) and np.allclose(before, stored, rtol=CLOSE, atol=CLOSE):
         return None
     return "The model or the features are not those of the run: the logits of the whole slide differ."
-
-
-def _floats(values: Any) -> list[float]:
-    return [float(value) for value in values]
 
 
 def _weight(parts: Parts) -> int:
