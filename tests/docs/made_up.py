@@ -15,7 +15,17 @@ import xmil
 from tests.data import producers
 from tests.models.test_checkpoints import CASES, in_family
 
-N, D, EDGE, MPP = 40, 16, 512, 0.25
+N, D, EDGE, MPP = 40, 1024, 512, 0.25
+CONFIG = """
+out = "runs/made-up"
+[model]
+name = "attnmil"
+dim = 8
+[train]
+epochs = 2
+device = "cpu"
+tensorboard = false
+"""
 
 
 class Net(nn.Module):
@@ -53,17 +63,19 @@ def write_files(folder: Path) -> None:
     (folder / "cohort.csv").write_text("slide_id,case_id,label,split\n" + "\n".join(rows) + "\n")
     model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, attention_dim=4, seed=0)
     xmil.save_model(model, folder / "model.safetensors")
-    _write_published(folder / "best_model.pt")
+    _write_published(folder / "best_model.pt", n_classes=2)
+    _write_published(folder / "published.pt", n_classes=4)
+    (folder / "config.toml").write_text(CONFIG)
     _write_paper_tables(folder)
     shutil.copytree(producers.tiatoolbox(folder / "made"), folder / "slide.zarr")
     with h5py.File(folder / "mytool.h5", "w") as file:
         file["my_features"] = made_up_bag("mytool", 0).features
 
 
-def _write_published(path: Path) -> None:
+def _write_published(path: Path, n_classes: int) -> None:
     """A checkpoint as the paper's code writes it."""
     name, params, rules, prefix, container = CASES["xmil-attnmil"]
-    model = xmil.create_model(name, in_dim=D, n_classes=2, seed=0, **params)
+    model = xmil.create_model(name, in_dim=D, n_classes=n_classes, seed=0, **params)
     torch.save({container: in_family(model, rules, prefix)}, path)
 
 
@@ -88,4 +100,6 @@ def names(folder: Path) -> dict[str, Any]:
         "net": Net(),
         "paths": paths,
         "labels": [i % 2 for i in range(len(paths))],
+        "probabilities": np.random.default_rng(0).dirichlet((1, 1), size=len(paths)),
+        "case_ids": [f"c{i // 2}" for i in range(len(paths))],
     }

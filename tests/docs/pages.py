@@ -62,7 +62,7 @@ def _commands(line: str) -> Iterator[list[str]]:
     if not re.match(r"\s*(?:[A-Z_]+=\S+ +)*(xmil|python -m) ", line):
         return
     for part in re.split(r"\s(?:&&|\|\||;|\|)\s", line):
-        words = shlex.split(part, comments=True)
+        words = [word for word in shlex.split(part, comments=True) if word != "..."]
         words = words[: next((i for i, word in enumerate(words) if re.match(r"\d?>|&$", word)), None)]
         while words and re.match(r"[A-Z_]+=", words[0]):
             words = words[1:]

@@ -37,8 +37,10 @@ def demo(
     made = Demo(out, quick=quick, seed=seed)
     made.prepare()
     log = out / "log.txt"
-    timings = run_stages(made, lambda commands: _run(commands, log), lambda line: print(line, flush=True))
-    print("report", flush=True)
+    timings = run_stages(
+        made, lambda commands: _run(commands, log), lambda text: print(text, end="", flush=True)
+    )
+    print("report ...", flush=True)
     report = write_report(made, timings)
     results = read_results(made)
     for r in results:

@@ -1,7 +1,7 @@
 """Bags of digits for training, validation and test; one bag carries the labels of both tasks.
 
 Each number enters a bag with probability one half, then 30 digits are drawn from the numbers that did, as in
-the paper. No digit of a test slide was seen in training.
+the paper. No digit of a test bag or a slide was seen in training.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ QUESTIONS = {
     "pos_neg": "More kinds of 4, 6, 8 than of 5, 7, 9?",
     "adjacent_pairs": "Are 0 and 1, 1 and 2, 2 and 3, or 3 and 4 both there?",
 }
-POOLS = {"train": (0, 1, 2, 4, 5, 6), "val": (3,), "test": (7,)}  # digits by their row modulo 8
-SEEDS = {"train": 0, "val": 1, "test": 2}
+POOLS = {"train": (0, 1, 2, 4, 5, 6), "val": (3,), "test": (7,), "slide": (7,)}  # digits by row modulo 8
+SEEDS = {"train": 0, "val": 1, "test": 2, "slide": 3}
 
 
 def draw_bags(split: str, n_bags: int, *, seed: int) -> list[DigitSlide]:
-    """Bags of one split, each laid out as a slide.
+    """Bags of one split (train, val, test, or slide for those that are drawn), each laid out as a slide.
 
-    >>> [bag] = draw_bags("test", 1, seed=0)
+    >>> [bag] = draw_bags("slide", 1, seed=0)
     >>> bag.name, len(bag.digits)
-    ('test-000', 30)
+    ('slide-000', 30)
     """
     rng = np.random.default_rng((seed, SEEDS[split]))
     pool = np.flatnonzero(np.isin(np.arange(len(known_digits()[1])) % 8, POOLS[split]))
@@ -53,6 +53,12 @@ def evidence(slide: DigitSlide, task: str) -> Rows:
     """The true evidence (n,) for "yes": +1, -1 or 0 for each digit."""
     signs: Rows = TASKS[task].evidence(slide.digits)[1].astype(np.int64)
     return signs
+
+
+def telling(slides: Sequence[DigitSlide], task: str) -> DigitSlide:
+    """The slide with the most tiles of its rarest kind: for, against (where there are any), neither."""
+    kinds = (-1, 0, 1) if task == "pos_neg" else (0, 1)
+    return max(slides, key=lambda slide: min(int((evidence(slide, task) == kind).sum()) for kind in kinds))
 
 
 def write_cohort(path: Path, splits: dict[str, Sequence[DigitSlide]]) -> None:

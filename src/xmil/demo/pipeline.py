@@ -10,7 +10,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from xmil._version import __version__
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
 from xmil.core.storage import write_text
-from xmil.demo.bags import CLASS_NAMES, TASK_NAMES, draw_bags, write_cohort, write_truth
+from xmil.demo.bags import CLASS_NAMES, TASK_NAMES, draw_bags, telling, write_cohort, write_truth
 from xmil.demo.slides import MPP, TILE, DigitSlide, write_digit_slide
 
 MODELS = {
@@ -29,8 +29,10 @@ METHODS = (
     "lrp", "ig", "gxi", "one_removed", "milli", "combined", "attention", "single", "grad2", "random",
 )  # fmt: skip
 MEASURED = ("lrp", "ig", "single", "attention", "random")  # by flip curves, which take longer
+FURTHER = ("train", "val", "test")  # splits whose bags are not drawn as slides
+DONE = "stages.json"
 Run = Callable[[Sequence[list[str]]], list[int]]  # commands side by side, their exit codes
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # hears pieces of lines
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,15 @@ class Size:
 
     train: int
     validation: int
+    test: int
     slides: int
     epochs: int
     steps: int
     orders: int
 
 
-FULL = Size(train=1200, validation=200, slides=16, epochs=15, steps=20, orders=8)
-QUICK = Size(train=400, validation=80, slides=4, epochs=6, steps=10, orders=5)
+FULL = Size(train=1200, validation=200, test=200, slides=16, epochs=15, steps=20, orders=8)
+QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, orders=5)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Stage:
     title: str
     commands: tuple[list[str], ...] = ()
     work: Callable[[], None] | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The commands as one would type them."""
+        return tuple(f"xmil {shlex.join(command)}" for command in self.commands)
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,19 @@ class Demo:
 
     @cached_property
     def bags(self) -> dict[str, Sequence[DigitSlide]]:
-        """The bags of each split; those of the test split become slides."""
-        sizes = {"train": self.size.train, "val": self.size.validation, "test": self.size.slides}
+        """The bags of each split; those of "slide" are drawn, the others are feature files alone."""
+        size = self.size
+        sizes = {"train": size.train, "val": size.validation, "test": size.test, "slide": size.slides}
         return {split: draw_bags(split, n, seed=self.seed) for split, n in sizes.items()}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """Tasks and models."""
         return [(task, model) for task in TASK_NAMES for model in MODELS]
+
+    def shown(self, task: str) -> DigitSlide:
+        """The slide whose pictures are drawn."""
+        return telling(self.bags["slide"], task)
 
     def folder(self, kind: str, task: str, model: str) -> Path:
         """Where the results of one kind lie for a task and model."""
@@ -114,7 +127,7 @@ class Demo:
 
     def stages(self) -> Iterator[Stage]:
         """Every step before the report, in order."""
-        n, more = len(self.bags["test"]), len(self.bags["train"]) + len(self.bags["val"])
+        n, more = len(self.bags["slide"]), sum(len(self.bags[split]) for split in FURTHER)
         slides, tiles, features = self.out / "slides", self.out / "tiles", self.out / "features"
         yield Stage(f"draw {n} digit slides", work=self.draw_slides)
         yield Stage("tile", (["tile", str(slides), "--out", str(tiles)],))
@@ -133,7 +146,7 @@ class Demo:
         for kind in ("slides", "features", "configs"):
             (self.out / kind).mkdir(exist_ok=True)
         write_cohort(self.out / "cohort.csv", self.bags)
-        for slide in self.bags["test"]:
+        for slide in self.bags["slide"]:
             path = self.out / "slides" / f"{slide.name}.tiff"
             if not path.is_file():
                 write_digit_slide(path, slide)
@@ -141,11 +154,11 @@ class Demo:
                 write_truth(self.out / "truth" / task, slide, task)
 
     def embed_further(self) -> None:
-        """Feature files of the training and validation bags: the same digits' tiles, the same encoder."""
+        """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
         from xmil.data import write_bag
         from xmil.demo.encoder import NAME, encode_digits
 
-        wanted = [slide for split in ("train", "val") for slide in self.bags[split]]
+        wanted = [slide for split in FURTHER for slide in self.bags[split]]
         paths = {slide.name: self.out / "features" / f"{slide.name}.h5" for slide in wanted}
         missing = [slide for slide in wanted if not paths[slide.name].is_file()]
         features = encode_digits() if missing else None
@@ -184,13 +197,13 @@ class Demo:
         return ["train", str(path)]
 
     def _over(self, command: str, task: str, model: str, kind: str = "") -> list[str]:
-        """A command over the test slides for one task and model."""
+        """A command over the slides for one task and model."""
         where = {
             "--model": self.checkpoint(task, model),
             "--features": self.out / "features",
             "--cohort": self.out / "cohort.csv",
             "--label": task,
-            "--split": "test",
+            "--split": "slide",
             "--out": self.folder(kind or command, task, model),
         }
         return [command, *(str(part) for pair in where.items() for part in pair)]
@@ -206,7 +219,9 @@ class Demo:
 
     def _heatmap(self, task: str, model: str) -> list[str]:
         run, out = self.folder("explain", task, model), self.folder("heatmap", task, model)
-        return ["heatmap", str(run), "--slides", str(self.out / "slides"), "--out", str(out)]
+        where = ["--slides", str(self.out / "slides"), "--out", str(out)]
+        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1], "--pictures", "panel"]
+        return ["heatmap", str(run), *where, *what]
 
 
 CONFIG = """# One of the demonstration's four models; see docs/training.md for every setting.
@@ -237,21 +252,41 @@ tensorboard = false
 
 
 def run_stages(demo: Demo, run: Run, say: Say) -> list[Timing]:
-    """Every stage in turn; a command that fails ends the demonstration with its name."""
+    """Every stage in turn; one that was done before is left, one that fails ends the demonstration."""
     demo.prepare()
-    done = []
+    before = {timing.title: timing for timing in _read_done(demo.out / DONE)}
+    done: list[Timing] = []
     stages = list(demo.stages())
     for number, stage in enumerate(stages, start=1):
-        begin = time.perf_counter()
-        say(f"[{number}/{len(stages)}] {stage.title}")
-        if stage.work is not None:
-            stage.work()
-        for command, code in zip(stage.commands, run(stage.commands), strict=True):
-            if code:
-                raise DemoError(f"'xmil {shlex.join(command)}' failed; {demo.out / 'log.txt'} says why.")
-        seconds = time.perf_counter() - begin
-        done.append(Timing(stage.title, tuple(f"xmil {shlex.join(c)}" for c in stage.commands), seconds))
+        say(f"[{number}/{len(stages)}] {stage.title} ...")
+        found = before.get(stage.title)
+        if found is not None and found.commands == stage.lines:
+            say(f" done before ({found.seconds:.1f} s)\n")
+        else:
+            found = _run_stage(stage, run, demo.out)
+            say(f" {found.seconds:.1f} s\n")
+        done.append(found)
+        write_text(demo.out / DONE, json.dumps([asdict(timing) for timing in done], indent=1) + "\n")
     return done
+
+
+def _run_stage(stage: Stage, run: Run, out: Path) -> Timing:
+    begin = time.perf_counter()
+    if stage.work is not None:
+        stage.work()
+    for line, code in zip(stage.lines, run(stage.commands), strict=True):
+        if code:
+            raise DemoError(f"'{line}' failed; {out / 'log.txt'} says why.")
+    return Timing(stage.title, stage.lines, time.perf_counter() - begin)
+
+
+def _read_done(path: Path) -> list[Timing]:
+    """The stages of an earlier run; a damaged file counts as none, and everything is looked at again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [Timing(one["title"], tuple(one["commands"]), float(one["seconds"])) for one in found]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 class DemoError(XmilError):

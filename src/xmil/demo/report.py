@@ -15,11 +15,12 @@ from xmil.core.storage import write_text
 from xmil.demo.bags import QUESTIONS, evidence
 from xmil.demo.picture import TITLES, Panel, draw_panels, method_title
 from xmil.demo.pipeline import METHODS, Demo, Timing
-from xmil.demo.results import PairResult, certificate, read_results, shown_slide
+from xmil.demo.results import PairResult, certificate, read_results
 from xmil.evaluate.evidence import auprc2
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
+LINES = {"lrp": "#b2182b", "ig": "#2166ac", "single": "#e08214", "attention": "#7b3294", "random": "0.6"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -72,15 +73,16 @@ def _page(body: str) -> str:
 
 
 def _opening(demo: Demo, results: Sequence[PairResult]) -> str:
-    n, train = len(demo.bags["test"]), len(demo.bags["train"])
+    n, train, test = (len(demo.bags[split]) for split in ("slide", "train", "test"))
     questions = "".join(f"<li><b>{TASK_TITLES[task]}</b>: {escape(q)}</li>" for task, q in QUESTIONS.items())
     kept = " (--quick: few slides and little training, so that numbers are rough)" if demo.quick else ""
     return f"""<h1>Which tiles spoke for the answer?</h1>
 <p>Each tile of these slides is a real handwritten digit: anyone can see whether the evidence is right.
 Two models learned two questions from labels of whole slides alone:</p><ul>{questions}</ul>
-<p><b>{escape(verdict(results))}</b> Measured here on {n} test slides{kept}.</p>
+<p><b>{escape(verdict(results))}</b> Measured here on {n} slides{kept}.</p>
 <p class="small">The models were trained on {train} further bags of other digits, which were embedded by the
-same encoder without being drawn as slides. No digit of a test slide was seen in training. Seed {demo.seed},
+same encoder without being drawn as slides; the AUROC is that of {test} such bags of unseen digits. No digit
+of a slide was seen in training. Seed {demo.seed},
 xmil {__version__}, {escape(platform.platform())}. For research use only.</p>"""
 
 
@@ -96,7 +98,7 @@ def _quality_table(results: Sequence[PairResult]) -> str:
     return f"""<h2>Against the truth: AUPRC-2</h2>
 <table><tr><th></th>{head}</tr>{"".join(rows)}</table>
 <p class="small">AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that
-speak for a class, and the lowest those that speak against it? 1 is perfect. Mean over test slides and both
+speak for a class, and the lowest those that speak against it? 1 is perfect. Mean over the slides and both
 classes; the best of each column is bold.</p>"""
 
 
@@ -108,7 +110,7 @@ def _row(name: str, cells: Sequence[str], best: set[int]) -> str:
 
 
 def _panels(demo: Demo, result: PairResult) -> str:
-    slide = shown_slide(demo, result.task)
+    slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
     for method in METHODS:
@@ -124,7 +126,7 @@ def _panels(demo: Demo, result: PairResult) -> str:
 def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
     """Attention against LRP on one slide; the README shows this picture."""
     result = next(r for r in results if (r.task, r.model) == ("pos_neg", "transmil"))
-    slide = shown_slide(demo, result.task)
+    slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
     for method in ("attention", "lrp"):
@@ -141,7 +143,7 @@ def _flip_section(demo: Demo, results: Sequence[PairResult]) -> str:
     draw_curves(results, path)
     caption = (
         "Tiles leave in the order of their scores, highest first. The lower the curve, the better the order; "
-        "in brackets its mean (AUPC). Mean over the test slides that are classified correctly, explained for "
+        "in brackets its mean (AUPC). Mean over the slides that are classified correctly, explained for "
         "the predicted class."
     )
     return f"<h2>Against the model: flip curves</h2>{_figure(path, caption)}"
@@ -158,8 +160,8 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
     ):
         for method, curve in result.curves.items():
             label = f"{TITLES.get(method, method)} ({curve.mean():.2f})"
-            style = {"linewidth": 2.4, "color": "#b2182b"} if method == "lrp" else {"linewidth": 1.3}
-            axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, **style)
+            width, colour = (2.4 if method == "lrp" else 1.3), LINES.get(method)
+            axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, linewidth=width, color=colour)
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)
         axis.set_ylim(0, 1.02)
@@ -170,7 +172,7 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
 
 def _certificate_section(demo: Demo) -> str:
     picture, sentence = certificate(demo, "pos_neg", "transmil")
-    name = shown_slide(demo, "pos_neg").name
+    name = demo.shown("pos_neg").name
     return f"<h2>The certificate of {escape(name)} (Pos-Neg, TransMIL)</h2>" + _figure(picture, sentence)
 
 

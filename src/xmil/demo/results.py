@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 class PairResult:
     """One task and model: test AUROC, AUPRC-2 by method, mean flip curves, and one slide's explanations.
 
-    AUPRC-2 is the mean over test slides and both classes, as in the paper.
+    The AUROC is that of the test bags; AUPRC-2 is the mean over the slides and both classes, as in the paper.
     """
 
     task: str
@@ -45,23 +45,12 @@ class PairResult:
 
 def read_results(demo: Demo) -> list[PairResult]:
     """Every task and model."""
-    return [_read_pair(demo, task, model, shown_slide(demo, task)) for task, model in demo.pairs]
-
-
-def shown_slide(demo: Demo, task: str) -> DigitSlide:
-    """The test slide with the most tiles of its rarest kind: for, against (where there are any), neither."""
-
-    def rarest(slide: DigitSlide) -> int:
-        signs = evidence(slide, task)
-        kinds = (-1, 0, 1) if task == "pos_neg" else (0, 1)
-        return min(int((signs == kind).sum()) for kind in kinds)
-
-    return max(demo.bags["test"], key=rarest)
+    return [_read_pair(demo, task, model, demo.shown(task)) for task, model in demo.pairs]
 
 
 def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
     """The picture of the shown slide's certificate and the sentence on LRP."""
-    stem = demo.folder("evaluate", task, model) / "certificates" / shown_slide(demo, task).name
+    stem = demo.folder("evaluate", task, model) / "certificates" / demo.shown(task).name
     found = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     [sentence] = [about["sentence"] for about in found["methods"] if about["method"] == "lrp"]
     return stem.with_suffix(".png"), sentence
@@ -69,9 +58,9 @@ def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
 
 def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
     folder = demo.folder("explain", task, model) / "slides"
-    found = {slide.name: read_explanations(folder / f"{slide.name}.parquet") for slide in demo.bags["test"]}
+    found = {slide.name: read_explanations(folder / f"{slide.name}.parquet") for slide in demo.bags["slide"]}
     quality = {
-        method: float(np.nanmean(_qualities(demo.bags["test"], found, task, method))) for method in METHODS
+        method: float(np.nanmean(_qualities(demo.bags["slide"], found, task, method))) for method in METHODS
     }
     metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
     for_yes = {e.method: e for e in found[shown.name] if e.target.cls == 1}
