@@ -126,7 +126,25 @@ function rings(filled: Uint8Array, width: number): number[][] {
     if (!filled[c - 1]) add(c + width, c);
   }
   const found: number[][] = [];
-  for (const start of steps.keys()) while (steps.get(start)?.length) found.push(walk(steps, start));
+  for (const start of steps.keys()) while (steps.get(start)?.length) found.push(...simple(walk(steps, start)));
+  return found;
+}
+
+/** A walk cut where it comes back to a corner, so that no ring touches itself. */
+function simple(corners: number[]): number[][] {
+  const found: number[][] = [];
+  const path: number[] = [];
+  const places = new Map<number, number>();
+  for (const corner of corners) {
+    const place = places.get(corner);
+    if (place !== undefined) {
+      const loop = path.splice(place);
+      for (const passed of loop) places.delete(passed);
+      found.push([...loop, corner]);
+    }
+    places.set(corner, path.length);
+    path.push(corner);
+  }
   return found;
 }
 

@@ -174,7 +174,8 @@ def test_an_exported_folder_opens_from_any_web_server(
         page.mouse.click(x, y)
         picture = page.locator("canvas.patch-picture")
         picture.wait_for()
-        colour = """(c) => [...c.getContext("2d").getImageData(c.width / 2, c.height / 2, 1, 1).data].slice(0, 3)"""
+        middle = "c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1)"
+        colour = f"(c) => [...{middle}.data].slice(0, 3)"
         page.wait_for_function("() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()")
         page.wait_for_timeout(200)
         np.testing.assert_allclose(picture.evaluate(colour), tissue[i], atol=16)

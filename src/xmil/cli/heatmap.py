@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from functools import partial
 from pathlib import Path
@@ -174,22 +172,14 @@ def _draw(
 
 def _report(done: list[Done], failed: dict[str, str], folder: Path) -> int:
     """Lines for the screen, failures.csv, and the exit code."""
-    _write_failures(folder / "failures.csv", failed)
+    from xmil.engine.folder import FAILURES, write_table
+
+    write_table(folder / FAILURES, ("slide_id", "error"), sorted(failed.items()))
     for name, reason in failed.items():
         print(f"{name}: failed: {reason}")
     if not done:
-        raise InputError(f"No slide could be drawn; {folder / 'failures.csv'} says why.")
+        raise InputError(f"No slide could be drawn; {folder / FAILURES} says why.")
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
     print(f"{len(done)} slides: {written} files written{also}. See {folder}.")
     return 1 if failed else 0
-
-
-def _write_failures(path: Path, failed: dict[str, str]) -> None:
-    from xmil.core.storage import write_text
-
-    held = io.StringIO()
-    writer = csv.writer(held, lineterminator="\n")
-    writer.writerow(("slide_id", "error"))
-    writer.writerows(sorted(failed.items()))
-    write_text(path, held.getvalue())

@@ -120,8 +120,10 @@ def draw_survival(times: Floats, events: Bools, risks: Floats, c_index: Interval
         at = y[np.searchsorted(x, lost, side="right") - 1]
         axis.plot(lost, at, "|", color=COLOURS[1 - i], ms=7)
     told = f"C-index {c_index}"
-    if len(samples) == 2 and all(sample.num_censored() < len(sample) for sample in samples.values()):
-        told += f"; log-rank p = {logrank(*samples.values()).pvalue:.2g}"
+    if len(samples) == 2:
+        with np.errstate(all="ignore"):  # too few events to tell: nan
+            p = float(logrank(*samples.values()).pvalue)
+        told += "" if np.isnan(p) else f"; log-rank p = {p:.2g}"
     axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
     axis.set_title(told, fontsize=10)
     _finish(figure, axis, path, upper=True)

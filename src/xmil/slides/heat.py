@@ -103,13 +103,13 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
         raise unknown_name("tissue", tissue, TISSUES)
     from PIL import Image
 
-    height, width = heat.shape[:2]
-    under = Image.new("RGB", (width, height), "white") if background is None else Image.fromarray(background)
-    painted = Image.fromarray(np.ascontiguousarray(heat[..., 3]))
+    colours = Image.fromarray(heat)
+    painted = colours.getchannel("A")
+    under = Image.new("RGB", colours.size, "white") if background is None else Image.fromarray(background)
     if tissue == "grey":
-        under = Image.composite(under.convert("L").convert("RGB"), under, painted)
-    colours = Image.fromarray(np.ascontiguousarray(heat[..., :3]))
-    return np.array(Image.composite(colours, under, painted.point(lambda value: round(value * alpha))))
+        under.paste(under.convert("L").convert("RGB"), mask=painted)
+    under.paste(colours.convert("RGB"), mask=painted.point([round(value * alpha) for value in range(256)]))
+    return np.asarray(under)
 
 
 def as_image(pixels: Pixels) -> Image:

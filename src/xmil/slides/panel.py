@@ -22,7 +22,7 @@ from matplotlib.textpath import text_to_path
 from xmil.core.errors import unknown_name
 from xmil.core.storage import write_atomically
 from xmil.slides.colours import STEPS, Scale
-from xmil.slides.words import number
+from xmil.slides.words import digits_for, number
 
 Mark = tuple[float, float, float, float]  # x, y, width, height in pixels of a picture
 
@@ -241,11 +241,13 @@ class Sheet:
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=high)
 
     def _ticks(self, scale: Scale, x: float, wide: float, y: float) -> None:
-        low, high = number(scale.low), number(scale.high)
+        digits = digits_for(scale.low, scale.high)
+        low, high = number(scale.low, digits), number(scale.high, digits)
         low = f"≤ {low}" if scale.cut[0] else low
         high = f"≥ {high}" if scale.cut[1] else high
         self.text(low, 0.85, x, y, width=wide / 3)
-        self.text(number((scale.low + scale.high) / 2), 0.85, x + wide / 2, y, width=wide / 3, ha="center")
+        middle = number((scale.low + scale.high) / 2, digits)
+        self.text(middle, 0.85, x + wide / 2, y, width=wide / 3, ha="center")
         self.text(high, 0.85, x + wide, y, width=wide / 3, ha="right")
 
     def _centre(self, i: int) -> tuple[float, float]:

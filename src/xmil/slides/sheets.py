@@ -11,7 +11,7 @@ from xmil.core.bag import IntArray
 from xmil.core.explanation import Explanation
 from xmil.slides.colours import Pixels, Scale
 from xmil.slides.panel import BLUE, GREY, INK, RED, Heading, Picture, Sheet
-from xmil.slides.words import ends, explained, number, subtitle, title
+from xmil.slides.words import digits_for, ends, explained, number, subtitle, title
 
 if TYPE_CHECKING:
     from xmil.slides.slide import Slide
@@ -70,7 +70,8 @@ def _headings(explanation: Explanation, task: str) -> tuple[tuple[str, str, str]
     """Words, words for none, colour: of the highest and of the lowest patches."""
     low, high = ends(explanation, task)
     if not explanation.signed:
-        return (f"highest: {high}", "no patches", INK), (f"lowest: {low}", "no further patches", GREY)
+        noun = high.removeprefix("high ")
+        return (f"highest {noun}", "no patches", INK), (f"lowest {noun}", "no further patches", GREY)
     what = explained(explanation)
     return (
         (f"{high}: highest scores", f"no patch with a positive score for {what}", RED),
@@ -97,7 +98,8 @@ def _patches(
             framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], edge)
             sheet.image(framed, x, sheet.y)
             below, wide = sheet.y + height + round(0.3 * sheet.unit), height
-            sheet.text(number(float(score)), 1.0, x + wide / 2, below, width=wide, ha="center")
+            shown = number(float(score), digits_for(scale.low, scale.high))
+            sheet.text(shown, 1.0, x + wide / 2, below, width=wide, ha="center")
             place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
             below += round(1.3 * sheet.unit)
             sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor, log10
 
 from xmil.core.explanation import Explanation
 
@@ -19,6 +20,8 @@ TITLES = {
     "logits": "Instance logits",
     "random": "Random",
 }
+MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 VALUES = {"regression": "the value", "survival": "the risk", "cox": "the risk"}  # tasks with one number
 
 
@@ -79,14 +82,31 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
     return f"speaks against {explained(explanation)}", f"supports {explained(explanation)}"
 
 
-def number(value: float) -> str:
-    """A score with three digits and a true minus sign.
+def number(value: float, digits: int = 3) -> str:
+    """A number with so many digits, powers of ten written out.
 
-    >>> number(0.00123456), number(0.0), number(12345.6)
-    ('0.00123', '0', '12,346')
+    >>> number(0.00123456), number(0.0), number(12345.6), number(0.00157321, 5)
+    ('0.00123', '0', '12,346', '0.0015732')
     """
-    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return text.replace("-", "\N{MINUS SIGN}")
+    size = abs(value)
+    if size >= 1000 or not size:
+        text = f"{value:,.0f}"
+    elif size < 1e-3:
+        power = floor(log10(size))
+        text = f"{value / 10**power:.{digits}g}{TIMES}10{str(power).translate(SUPERSCRIPTS)}"
+    else:
+        text = f"{value:.{digits}g}"
+    return text.replace("-", MINUS)
+
+
+def digits_for(low: float, high: float) -> int:
+    """Digits that tell numbers between two ends apart.
+
+    >>> digits_for(0.0, 1.0), digits_for(0.001571, 0.001579)
+    (3, 5)
+    """
+    span, largest = high - low, max(abs(low), abs(high))
+    return 3 if span <= 0 else max(3, min(9, ceil(log10(largest / span)) + 2))
 
 
 def _class(cls: object, name: str | None) -> str:

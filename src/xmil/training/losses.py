@@ -79,11 +79,11 @@ def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tenso
     bin y has survived all bins before and met h_y; a censored one has survived through y. `alpha` takes
     weight from censored bags.
     """
-    time, event = targets[:, 0].long(), targets[:, 1].to(outputs)
+    time, event = targets[:, :1], targets[:, 1].to(outputs)
+    bins = torch.arange(outputs.shape[1], device=outputs.device)[None, :]
     survive, die = F.logsigmoid(-outputs), F.logsigmoid(outputs)  # log(1 - h), log h
-    through = survive.cumsum(dim=1).gather(1, time[:, None])[:, 0]  # log S(y)
-    before = through - survive.gather(1, time[:, None])[:, 0]  # log S(y - 1)
-    seen = before + die.gather(1, time[:, None])[:, 0]
+    through = (survive * (bins <= time)).sum(dim=1)  # log S(y)
+    seen = (survive * (bins < time) + die * (bins == time)).sum(dim=1)
     return -(event * seen + (1 - alpha) * (1 - event) * through)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from xmil.core.errors import InputError, UnsupportedError
+from xmil.data.containers.base import available_memory
 from xmil.training.config import Config, Train
 
 
@@ -60,19 +61,11 @@ def deterministic(on: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[1]
 
 
-def free_memory() -> int:
-    """Bytes of memory that are free now; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
-
-
 def preload_bytes(settings: Train) -> int:
-    """How many bytes of features to keep in memory: as set, or half of what is free."""
+    """How many bytes of features each process keeps in memory: as set, or its part of half of what is free."""
     if settings.preload_gb is not None:
         return int(settings.preload_gb * 1e9)
-    return free_memory() // (2 * settings.devices)
+    return (available_memory() or 0) // (2 * settings.devices)
 
 
 def _devices(settings: Train) -> tuple[str, int | list[int]]:
