@@ -11,6 +11,7 @@ import torch
 QUICK = (
     "core",
     "read",
+    "paint",
     "flip",
     "toy",
     "embed",

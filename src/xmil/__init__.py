@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from xmil.models import save_model as save_model
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
+    from xmil.slides.picture import heatmap as heatmap
+    from xmil.training.config import load_config as load_config
+    from xmil.training.run import train as train
+    from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
@@ -61,10 +65,12 @@ _HOME = {
     "explain_classes": "xmil.methods",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
+    "heatmap": "xmil.slides.picture",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
+    "load_config": "xmil.training.config",
     "load_encoder": "xmil.encoders",
     "load_model": "xmil.models",
     "necessity": "xmil.evaluate.measures",
@@ -76,6 +82,8 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
+    "train": "xmil.training.run",
+    "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }
 

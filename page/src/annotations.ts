@@ -1,0 +1,142 @@
+/** Named regions: kept in the browser, written and read as QuPath's GeoJSON. */
+
+import { area, type Point, type Polygon, type Ring } from "./geometry";
+import { store, stored } from "./settings";
+
+export interface Annotation {
+  id: string;
+  name: string;
+  kind: string;
+  colour: [number, number, number];
+  polygons: Polygon[];
+}
+
+export interface Feature {
+  type: "Feature";
+  id?: string;
+  geometry: { type: string; coordinates: unknown };
+  properties: Record<string, unknown>;
+}
+
+export const KINDS: { name: string; colour: [number, number, number] }[] = [
+  { name: "Tumor", colour: [200, 0, 0] },
+  { name: "Stroma", colour: [20, 130, 20] },
+  { name: "Immune cells", colour: [106, 61, 154] },
+  { name: "Necrosis", colour: [60, 60, 60] },
+  { name: "Normal", colour: [30, 110, 190] },
+  { name: "Artefact", colour: [190, 120, 0] },
+  { name: "Other", colour: [230, 160, 0] },
+];
+
+const MOST_BYTES = 50_000_000;
+
+export function annotationsOf(run: string, slide: string): Annotation[] {
+  const found = stored<Annotation[]>(`xmil:notes:${run}:${slide}`);
+  return Array.isArray(found) ? found.filter((note) => note && Array.isArray(note.polygons)) : [];
+}
+
+/** Keeps a slide's annotations; false where the browser has no room. */
+export function keepAnnotations(run: string, slide: string, notes: Annotation[]): boolean {
+  return store(`xmil:notes:${run}:${slide}`, notes);
+}
+
+export function annotation(name: string, kind: string, polygons: Polygon[]): Annotation {
+  const colour = KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
+  return { id: identifier(), name, kind, colour, polygons };
+}
+
+function identifier(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6] & 15) | 64;
+  bytes[8] = (bytes[8] & 63) | 128;
+  const digits = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return [digits.slice(0, 8), digits.slice(8, 12), digits.slice(12, 16), digits.slice(16, 20), digits.slice(20)].join("-");
+}
+
+/** An annotation as QuPath reads it. */
+export function asFeature(note: Annotation): Feature {
+  return {
+    type: "Feature",
+    id: note.id,
+    geometry: geometryOf(note.polygons),
+    properties: {
+      objectType: "annotation",
+      name: note.name,
+      classification: { name: note.kind, color: note.colour },
+      isLocked: false,
+    },
+  };
+}
+
+/** A patch with its scores as a tile of QuPath. */
+export function patchFeature(ring: Ring, colour: number[], measurements: Record<string, number>): Feature {
+  return {
+    type: "Feature",
+    id: identifier(),
+    geometry: { type: "Polygon", coordinates: [ring] },
+    properties: { objectType: "tile", color: colour, measurements },
+  };
+}
+
+function geometryOf(polygons: Polygon[]): Feature["geometry"] {
+  return polygons.length === 1
+    ? { type: "Polygon", coordinates: polygons[0] }
+    : { type: "MultiPolygon", coordinates: polygons };
+}
+
+/** GeoJSON of all features. */
+export function asGeoJson(features: Feature[]): Blob {
+  const text = JSON.stringify({ type: "FeatureCollection", features });
+  return new Blob([text], { type: "application/geo+json" });
+}
+
+/** Annotations from a GeoJSON file, and how many features could not be used. */
+export async function readGeoJson(file: File): Promise<{ notes: Annotation[]; skipped: number }> {
+  if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than 50 MB.`);
+  let content: unknown;
+  try {
+    content = JSON.parse(await file.text());
+  } catch {
+    throw new Error(`${file.name} is not valid JSON.`);
+  }
+  const features = featuresOf(content);
+  if (!features) throw new Error(`${file.name} holds no GeoJSON features.`);
+  const notes = features.map(fromFeature).filter((note): note is Annotation => note !== null);
+  return { notes, skipped: features.length - notes.length };
+}
+
+function featuresOf(content: unknown): unknown[] | null {
+  if (Array.isArray(content)) return content;
+  const found = content as { type?: unknown; features?: unknown } | null;
+  if (found?.type === "Feature") return [found];
+  return Array.isArray(found?.features) ? found.features : null;
+}
+
+function fromFeature(feature: unknown): Annotation | null {
+  const { geometry, properties } = (feature ?? {}) as { geometry?: { type?: unknown; coordinates?: unknown }; properties?: Record<string, unknown> };
+  const found = geometry?.type === "Polygon" ? [geometry.coordinates] : geometry?.type === "MultiPolygon" ? geometry.coordinates : null;
+  const polygons = Array.isArray(found) ? found.map(polygon) : [];
+  if (!polygons.length || polygons.some((p) => p === null)) return null;
+  const kind = properties?.classification as { name?: unknown; names?: unknown; color?: unknown } | undefined;
+  const named = typeof kind?.name === "string" ? kind.name : Array.isArray(kind?.names) ? kind.names.join(": ") : "Other";
+  const note = annotation(text(properties?.name), text(named) || "Other", polygons as Polygon[]);
+  const colour = kind?.color ?? properties?.color;
+  if (Array.isArray(colour) && colour.length >= 3 && colour.every((c) => Number.isFinite(c))) note.colour = colour.slice(0, 3) as Annotation["colour"];
+  return note;
+}
+
+function text(value: unknown): string {
+  return typeof value === "string" ? value.slice(0, 500) : "";
+}
+
+function polygon(coordinates: unknown): Polygon | null {
+  if (!Array.isArray(coordinates) || !coordinates.length) return null;
+  const rings = coordinates.map((ring): Ring | null =>
+    Array.isArray(ring) && ring.length >= 4 && ring.every(isPoint) ? ring.map(([x, y]): Point => [x, y]) : null,
+  );
+  return rings.some((ring) => ring === null) || area(rings[0]!) === 0 ? null : (rings as Polygon);
+}
+
+function isPoint(value: unknown): value is Point {
+  return Array.isArray(value) && value.length >= 2 && Number.isFinite(value[0]) && Number.isFinite(value[1]);
+}

@@ -1,0 +1,188 @@
+/** What the server or the exported folder holds, and how it is fetched. */
+
+export interface SlideRow {
+  key: number;
+  id: string;
+  case: string | null;
+  label: string | null;
+  predicted: string | null;
+  correct: boolean | null;
+  probability: number | null;
+  verdict: string | null;
+  n: number | null;
+  image: boolean;
+  error: string | null;
+}
+
+export interface Run {
+  name: string;
+  version: string;
+  live: boolean;
+  whatif: boolean;
+  similar: boolean;
+  task: string;
+  runs: { name: string; model: string | null }[];
+  methods: string[];
+  class_names: string[] | null;
+  slides: SlideRow[];
+}
+
+export interface Audit {
+  output: number;
+  instances: number;
+  class_token: number;
+  bias: number;
+  epsilon: number;
+  other: number;
+}
+
+export interface Column {
+  name: string;
+  method: string;
+  target: string;
+  signed: boolean;
+  output: number | null;
+  audit: Audit | null;
+}
+
+export interface MethodCertificate {
+  method: string;
+  target: string;
+  verdict: string;
+  sentence: string;
+  aupc: number;
+  srg: number;
+  flipped: number | null;
+  random_aupc: number;
+  random_interval: [number, number];
+  audit: Audit | null;
+  morf?: number[];
+  lerf?: number[];
+}
+
+export interface Certificate {
+  n: number;
+  output?: number;
+  mode?: string;
+  methods: MethodCertificate[];
+  random_band: { mean: number[]; low: number[]; high: number[] };
+}
+
+export interface EvidenceSet {
+  run: number;
+  n: number;
+  edge: number | null;
+  placed: boolean;
+  columns: Column[];
+  classes: string[] | null;
+  logits: number[] | null;
+  probabilities: number[] | null;
+  value: number | null;
+  certificate: Certificate | null;
+}
+
+export interface SlideInfo {
+  key: number;
+  id: string;
+  case: string | null;
+  label: string | null;
+  predicted: string | null;
+  correct: boolean | null;
+  error: string | null;
+  image: { width: number; height: number; tile_size: number; overlap: number; levels: number; finest?: number; bounds?: [number, number, number, number] } | null;
+  mpp: number | null;
+  magnification: number | null;
+  sets: EvidenceSet[];
+}
+
+export interface WhatIf {
+  labels: string[];
+  before: number[];
+  after: number[];
+  logits_before: number[];
+  logits_after: number[];
+  n_left: number;
+  seconds: number;
+  note?: string | null;
+}
+
+export interface Neighbour {
+  index: number;
+  similarity: number;
+}
+
+/** The scores of one run on one slide: places where known, and a typed array for each column. */
+export interface Scores {
+  set: EvidenceSet;
+  x: Int32Array | null;
+  y: Int32Array | null;
+  columns: Float32Array[];
+}
+
+export const getRun = (): Promise<Run> => json("api/run.json");
+export const getSlide = (key: number): Promise<SlideInfo> => json(`api/slides/${key}/slide.json`);
+export const thumbnailUrl = (key: number): string => `api/slides/${key}/thumbnail.jpeg`;
+export const patchUrl = (key: number, run: number, i: number): string => `api/slides/${key}/patch-${run}-${i}.jpeg`;
+export const tileUrl = (key: number, level: number, column: number, row: number): string =>
+  `tiles/${key}/${level}/${column}_${row}.jpeg`;
+
+export async function getScores(key: number, set: EvidenceSet): Promise<Scores> {
+  const response = await answered(await reached(`api/slides/${key}/evidence-${set.run}.bin`));
+  return parseScores(await response.arrayBuffer(), set);
+}
+
+/** Cuts the buffer: x0, y0 (int32, where placed), then one float32 array for each column. */
+export function parseScores(buffer: ArrayBuffer, set: EvidenceSet): Scores {
+  const { n, placed, columns } = set;
+  const expected = 4 * n * ((placed ? 2 : 0) + columns.length);
+  if (buffer.byteLength !== expected) throw new Error(`The evidence is incomplete (${buffer.byteLength} of ${expected} bytes).`);
+  const first = placed ? 2 : 0;
+  return {
+    set,
+    x: placed ? new Int32Array(buffer, 0, n) : null,
+    y: placed ? new Int32Array(buffer, 4 * n, n) : null,
+    columns: columns.map((_, i) => new Float32Array(buffer, 4 * n * (first + i), n)),
+  };
+}
+
+export async function getSimilar(key: number, run: number, i: number): Promise<Neighbour[]> {
+  return (await json<{ neighbours: Neighbour[] }>(`api/slides/${key}/similar-${run}-${i}.json`)).neighbours;
+}
+
+/** Asks for the prediction without, or with only, the instances in the ranges. */
+export async function postWhatIf(key: number, run: number, keep: [number, number][]): Promise<WhatIf> {
+  const response = await reached(`api/slides/${key}/whatif`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ run, keep }),
+  });
+  return (await answered(response)).json() as Promise<WhatIf>;
+}
+
+async function json<T>(url: string): Promise<T> {
+  const response = await answered(await reached(url));
+  try {
+    return (await response.json()) as T;
+  } catch {
+    throw new Error(`${url} is not valid JSON.`);
+  }
+}
+
+async function reached(url: string, init?: RequestInit): Promise<Response> {
+  try {
+    return await fetch(url, init);
+  } catch {
+    throw new Error("The server cannot be reached. Is xmil view still running?");
+  }
+}
+
+async function answered(response: Response): Promise<Response> {
+  if (response.ok) return response;
+  let said: unknown;
+  try {
+    said = ((await response.json()) as { error?: unknown }).error;
+  } catch {
+    said = undefined;
+  }
+  throw new Error(typeof said === "string" ? said : `The server answered ${response.status} ${response.statusText}.`);
+}

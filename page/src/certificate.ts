@@ -1,0 +1,117 @@
+/** How far the scores can be trusted: flip curve against chance, account of the output, verdict. */
+
+import type { Audit, Certificate, MethodCertificate } from "./api";
+import { el, put, svg } from "./dom";
+import { shown, type Evidence } from "./evidence";
+import type { SlideView } from "./slide";
+
+const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
+
+/** A verdict as a small label with a sign that does not rely on colour. */
+export function verdictLabel(verdict: string | null): HTMLElement {
+  if (!verdict) return el("span", { class: "muted" }, "–");
+  const kind = MARKS[verdict] ?? "open";
+  const sign = { good: "✓", poor: "≈", bad: "✕", open: "?" }[kind];
+  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), verdict);
+}
+
+export class CertificatePanel {
+  readonly element = el("div", { class: "panel-body" });
+
+  constructor(private readonly view: SlideView) {}
+
+  refresh(): void {
+    const evidence = this.view.active?.evidence;
+    if (!evidence) return put(this.element, el("p", { class: "muted" }, "This slide has no evidence."));
+    const { certificate } = evidence.scores.set;
+    const { audit } = evidence.column;
+    const found = certificate?.methods.find((m) => m.method === evidence.choice.method);
+    put(
+      this.element,
+      el("h3", {}, `${evidence.choice.method}: evidence for ${evidence.choice.target}`),
+      ...(certificate && found ? this.faithfulness(certificate, found, evidence) : [this.missing(certificate)]),
+      ...(audit ? [accountOf(audit)] : [el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
+    );
+  }
+
+  private missing(certificate: Certificate | null): HTMLElement {
+    const text = certificate ? "This method was not evaluated on this slide." : "This slide was not evaluated. xmil evaluate measures how faithful its evidence is.";
+    return el("p", { class: "muted" }, text);
+  }
+
+  private faithfulness(certificate: Certificate, found: MethodCertificate, evidence: Evidence): HTMLElement[] {
+    const about = found.target === evidence.choice.target ? null : el("p", { class: "note" }, `Measured for ${found.target}.`);
+    return [
+      el("p", { class: "verdict-line" }, verdictLabel(found.verdict), ` ${found.sentence}`),
+      ...(about ? [about] : []),
+      el("section", { class: "block" }, el("h3", {}, "Flip curve"), flipChart(certificate, found)),
+    ];
+  }
+
+  private others(certificate: Certificate, evidence: Evidence): HTMLElement {
+    const rows = certificate.methods.map((m) =>
+      el(
+        "tr",
+        { class: m.method === evidence.choice.method ? "current" : "" },
+        el("td", {}, m.method),
+        el("td", {}, verdictLabel(m.verdict)),
+        el("td", { class: "number" }, shown(m.aupc)),
+        el("td", { class: "number" }, shown(m.srg)),
+      ),
+    );
+    const head = ["Method", "Verdict", "AUPC", "SRG"].map((text) => el("th", { scope: "col" }, text));
+    return el("section", { class: "block" }, el("h3", {}, "All methods on this slide"), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
+  }
+}
+
+const CHART = { width: 320, height: 190, left: 34, right: 8, top: 8, bottom: 30 };
+
+/** Output against the share of patches dropped, most relevant first, with the band of random orders. */
+function flipChart(certificate: Certificate, found: MethodCertificate): Element {
+  const { mean, low, high } = certificate.random_band;
+  const all = [...low, ...high, ...(found.morf ?? [])].filter(Number.isFinite);
+  const bounded = all.every((v) => v >= -1e-6 && v <= 1 + 1e-6);
+  const [bottom, peak] = bounded ? [0, 1] : [Math.min(...all), Math.max(...all)];
+  const x = (i: number, n: number) => CHART.left + (i / Math.max(1, n - 1)) * (CHART.width - CHART.left - CHART.right);
+  const y = (v: number) => CHART.height - CHART.bottom - ((v - bottom) / (peak - bottom || 1)) * (CHART.height - CHART.top - CHART.bottom);
+  const line = (values: number[]) => values.map((v, i) => `${i ? "L" : "M"}${x(i, values.length).toFixed(1)},${y(v).toFixed(1)}`).join("");
+  const band = `${line(high)}${[...low].reverse().map((v, i) => `L${x(low.length - 1 - i, low.length).toFixed(1)},${y(v).toFixed(1)}`).join("")}Z`;
+  const text = (content: string, tx: number, ty: number, anchor = "middle") => svg("text", { x: tx, y: ty, "text-anchor": anchor }, content);
+  const steps = mean.length - 1;
+  const chart = svg(
+    "svg",
+    { viewBox: `0 0 ${CHART.width} ${CHART.height}`, class: "flip", role: "img", "aria-label": found.sentence },
+    ...[0, 0.5, 1].flatMap((f) => {
+      const v = bottom + f * (peak - bottom);
+      return [svg("line", { x1: CHART.left, x2: CHART.width - CHART.right, y1: y(v), y2: y(v), class: "grid" }), text(shown(v, 2), CHART.left - 5, y(v) + 4, "end")];
+    }),
+    ...[0, 50, 100].map((p) => text(`${p} %`, x(p, 101), CHART.height - 15, p === 100 ? "end" : p === 0 ? "start" : "middle")),
+    text("patches dropped, most relevant first", (CHART.left + CHART.width) / 2, CHART.height - 2),
+    svg("path", { d: band, class: "band" }),
+    svg("path", { d: line(mean), class: "mean" }),
+    found.lerf ? svg("path", { d: line(found.lerf), class: "lerf" }) : null,
+    found.morf ? svg("path", { d: line(found.morf), class: "morf" }) : null,
+    found.flipped !== null && steps > 0 ? svg("line", { x1: x(found.flipped, steps + 1), x2: x(found.flipped, steps + 1), y1: CHART.top, y2: CHART.height - CHART.bottom, class: "flipped" }) : null,
+  );
+  const key = (kind: string, name: string) => el("span", { class: `key ${kind}` }, name);
+  const keys = [found.morf && key("morf", "most relevant first"), found.lerf && key("lerf", "least relevant first"), key("band", "random, 95 %"), found.flipped !== null && key("flipped", "decision flips")];
+  const figure = el("figure", {}, el("figcaption", { class: "keys" }, ...keys.filter((k): k is HTMLSpanElement => Boolean(k))));
+  figure.prepend(chart);
+  return figure;
+}
+
+const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["other", "Unexplained"]];
+
+/** The explained output as a sum: each share as a bar from zero. */
+function accountOf(audit: Audit): HTMLElement {
+  const most = Math.max(...SHARES.map(([key]) => Math.abs(audit[key])), 1e-12);
+  const rows = SHARES.map(([key, name]) => {
+    const value = audit[key];
+    const width = (50 * Math.abs(value)) / most;
+    const bar = el("span", { class: `share ${key}`, style: { width: `${width}%`, left: `${value < 0 ? 50 - width : 50}%` } });
+    return el("div", { class: "account-row" }, el("span", {}, name), el("span", { class: "account-track" }, bar), el("span", { class: "number" }, shown(value)));
+  });
+  const total = el("div", { class: "account-row total" }, el("span", {}, "Output"), el("span", {}), el("span", { class: "number" }, shown(audit.output)));
+  return el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("div", { class: "account" }, ...rows, total));
+}

@@ -1,0 +1,141 @@
+/** The list of slides: find one by name, label, prediction or verdict. */
+
+import { thumbnailUrl, type Run, type SlideRow } from "./api";
+import { verdictLabel } from "./certificate";
+import { button, el, put, select } from "./dom";
+
+interface Sort {
+  key: keyof SlideRow;
+  down: boolean;
+}
+
+const PAGE = 200;
+const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", "Label"], ["predicted", "Prediction"], ["correct", "Correct"], ["verdict", "Faithfulness"], ["n", "Patches"]];
+
+const state = { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false } as Sort, length: PAGE };
+
+export class Cohort {
+  readonly element = el("main", { class: "cohort" });
+  private readonly body = el("tbody", {});
+  private readonly head = el("tr", {});
+  private readonly counted = el("p", { class: "muted", role: "status" });
+  private readonly more = button("Show more", () => this.extend(), { class: "more" });
+
+  constructor(private readonly run: Run) {
+    const search = el("input", { type: "search", name: "search", placeholder: "Search slides and cases ( / )", ariaLabel: "Search slides and cases", value: state.search });
+    search.addEventListener("input", () => this.filter({ search: search.value }));
+    const withVerdict = run.slides.some((slide) => slide.verdict);
+    put(
+      this.element,
+      el("div", { class: "filters" }, search, this.choice("label", "Label"), this.choice("predicted", "Prediction"), this.correctness(), withVerdict && this.choice("verdict", "Faithfulness")),
+      this.counted,
+      el("table", { class: "slides" }, el("thead", {}, this.head), this.body),
+      this.more,
+    );
+    this.refresh();
+  }
+
+  private choice(key: "label" | "predicted" | "verdict", name: string): HTMLElement | null {
+    const values = [...new Set(this.run.slides.map((slide) => slide[key]).filter((v): v is string => v !== null))].sort(natural);
+    if (values.length < 2 || values.length > 50) return null;
+    const options = [{ value: "", text: `${name}: all` }, ...values.map((value) => ({ value, text: value }))];
+    return select(name, options, state[key], (v) => this.filter({ [key]: v }), { name: key });
+  }
+
+  private correctness(): HTMLElement | null {
+    if (!this.run.slides.some((slide) => slide.correct !== null)) return null;
+    const options = [{ value: "", text: "Correct and wrong" }, { value: "yes", text: "Correct only" }, { value: "no", text: "Wrong only" }];
+    return select("Correct", options, state.correct, (v) => this.filter({ correct: v }), { name: "correct" });
+  }
+
+  private filter(change: Partial<typeof state>): void {
+    Object.assign(state, change, { length: PAGE });
+    this.refresh();
+  }
+
+  private extend(): void {
+    state.length += PAGE;
+    this.refresh();
+  }
+
+  private found(): SlideRow[] {
+    const needle = state.search.trim().toLowerCase();
+    const fits = (slide: SlideRow) =>
+      (!needle || `${slide.id} ${slide.case ?? ""}`.toLowerCase().includes(needle)) &&
+      (!state.label || slide.label === state.label) &&
+      (!state.predicted || slide.predicted === state.predicted) &&
+      (!state.verdict || slide.verdict === state.verdict) &&
+      (!state.correct || slide.correct === (state.correct === "yes"));
+    const { key, down } = state.sort;
+    const order = (a: SlideRow, b: SlideRow) => compare(a[key], b[key], down) || natural(a.id, b.id);
+    return this.run.slides.filter(fits).sort(order);
+  }
+
+  refresh(): void {
+    const found = this.found();
+    put(this.head, el("th", { class: "thumb" }, el("span", { class: "hidden-text" }, "Picture")), ...COLUMNS.map(([key, name]) => this.header(key, name)));
+    put(this.body, ...found.slice(0, state.length).map((slide) => this.row(slide)));
+    this.more.hidden = found.length <= state.length;
+    this.counted.textContent = this.sentence(found);
+    if (!found.length) put(this.body, el("tr", {}, el("td", { colSpan: COLUMNS.length + 1, class: "muted none" }, "No slide fits.")));
+  }
+
+  private sentence(found: SlideRow[]): string {
+    const known = found.filter((slide) => slide.correct !== null);
+    const right = known.filter((slide) => slide.correct).length;
+    const failed = found.filter((slide) => slide.error).length;
+    const parts = [`${found.length.toLocaleString("en")} of ${this.run.slides.length.toLocaleString("en")} slides`];
+    if (known.length) parts.push(`${right} of ${known.length} predicted correctly`);
+    if (failed) parts.push(`${failed} with problems`);
+    return parts.join(" · ");
+  }
+
+  private header(key: keyof SlideRow, name: string): HTMLElement {
+    const here = state.sort.key === key;
+    const arrow = here ? (state.sort.down ? " ↓" : " ↑") : "";
+    const sort = () => this.filter({ sort: { key, down: here && !state.sort.down } });
+    return el("th", { scope: "col", "aria-sort": here ? (state.sort.down ? "descending" : "ascending") : "none", class: `column-${key}` }, button(name + arrow, sort, { class: "sort" }));
+  }
+
+  private row(slide: SlideRow): HTMLElement {
+    const link = el("a", { href: `#/slide/${slide.key}` }, slide.id);
+    const open = (event: MouseEvent) => {
+      if (!(event.target as Element).closest("a, button") && !getSelection()?.toString()) location.hash = link.hash;
+    };
+    const about = slide.error ? el("div", { class: "problem small" }, slide.error) : slide.case && slide.case !== slide.id ? el("div", { class: "muted small" }, slide.case) : null;
+    return el(
+      "tr",
+      { onclick: open, data: { key: slide.key } },
+      el("td", { class: "thumb" }, thumbnail(slide)),
+      el("td", {}, link, about),
+      el("td", {}, slide.label ?? "–"),
+      el("td", {}, slide.predicted ?? "–", slide.probability !== null && el("span", { class: "muted" }, ` ${(100 * slide.probability).toFixed(0)} %`)),
+      el("td", {}, correctLabel(slide.correct)),
+      el("td", {}, verdictLabel(slide.verdict)),
+      el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
+    );
+  }
+}
+
+export function correctLabel(correct: boolean | null): HTMLElement {
+  if (correct === null) return el("span", { class: "muted" }, "–");
+  return correct ? el("span", { class: "right" }, "✓ correct") : el("span", { class: "wrong" }, "✕ wrong");
+}
+
+function thumbnail(slide: SlideRow): HTMLElement {
+  if (!slide.image) return el("div", { class: "no-thumb", ariaLabel: "No image" });
+  const image = el("img", { loading: "lazy", alt: "", width: 64, height: 48 });
+  image.onerror = () => image.replaceWith(el("div", { class: "no-thumb" }));
+  image.src = thumbnailUrl(slide.key);
+  return image;
+}
+
+const collator = new Intl.Collator("en", { numeric: true });
+const natural = (a: string, b: string): number => collator.compare(a, b);
+
+/** Missing values come last in both directions. */
+function compare(a: unknown, b: unknown, down: boolean): number {
+  if (a === null || b === null) return a === b ? 0 : a === null ? 1 : -1;
+  const order = typeof a === "string" ? natural(a, String(b)) : Number(a) - Number(b);
+  return down ? -order : order;
+}

@@ -1,0 +1,145 @@
+/** The panel that says how evidence is shown: histogram, threshold, clipping, colours. */
+
+import { button, el, put, select } from "./dom";
+import { histogram, shown, type Evidence } from "./evidence";
+import { limitOf } from "./overlay";
+import { css, PALETTES, table } from "./palette";
+import { galleries } from "./patches";
+import type { Display } from "./settings";
+import type { SlideView } from "./slide";
+
+const BINS = 64;
+
+export class Controls {
+  readonly element = el("div", { class: "panel-body" });
+  private readonly chart = el("canvas", { class: "histogram", role: "img", width: 640, height: 150 });
+  private readonly axis = el("div", { class: "axis" });
+  private readonly gallery = el("div", {});
+  private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
+  private readonly clip = slider("Colours saturate at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
+  private readonly opacity = slider("Opacity", 0, 1, 0.02, (v) => this.view.setDisplay({ opacity: v }));
+  private readonly counted = el("p", { class: "muted small" });
+  private readonly signs = el("div", { class: "segments", role: "group", ariaLabel: "Signs shown" });
+  private readonly fade = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ fade: this.fade.checked }) });
+  private waiting = 0;
+
+  constructor(private readonly view: SlideView) {
+    const whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
+    this.clip.row.append(whisker);
+    const palettes = PALETTES.map((palette) => ({ value: palette.id, text: palette.name }));
+    put(
+      this.element,
+      el("section", { class: "block" }, el("h3", {}, "Distribution of scores"), this.chart, this.axis, this.threshold.element, this.clip.element, this.counted),
+      el(
+        "section",
+        { class: "block" },
+        el("h3", {}, "Appearance"),
+        this.signs,
+        this.opacity.element,
+        el("label", { class: "row" }, "Colours", select("Colours", palettes, view.display.palette, (v) => view.setDisplay({ palette: v }), { name: "palette" })),
+        el("label", { class: "row check" }, this.fade, "Fade weak evidence"),
+      ),
+      this.gallery,
+    );
+  }
+
+  refresh(): void {
+    const evidence = this.view.active?.evidence;
+    this.element.classList.toggle("empty", !evidence);
+    if (!evidence) return;
+    const { display } = this.view;
+    const limit = limitOf(evidence, display);
+    const low = evidence.signed ? 0 : evidence.smallest;
+    this.threshold.set(display.threshold, display.threshold === 0 ? "0" : shown(low + display.threshold * (limit - low)));
+    this.clip.set(limit / evidence.largest, `${shown(limit)}${display.clip === null ? " (whisker)" : ""}`);
+    this.opacity.set(display.opacity, `${Math.round(100 * display.opacity)} %`);
+    this.fade.checked = display.fade;
+    this.drawSigns(evidence, display);
+    this.drawChart(evidence, display, limit);
+  }
+
+  /** The galleries follow a moment later, so that switching stays instant. */
+  refreshGallery(): void {
+    clearTimeout(this.waiting);
+    this.waiting = window.setTimeout(() => {
+      const pane = this.view.active;
+      if (!pane?.evidence) return;
+      put(this.gallery, ...galleries(this.view.info, pane.evidence, this.view.display, (i) => this.view.jump(pane, i)));
+    }, 60);
+  }
+
+  private drawSigns(evidence: Evidence, display: Display): void {
+    const names = { both: "Both", positive: "For only", negative: "Against only" } as const;
+    const buttons = (Object.keys(names) as Display["sign"][]).map((sign) =>
+      button(names[sign], () => this.view.setDisplay({ sign }), { ariaPressed: String(display.sign === sign), data: { sign } }),
+    );
+    put(this.signs, ...buttons);
+    this.signs.hidden = !evidence.signed;
+  }
+
+  private drawChart(evidence: Evidence, display: Display, limit: number): void {
+    const { values, signed, largest, smallest } = evidence;
+    const [low, high] = signed ? [-largest, largest] : [smallest, largest];
+    const counts = histogram(values, low, high, BINS);
+    const most = Math.max(1, ...counts);
+    const context = this.chart.getContext("2d")!;
+    const { width, height } = this.chart;
+    const colours = table(display.palette, signed);
+    const at = (value: number) => ((value - low) / (high - low || 1)) * width;
+    context.clearRect(0, 0, width, height);
+    const base = signed ? 0 : smallest;
+    const least = display.threshold * (limit - base);
+    counts.forEach((count, bin) => {
+      if (!count) return;
+      const value = low + ((bin + 0.5) / BINS) * (high - low);
+      const share = signed ? 0.5 + 0.5 * (value / limit) : (value - smallest) / (limit - smallest || 1);
+      const wrong = signed && ((display.sign === "positive" && value < 0) || (display.sign === "negative" && value > 0));
+      context.globalAlpha = wrong || Math.abs(value - base) < least ? 0.25 : 1;
+      context.fillStyle = css(colours, 255 * share);
+      const tall = Math.max(3, Math.sqrt(count / most) * (height - 6));
+      context.fillRect(at(low) + (bin * width) / BINS + 0.5, height - tall, width / BINS - 1, tall);
+      context.globalAlpha = 0.7;
+      context.strokeStyle = "#8a929c";
+      context.strokeRect(at(low) + (bin * width) / BINS + 0.5, height - tall, width / BINS - 1, tall);
+    });
+    context.globalAlpha = 1;
+    const lines = (value: number, dash: number[]) => {
+      context.setLineDash(dash);
+      context.strokeStyle = getComputedStyle(this.chart).color;
+      context.lineWidth = 2;
+      for (const x of signed ? [at(-value), at(value)] : [at(base + value)]) {
+        context.beginPath();
+        context.moveTo(x, 0);
+        context.lineTo(x, height);
+        context.stroke();
+      }
+      context.setLineDash([]);
+    };
+    lines(limit - base, [2, 5]);
+    if (least > 0) lines(least, []);
+    put(this.axis, el("span", {}, shown(low)), el("span", {}, signed ? "0" : ""), el("span", {}, shown(high)));
+    const drawn = this.view.visible(this.view.active!).length;
+    this.counted.textContent = `${drawn.toLocaleString("en")} of ${values.length.toLocaleString("en")} patches shown. Bars: square root of counts; dotted: saturation.`;
+    this.chart.ariaLabel = `Histogram of ${values.length} scores from ${shown(low)} to ${shown(high)}`;
+  }
+}
+
+interface Slider {
+  element: HTMLElement;
+  row: HTMLElement;
+  set(value: number, text: string): void;
+}
+
+function slider(label: string, min: number, max: number, step: number, input: (value: number) => void): Slider {
+  const name = label.toLowerCase().split(" ")[0];
+  const range = el("input", { type: "range", min, max, step, ariaLabel: label, name, oninput: () => input(Number(range.value)) });
+  const output = el("output", {});
+  const row = el("div", { class: "slider-row" }, range);
+  const element = el("div", { class: "slider" }, el("div", { class: "slider-head" }, el("span", {}, label), output), row);
+  const set = (value: number, text: string) => {
+    if (Number(range.value) !== value) range.value = String(value);
+    range.setAttribute("aria-valuetext", text);
+    output.textContent = text;
+  };
+  return { element, row, set };
+}

@@ -1,0 +1,149 @@
+/** What is shown of the scores: a column or a difference of two, its scale, ranks and histogram. */
+
+import type { Column, Scores } from "./api";
+
+/** The choice of a pane: a run, a method, an explained class, and a class it is set against. */
+export interface Choice {
+  run: number;
+  method: string;
+  target: string;
+  against: string | null;
+}
+
+/** One score for each instance as a pane shows it. */
+export interface Evidence {
+  choice: Choice;
+  scores: Scores;
+  values: Float32Array;
+  signed: boolean;
+  column: Column;
+  largest: number;
+  smallest: number;
+  whisker: number;
+}
+
+export function methodsOf(scores: Scores): string[] {
+  return [...new Set(scores.set.columns.map((column) => column.method))];
+}
+
+export function targetsOf(scores: Scores, method: string): string[] {
+  return scores.set.columns.filter((column) => column.method === method).map((column) => column.target);
+}
+
+/** The nearest choice that the scores hold: method and target are kept where they exist. */
+export function fitting(wanted: Partial<Choice>, scores: Scores, preferred: string | null): Choice | null {
+  const methods = methodsOf(scores);
+  if (!methods.length) return null;
+  const method = wanted.method !== undefined && methods.includes(wanted.method) ? wanted.method : methods[0];
+  const targets = targetsOf(scores, method);
+  const target = [wanted.target, preferred, targets[0]].find((t) => t != null && targets.includes(t)) as string;
+  const against = wanted.against != null && wanted.against !== target && targets.includes(wanted.against);
+  return { run: scores.set.run, method, target, against: against ? wanted.against! : null };
+}
+
+/** The scores of a choice; a contrast is the difference of two columns. */
+export function evidenceOf(scores: Scores, choice: Choice): Evidence {
+  const { columns } = scores.set;
+  const find = (target: string) => columns.findIndex((c) => c.method === choice.method && c.target === target);
+  const first = find(choice.target);
+  const second = choice.against === null ? -1 : find(choice.against);
+  const values = second < 0 ? scores.columns[first] : difference(scores.columns[first], scores.columns[second]);
+  const signed = columns[first].signed || second >= 0;
+  return { choice, scores, values, signed, column: columns[first], ...scaleOf(values, signed) };
+}
+
+function difference(a: Float32Array, b: Float32Array): Float32Array {
+  const result = new Float32Array(a.length);
+  for (let i = 0; i < a.length; i++) result[i] = a[i] - b[i];
+  return result;
+}
+
+/** The largest score by size, the smallest, and the box plot's whisker (1.5 IQR) where colours saturate. */
+function scaleOf(values: Float32Array, signed: boolean): { largest: number; smallest: number; whisker: number } {
+  const sorted = Float32Array.from(values.filter(Number.isFinite)).sort();
+  if (!sorted.length) return { largest: 1, smallest: 0, whisker: 1 };
+  const [q1, q3] = [quantile(sorted, 0.25), quantile(sorted, 0.75)];
+  const reach = 1.5 * (q3 - q1);
+  const low = sorted[lowerBound(sorted, q1 - reach)];
+  const high = sorted[Math.max(0, upperBound(sorted, q3 + reach) - 1)];
+  const smallest = signed ? 0 : Math.min(0, sorted[0]);
+  const largest = Math.max(Math.abs(sorted[0]), Math.abs(sorted[sorted.length - 1])) || 1;
+  const whisker = signed ? Math.max(Math.abs(low), Math.abs(high)) : high;
+  return { largest, smallest, whisker: reach > 0 && whisker > 0 ? whisker : largest };
+}
+
+export function quantile(sorted: Float32Array, q: number): number {
+  const place = q * (sorted.length - 1);
+  const i = Math.floor(place);
+  const next = Math.min(i + 1, sorted.length - 1);
+  return sorted[i] + (place - i) * (sorted[next] - sorted[i]);
+}
+
+export function lowerBound(sorted: Float32Array, value: number): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return Math.min(low, sorted.length - 1);
+}
+
+export function upperBound(sorted: Float32Array, value: number): number {
+  let [low, high] = [0, sorted.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The place of an instance from the highest score (1); equal scores share the better one. */
+export function rank(values: Float32Array, i: number): number {
+  let higher = 0;
+  for (const value of values) if (value > values[i]) higher++;
+  return higher + 1;
+}
+
+/** The share of the other instances with a lower score, in percent. */
+export function percentile(values: Float32Array, i: number): number {
+  let lower = 0;
+  for (const value of values) if (value < values[i]) lower++;
+  return values.length < 2 ? 100 : (100 * lower) / (values.length - 1);
+}
+
+/** The instances with the highest scores times `sign`, highest first; with a sign only those that have it. */
+export function top(values: Float32Array, count: number, sign: 1 | -1, signed: boolean): number[] {
+  const best: number[] = [];
+  for (let i = 0; i < values.length; i++) {
+    const value = sign * values[i];
+    if (Number.isNaN(value) || (signed && value <= 0)) continue;
+    if (best.length === count && value <= sign * values[best[count - 1]]) continue;
+    let place = best.length;
+    while (place > 0 && value > sign * values[best[place - 1]]) place--;
+    best.splice(place, 0, i);
+    if (best.length > count) best.pop();
+  }
+  return best;
+}
+
+/** How many scores fall into each of `bins` equal parts from `low` to `high`. */
+export function histogram(values: Float32Array, low: number, high: number, bins: number): Uint32Array {
+  const counts = new Uint32Array(bins);
+  const factor = bins / (high - low || 1);
+  for (const value of values) {
+    if (Number.isFinite(value)) counts[Math.max(0, Math.min(bins - 1, Math.floor((value - low) * factor)))]++;
+  }
+  return counts;
+}
+
+/** Three significant digits without needless zeros; very large and small numbers as powers. */
+export function shown(value: number | null | undefined, digits = 3): string {
+  if (value == null || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e5 && size >= 1e-3) return String(Number(value.toPrecision(digits))).replace("-", "−");
+  const [factor, power] = value.toExponential(digits - 2).split("e");
+  return `${factor}×10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("")}`.replace("-", "−");
+}

@@ -1,0 +1,104 @@
+/** Files of what is shown: annotations and patches as GeoJSON, the view as a picture. */
+
+import { asFeature, asGeoJson, patchFeature } from "./annotations";
+import { download, fileName } from "./dom";
+import { percentile, rank } from "./evidence";
+import { rectangle } from "./geometry";
+import { drawLegend } from "./legend";
+import { indices, Layout, limitOf } from "./overlay";
+import { table } from "./palette";
+import type { Pane } from "./pane";
+import type { SlideView } from "./slide";
+
+export class Exports {
+  constructor(private readonly view: SlideView) {}
+
+  annotations(): void {
+    const { info, marks } = this.view;
+    download(asGeoJson(marks.annotations.map(asFeature)), `${fileName(info.id)}.annotations.geojson`);
+  }
+
+  /** The patches that are shown and lie in the view, with score, rank and percentile. */
+  patches(): void {
+    const { view } = this;
+    const pane = view.active;
+    const evidence = pane?.evidence;
+    const layout = pane?.layout();
+    if (!pane || !evidence || !layout) return;
+    const colours = table(view.display.palette, evidence.signed);
+    const entries = indices(evidence, view.display);
+    const { choice, values } = evidence;
+    const name = `${choice.method}:${choice.target}${choice.against === null ? "" : `-vs-${choice.against}`}`;
+    const found = view.visible(pane).filter((i) => inView(pane, layout, i));
+    const orders = ranks(values, found);
+    const features = found.map((i) =>
+      patchFeature(rectangle(layout.x[i], layout.y[i], layout.edge, layout.edge), [...colours.slice(3 * entries[i], 3 * entries[i] + 3)], {
+        [name]: values[i],
+        rank: orders.get(i)![0],
+        percentile: orders.get(i)![1],
+      }),
+    );
+    download(asGeoJson(features), `${fileName(view.info.id)}.${fileName(name)}.geojson`);
+    view.say(`${features.length.toLocaleString("en")} patches in the view written.`);
+  }
+
+  /** What the panes show, with scale and colour bar. */
+  picture(): void {
+    const { view } = this;
+    const parts = view.panes.map((pane) => this.paneCanvas(pane));
+    const whole = document.createElement("canvas");
+    whole.width = parts.reduce((sum, part) => sum + part.width, 0) + 8 * (parts.length - 1);
+    whole.height = Math.max(...parts.map((part) => part.height));
+    const context = whole.getContext("2d")!;
+    context.fillStyle = "#fff";
+    context.fillRect(0, 0, whole.width, whole.height);
+    let x = 0;
+    for (const part of parts) {
+      context.drawImage(part, x, 0);
+      x += part.width + 8;
+    }
+    whole.toBlob((blob) => blob && download(blob, `${fileName(view.info.id)}.png`), "image/png");
+  }
+
+  private paneCanvas(pane: Pane): HTMLCanvasElement {
+    const { view } = this;
+    const canvas = document.createElement("canvas");
+    Object.assign(canvas, { width: pane.overlay.width, height: pane.overlay.height });
+    const context = canvas.getContext("2d")!;
+    context.fillStyle = "#fff";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    const image = pane.viewer.drawer.canvas as HTMLCanvasElement;
+    context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    context.globalAlpha = view.display.shown ? view.display.opacity : 0;
+    context.drawImage(pane.overlay, 0, 0);
+    context.globalAlpha = 1;
+    context.drawImage(pane.marksCanvas, 0, 0);
+    const { evidence } = pane;
+    drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, devicePixelRatio || 1);
+    return canvas;
+  }
+}
+
+function inView(pane: Pane, layout: Layout, i: number): boolean {
+  const t = pane.transform();
+  const size = layout.edge * t.scale;
+  const [x, y] = [t.x + layout.x[i] * t.scale, t.y + layout.y[i] * t.scale];
+  return x + size > 0 && y + size > 0 && x < pane.stage.clientWidth && y < pane.stage.clientHeight;
+}
+
+/** Rank and percentile of many instances with one sort. */
+function ranks(values: Float32Array, wanted: number[]): Map<number, [number, number]> {
+  if (wanted.length < 50) return new Map(wanted.map((i) => [i, [rank(values, i), percentile(values, i)]]));
+  const sorted = Float32Array.from(values).sort();
+  const n = sorted.length;
+  const below = (value: number, orEqual: boolean) => {
+    let [low, high] = [0, n];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (sorted[middle] < value || (orEqual && sorted[middle] === value)) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+  return new Map(wanted.map((i) => [i, [n - below(values[i], true) + 1, (100 * below(values[i], false)) / Math.max(1, n - 1)]]));
+}

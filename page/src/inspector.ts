@@ -1,0 +1,99 @@
+/** One patch closely: its picture, its scores under all methods, and the patches most like it. */
+
+import { getSimilar } from "./api";
+import { button, el, put } from "./dom";
+import { percentile, rank, shown, type Evidence } from "./evidence";
+import { Layout } from "./overlay";
+import { css, table } from "./palette";
+import { patchButton, patchPicture } from "./patches";
+import type { Pane } from "./pane";
+import type { SlideView } from "./slide";
+
+/** Score, rank and percentile in a line. */
+export function summary(evidence: Evidence, index: number): string {
+  const { values } = evidence;
+  return `score ${shown(values[index])} · rank ${rank(values, index).toLocaleString("en")} of ${values.length.toLocaleString("en")} · percentile ${percentile(values, index).toFixed(1)}`;
+}
+
+export class Inspector {
+  readonly element = el("div", { class: "panel-body" });
+  private asked = 0;
+
+  constructor(private readonly view: SlideView) {
+    this.empty();
+  }
+
+  private empty(): void {
+    put(this.element, el("p", { class: "muted" }, "Click a patch on the slide to look at it closely."));
+  }
+
+  /** Shows a patch of a pane's run. */
+  open(pane: Pane, index: number): void {
+    const { evidence } = pane;
+    if (!evidence || index < 0) return this.empty();
+    const { info, run } = this.view;
+    const similar = el("section", { class: "block" });
+    put(
+      this.element,
+      el("h3", { class: "patch-title" }, `Patch ${index}`),
+      patchPicture(info, evidence, index, run.live),
+      el("p", { class: "numbers" }, summary(evidence, index)),
+      el("p", { class: "muted small" }, this.place(evidence, index)),
+      evidence.scores.x && button("Go to the patch", () => this.view.jump(pane, index), { class: "small-button" }),
+      el("section", { class: "block" }, el("h3", {}, "Under all methods"), this.scores(evidence, index)),
+      similar,
+    );
+    if (run.live && run.similar) void this.fetchSimilar(pane, evidence, index, similar);
+  }
+
+  private place(evidence: Evidence, index: number): string {
+    if (!evidence.scores.x) return "The features hold no coordinates: its place is unknown.";
+    const layout = Layout.of(evidence.scores);
+    const { mpp } = this.view.info;
+    const size = mpp ? `${layout.edge} px (${shown(layout.edge * mpp)} µm)` : `${layout.edge} px`;
+    return `x ${layout.x[index]}, y ${layout.y[index]}, edge ${size} at level 0`;
+  }
+
+  private scores(evidence: Evidence, index: number): HTMLElement {
+    const { set, columns } = evidence.scores;
+    const rows = set.columns.map((column, c) => {
+      const values = columns[c];
+      const here = column === evidence.column && evidence.choice.against === null;
+      return el(
+        "tr",
+        { class: here ? "current" : "" },
+        el("td", { title: column.method }, column.method),
+        el("td", { title: column.target }, column.target),
+        el("td", { class: "number" }, shown(values[index])),
+        el("td", { class: "number" }, rank(values, index).toLocaleString("en")),
+        el("td", {}, this.bar(values, index, column.signed)),
+      );
+    });
+    const head = ["Method", "For", "Score", "Rank", "Percentile"].map((text) => el("th", { scope: "col" }, text));
+    return el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
+  }
+
+  private bar(values: Float32Array, index: number, signed: boolean): HTMLElement {
+    const share = percentile(values, index);
+    const colours = table(this.view.display.palette, signed);
+    const entry = signed ? (values[index] >= 0 ? 215 : 40) : 128;
+    const fill = el("span", { class: "fill", style: { width: `${share}%`, background: css(colours, entry) } });
+    return el("span", { class: "percentile" }, el("span", { class: "track" }, fill), el("span", { class: "number" }, share.toFixed(0)));
+  }
+
+  private async fetchSimilar(pane: Pane, evidence: Evidence, index: number, home: HTMLElement): Promise<void> {
+    const ticket = ++this.asked;
+    const { info, display } = this.view;
+    put(home, el("h3", {}, "Most similar by feature"), el("p", { class: "muted" }, "Looking…"));
+    try {
+      const neighbours = (await getSimilar(info.key, evidence.choice.run, index)).filter((n) => n.index !== index);
+      if (ticket !== this.asked) return;
+      const buttons = neighbours.map((n) => patchButton(info, evidence, n.index, display, n.similarity.toFixed(2), (i) => this.view.jump(pane, i)));
+      put(home, el("h3", {}, "Most similar by feature"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: cosine similarity. Frame: the patch's own evidence."));
+      this.view.marks.similar = { run: evidence.choice.run, indices: neighbours.map((n) => n.index) };
+      this.view.redraw();
+    } catch (error) {
+      if (ticket === this.asked) put(home, el("h3", {}, "Most similar by feature"), el("p", { class: "muted" }, (error as Error).message));
+    }
+  }
+}

@@ -1,0 +1,96 @@
+/** The colour bar with numbers, the scale bar and the magnification, as elements and for pictures. */
+
+import type { SlideInfo } from "./api";
+import { el } from "./dom";
+import { shown, type Evidence } from "./evidence";
+import { css, table } from "./palette";
+import type { Display } from "./settings";
+
+/** What the two ends of the colours mean. */
+export function ends(evidence: Evidence): [string, string] {
+  const { choice, signed } = evidence;
+  if (choice.against !== null) return [`for ${choice.against}`, `for ${choice.target}`];
+  return signed ? [`against ${choice.target}`, `for ${choice.target}`] : ["low", "high"];
+}
+
+/** Numbers at the start, middle and end of the bar. */
+export function ticks(evidence: Evidence, limit: number): [number, number, number] {
+  const low = evidence.signed ? -limit : evidence.smallest;
+  return [low, (low + limit) / 2, limit];
+}
+
+export function colourBar(evidence: Evidence, display: Display, limit: number): Node[] {
+  const colours = table(display.palette, evidence.signed);
+  const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * 255) / 16)).join(", ");
+  const [from, to] = ends(evidence);
+  const numbers = ticks(evidence, limit).map((value, i) => {
+    const beyond = evidence.largest > limit * 1.001;
+    const sign = beyond && i === 2 ? "≥ " : beyond && evidence.signed && i === 0 ? "≤ " : "";
+    return el("span", {}, sign + shown(value));
+  });
+  return [
+    el("div", { class: "bar-ends" }, el("span", {}, from), el("span", {}, to)),
+    el("div", { class: "bar-colours", style: { background: `linear-gradient(to right, ${stops})` } }),
+    el("div", { class: "bar-numbers" }, ...numbers),
+  ];
+}
+
+/** A round length that is 60 to 150 screen pixels long: its pixels and its text. */
+export function scaleLength(info: SlideInfo, scale: number): { width: number; text: string } {
+  const unit = info.mpp ? scale / info.mpp : scale; // screen pixels per micron, or per level-0 pixel
+  const longest = 150 / unit;
+  const power = 10 ** Math.floor(Math.log10(longest));
+  const length = [5, 2, 1].map((step) => step * power).find((step) => step <= longest) ?? power;
+  const text = !info.mpp ? `${length} px` : length >= 1000 ? `${length / 1000} mm` : `${Number(length.toPrecision(3))} µm`;
+  return { width: length * unit, text };
+}
+
+export function scaleBar(info: SlideInfo, scale: number): HTMLElement {
+  const { width, text } = scaleLength(info, scale);
+  return el("div", { class: "scale-bar", ariaLabel: `Scale: ${text}`, style: { width: `${width}px` } }, text);
+}
+
+/** The objective that would show the slide at this size, from the scanner's objective or 10 µm per micron. */
+export function magnificationText(info: SlideInfo, scale: number): string {
+  const objective = info.magnification ?? (info.mpp ? 10 / info.mpp : null);
+  if (objective === null) return `${shown(100 * scale, 2)} %`;
+  return `${shown(objective * scale, 2)}×`;
+}
+
+export function magnification(info: SlideInfo, scale: number): HTMLElement {
+  return el("div", { class: "magnification", ariaLabel: "Magnification" }, magnificationText(info, scale));
+}
+
+/** Draws the scale bar and the colour bar into a picture of the view. */
+export function drawLegend(context: CanvasRenderingContext2D, info: SlideInfo, scale: number, evidence: Evidence | null, display: Display, limit: number, unit: number): void {
+  const { height, width } = context.canvas;
+  const bar = scaleLength(info, scale);
+  plate(context, 10 * unit, height - 44 * unit, bar.width * unit + 20 * unit, 34 * unit);
+  context.fillStyle = "#111";
+  context.font = `${12 * unit}px system-ui, sans-serif`;
+  context.fillText(bar.text, 20 * unit, height - 27 * unit);
+  context.fillRect(20 * unit, height - 20 * unit, bar.width * unit, 3 * unit);
+  if (evidence) drawColours(context, evidence, display, limit, width - 250 * unit, height - 66 * unit, unit);
+}
+
+function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, display: Display, limit: number, x: number, y: number, unit: number): void {
+  plate(context, x, y, 240 * unit, 56 * unit);
+  const colours = table(display.palette, evidence.signed);
+  for (let i = 0; i < 220; i++) {
+    context.fillStyle = css(colours, (i * 255) / 219);
+    context.fillRect(x + (10 + i) * unit, y + 22 * unit, unit + 1, 12 * unit);
+  }
+  context.fillStyle = "#111";
+  const row = (texts: string[], top: number) =>
+    texts.forEach((text, i) => {
+      const share = texts.length < 2 ? 0 : i / (texts.length - 1);
+      context.fillText(text, x + (10 + 220 * share) * unit - context.measureText(text).width * share, y + top * unit);
+    });
+  row(ends(evidence), 16);
+  row(ticks(evidence, limit).map((value) => shown(value)), 48);
+}
+
+function plate(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {
+  context.fillStyle = "rgba(255, 255, 255, .88)";
+  context.fillRect(x, y, width, height);
+}

@@ -1,0 +1,127 @@
+/** The page: the list of slides, or one of them, after the address. */
+
+import { getRun, type Run } from "./api";
+import { Cohort } from "./cohort";
+import { button, el, put } from "./dom";
+import { applyTheme, isDark, setTheme } from "./settings";
+import { helpDialog, slideKey } from "./shortcuts";
+import { SlideView } from "./slide";
+
+const app = document.getElementById("app")!;
+const bar = el("header", { class: "top" });
+const content = el("div", { class: "content" });
+const messages = el("div", { class: "messages", role: "status", ariaLive: "polite" });
+const help = helpDialog();
+
+const LEAVING = ["Backspace", "[", "]"]; // keys that work while a slide is still opening
+
+let run: Run | null = null;
+let view: SlideView | null = null;
+
+/** What tests and the console may look at. */
+const handle = {
+  get view(): SlideView | null {
+    return view;
+  },
+  get run(): Run | null {
+    return run;
+  },
+};
+declare global {
+  interface Window {
+    xmil: typeof handle;
+  }
+}
+window.xmil = handle;
+
+function say(text: string, problem = false): void {
+  const line = el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
+  messages.append(line);
+  setTimeout(() => line.remove(), problem ? 12_000 : 5_000);
+}
+
+function drawBar(): void {
+  const dark = isDark();
+  put(
+    bar,
+    el("a", { href: "#/", class: "brand", title: "All slides" }, "xmil"),
+    el("span", { class: "run-name" }, run?.name ?? ""),
+    view && el("a", { href: "#/", class: "back" }, "All slides"),
+    el("span", { class: "space" }),
+    button(dark ? "Light" : "Dark", toggleTheme, { title: "Light or dark (T)", data: { action: "theme" } }),
+    button("?", () => help.showModal(), { title: "Keys (?)", ariaLabel: "Keys" }),
+  );
+}
+
+function toggleTheme(): void {
+  setTheme(isDark() ? "light" : "dark");
+  drawBar();
+  view?.repaint();
+}
+
+async function route(): Promise<void> {
+  view?.destroy();
+  view = null;
+  const found = /^#\/slide\/(\d+)$/.exec(location.hash);
+  if (!run) return;
+  if (found) await openSlide(run, Number(found[1]));
+  else put(content, new Cohort(run).element);
+  drawBar();
+  const opened = handle.view;
+  document.title = `${opened ? (opened.info?.id ?? "Slide") : run.name} – xmil`;
+}
+
+async function openSlide(of: Run, key: number): Promise<void> {
+  const opened = new SlideView(of, key, say);
+  view = opened;
+  put(content, opened.element);
+  try {
+    await opened.load();
+  } catch (error) {
+    if (view === opened) put(opened.element, problem((error as Error).message));
+  }
+}
+
+function problem(text: string): HTMLElement {
+  return el("div", { class: "problem banner", role: "alert" }, text, " ", el("a", { href: "#/" }, "All slides"));
+}
+
+function onKey(event: KeyboardEvent): void {
+  const target = event.target as HTMLElement;
+  const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea, select");
+  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (typing) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
+  if (target.matches("input[type=range]") && event.key.startsWith("Arrow")) return;
+  if (target.matches("button, a") && (event.key === "Enter" || event.key === " ")) return;
+  if (handled(event)) event.preventDefault();
+}
+
+function handled(event: KeyboardEvent): boolean {
+  if (event.key === "?") help.showModal();
+  else if (event.key.toLowerCase() === "t") toggleTheme();
+  else if (view) return (view.panes.length > 0 || LEAVING.includes(event.key)) && slideKey(view, event);
+  else if (event.key === "/") document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
+  else return false;
+  return true;
+}
+
+async function start(): Promise<void> {
+  applyTheme();
+  put(app, bar, content, messages, help);
+  put(content, el("p", { class: "loading" }, "Opening the run…"));
+  drawBar();
+  try {
+    run = await getRun();
+  } catch (error) {
+    return put(content, problem((error as Error).message));
+  }
+  addEventListener("hashchange", () => void route());
+  addEventListener("keydown", onKey);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawBar);
+  await route();
+}
+
+void start();

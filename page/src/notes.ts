@@ -1,0 +1,117 @@
+/** The list of annotations of a slide: name, class, area; import and export. */
+
+import { annotation, keepAnnotations, KINDS, readGeoJson, type Annotation } from "./annotations";
+import { button, el, put, select } from "./dom";
+import { shown } from "./evidence";
+import { area, boxOf, patchesIn } from "./geometry";
+import type { SlideView } from "./slide";
+
+export class NotesPanel {
+  readonly element = el("div", { class: "panel-body" });
+  private kind = "Tumor";
+
+  constructor(private readonly view: SlideView) {}
+
+  private get notes(): Annotation[] {
+    return this.view.marks.annotations;
+  }
+
+  /** Makes the selected region an annotation. */
+  add(): void {
+    const { selection } = this.view;
+    if (!selection) return;
+    const note = annotation("", this.kind, selection.polygons);
+    this.view.clearSelection();
+    this.change([...this.notes, note], note.id);
+    this.element.querySelector<HTMLInputElement>(`[data-note="${note.id}"] input`)?.focus();
+  }
+
+  async import(file: File): Promise<void> {
+    try {
+      const { notes, skipped } = await readGeoJson(file);
+      this.change([...this.notes, ...notes], null);
+      this.view.say(`${notes.length} annotations read${skipped ? `; ${skipped} features that are no polygons left out` : ""}.`);
+    } catch (error) {
+      this.view.say((error as Error).message, true);
+    }
+  }
+
+  private change(notes: Annotation[], focused: string | null): void {
+    this.view.marks.annotations = notes;
+    this.view.marks.focused = focused;
+    if (!keepAnnotations(this.view.run.name, this.view.info.id, notes)) this.view.say("The browser has no room for the annotations: export them before you leave.", true);
+    this.view.redraw();
+    this.refresh();
+  }
+
+  private keep(): void {
+    keepAnnotations(this.view.run.name, this.view.info.id, this.notes);
+    this.view.redraw();
+  }
+
+  refresh(): void {
+    const { view } = this;
+    const file = el("input", { type: "file", accept: ".geojson,.json", hidden: true, ariaLabel: "GeoJSON file" });
+    file.addEventListener("change", () => file.files?.[0] && void this.import(file.files[0]));
+    const kinds = [...new Set([...KINDS.map((k) => k.name), this.kind])].map((name) => ({ value: name, text: name }));
+    put(
+      this.element,
+      el(
+        "section",
+        { class: "block" },
+        el("p", {}, view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then keep it as an annotation."),
+        el("div", { class: "buttons" }, select("Class of the annotation", kinds, this.kind, (v) => (this.kind = v)), button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } })),
+      ),
+      el("section", { class: "block" }, el("h3", {}, `Annotations (${this.notes.length})`), ...this.notes.map((note) => this.row(note))),
+      el(
+        "section",
+        { class: "block" },
+        el("h3", {}, "Files"),
+        el(
+          "div",
+          { class: "buttons" },
+          button("Export annotations", () => view.exports.annotations(), { disabled: !this.notes.length, data: { action: "export-annotations" } }),
+          button("Export shown patches", () => view.exports.patches(), { disabled: !view.active?.layout(), data: { action: "export-patches" } }),
+          button("Import", () => file.click(), { data: { action: "import" } }),
+          file,
+        ),
+        el("p", { class: "muted small" }, "GeoJSON as QuPath reads and writes it. Annotations stay in this browser."),
+      ),
+    );
+  }
+
+  private row(note: Annotation): HTMLElement {
+    const name = el("input", { type: "text", value: note.name, placeholder: "Name", ariaLabel: "Name of the annotation", maxLength: 200 });
+    name.addEventListener("input", () => {
+      note.name = name.value;
+      this.keep();
+    });
+    const colour = `rgb(${note.colour.join(",")})`;
+    return el(
+      "div",
+      { class: `note-row ${note.id === this.view.marks.focused ? "current" : ""}`, data: { note: note.id } },
+      el("span", { class: "dot", style: { background: colour } }),
+      el("div", { class: "note-main" }, name, el("span", { class: "muted small" }, this.about(note))),
+      button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${note.name || note.kind}` }),
+      button("Delete", () => this.change(this.notes.filter((other) => other !== note), null), { class: "small-button", ariaLabel: `Delete ${note.name || note.kind}` }),
+    );
+  }
+
+  private about(note: Annotation): string {
+    const { view } = this;
+    const size = note.polygons.reduce((sum, rings) => sum + rings.reduce((s, ring, i) => s + (i ? -1 : 1) * Math.abs(area(ring)), 0), 0);
+    const layout = view.active?.layout();
+    const inside = layout ? ` · ${patchesIn(layout, note.polygons).length.toLocaleString("en")} patches` : "";
+    const { mpp } = view.info;
+    const text = mpp ? `${shown((size * mpp * mpp) / 1e6)} mm²` : `${shown(size)} px²`;
+    return `${note.kind} · ${text}${inside}`;
+  }
+
+  private go(note: Annotation): void {
+    this.view.marks.focused = note.id;
+    const box = boxOf(note.polygons);
+    const margin = 0.3 * Math.max(box.width, box.height);
+    this.view.showArea({ x: box.x - margin, y: box.y - margin, width: box.width + 2 * margin, height: box.height + 2 * margin });
+    this.view.redraw();
+  }
+}

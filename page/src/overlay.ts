@@ -1,0 +1,195 @@
+/** Evidence as an image: one pixel for each cell of the patches' grid, or boxes where they share none. */
+
+import type { Scores } from "./api";
+import type { Evidence } from "./evidence";
+import { words } from "./palette";
+import type { Display } from "./settings";
+
+const MOST_CELLS = 6_000_000;
+const REMOVED = 0xd0606060; // grey, as an RGBA word
+
+/** From level-0 pixels to the pixels of a canvas. */
+export interface Transform {
+  x: number;
+  y: number;
+  scale: number;
+}
+
+/** The grid the patches lie on: `cell` level-0 pixels wide, each patch `span` cells. */
+interface Grid {
+  cell: number;
+  span: number;
+  x0: number;
+  y0: number;
+  width: number;
+  height: number;
+  first: Uint32Array;
+  owner: Int32Array;
+}
+
+const layouts = new WeakMap<Scores, Layout>();
+
+/** Where the patches of a set of scores are. */
+export class Layout {
+  readonly edge: number;
+  readonly grid: Grid | null;
+  readonly x: Int32Array;
+  readonly y: Int32Array;
+  readonly bounds: { x: number; y: number; width: number; height: number };
+
+  private constructor(scores: Scores) {
+    this.edge = scores.set.edge || 256;
+    this.x = scores.x ?? new Int32Array(0);
+    this.y = scores.y ?? new Int32Array(0);
+    this.bounds = extent(this.x, this.y, this.edge);
+    this.grid = gridOf(this.x, this.y, this.edge, this.bounds);
+  }
+
+  static of(scores: Scores): Layout {
+    let layout = layouts.get(scores);
+    if (!layout) layouts.set(scores, (layout = new Layout(scores)));
+    return layout;
+  }
+
+  /** The patch at a place on the slide, or -1. */
+  at(x: number, y: number): number {
+    const { grid, edge } = this;
+    if (grid) {
+      const column = Math.floor((x - grid.x0) / grid.cell);
+      const row = Math.floor((y - grid.y0) / grid.cell);
+      return column < 0 || row < 0 || column >= grid.width || row >= grid.height ? -1 : grid.owner[row * grid.width + column];
+    }
+    for (let i = this.x.length - 1; i >= 0; i--) {
+      if (x >= this.x[i] && y >= this.y[i] && x < this.x[i] + edge && y < this.y[i] + edge) return i;
+    }
+    return -1;
+  }
+}
+
+function extent(x: Int32Array, y: Int32Array, edge: number) {
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+  for (let i = 0; i < x.length; i++) {
+    left = Math.min(left, x[i]);
+    top = Math.min(top, y[i]);
+    right = Math.max(right, x[i]);
+    bottom = Math.max(bottom, y[i]);
+  }
+  return x.length
+    ? { x: left, y: top, width: right - left + edge, height: bottom - top + edge }
+    : { x: 0, y: 0, width: edge, height: edge };
+}
+
+function gridOf(x: Int32Array, y: Int32Array, edge: number, bounds: { x: number; y: number; width: number; height: number }): Grid | null {
+  let cell = edge;
+  for (let i = 0; i < x.length && cell > 1; i++) cell = gcd(gcd(cell, x[i] - bounds.x), y[i] - bounds.y);
+  const [width, height, span] = [bounds.width / cell, bounds.height / cell, edge / cell];
+  if (width * height > MOST_CELLS || x.length * span * span > 4 * MOST_CELLS) return null;
+  const first = new Uint32Array(x.length);
+  const owner = new Int32Array(width * height).fill(-1);
+  for (let i = 0; i < x.length; i++) {
+    first[i] = ((y[i] - bounds.y) / cell) * width + (x[i] - bounds.x) / cell;
+    for (let r = 0; r < span; r++) owner.fill(i, first[i] + r * width, first[i] + r * width + span);
+  }
+  return { cell, span, x0: bounds.x, y0: bounds.y, width, height, first, owner };
+}
+
+function gcd(a: number, b: number): number {
+  while (b) [a, b] = [b, a % b];
+  return Math.abs(a);
+}
+
+/** Where the colours saturate. */
+export function limitOf(evidence: Evidence, display: Display): number {
+  return display.clip === null ? evidence.whisker : Math.max(display.clip, 1e-3) * evidence.largest;
+}
+
+/** The palette's entry of each score, or -1 where it is not drawn. */
+export function indices(evidence: Evidence, display: Display): Int16Array {
+  const { values, signed, smallest } = evidence;
+  const limit = limitOf(evidence, display);
+  const span = limit - (signed ? 0 : smallest) || 1;
+  const least = display.threshold * span;
+  const result = new Int16Array(values.length);
+  for (let i = 0; i < values.length; i++) {
+    const value = signed ? values[i] : values[i] - smallest;
+    const size = Math.abs(value);
+    const out = !(size >= least) || (signed && ((display.sign === "positive" && value <= 0) || (display.sign === "negative" && value >= 0)));
+    const share = Math.max(-1, Math.min(1, value / span));
+    result[i] = out ? -1 : signed ? Math.round(127.5 + 127.5 * share) : Math.round(255 * Math.max(0, share));
+  }
+  return result;
+}
+
+/** Evidence coloured once, drawn at every zoom. */
+export class Painting {
+  private readonly canvas = document.createElement("canvas");
+  private boxes: Map<number, number[]> | null = null;
+  private colours: Uint32Array = new Uint32Array(256);
+  private layout: Layout | null = null;
+
+  /** Colours the evidence anew; removed instances are grey. */
+  paint(evidence: Evidence, display: Display, removed: Uint8Array | null): void {
+    this.layout = Layout.of(evidence.scores);
+    this.colours = words(display.palette, evidence.signed, display.fade);
+    const entries = indices(evidence, display);
+    if (this.layout.grid) this.paintCells(this.layout.grid, entries, removed);
+    else this.sortBoxes(entries, removed);
+  }
+
+  private paintCells(grid: Grid, entries: Int16Array, removed: Uint8Array | null): void {
+    const { canvas } = this;
+    this.boxes = null;
+    if (canvas.width !== grid.width || canvas.height !== grid.height) Object.assign(canvas, { width: grid.width, height: grid.height });
+    const context = canvas.getContext("2d")!;
+    const image = new ImageData(grid.width, grid.height);
+    const pixels = new Uint32Array(image.data.buffer);
+    const colour = (i: number) => (removed?.[i] ? REMOVED : entries[i] < 0 ? 0 : this.colours[entries[i]]);
+    if (grid.span === 1) for (let i = 0; i < entries.length; i++) pixels[grid.first[i]] = colour(i);
+    else for (let c = 0; c < pixels.length; c++) if (grid.owner[c] >= 0) pixels[c] = colour(grid.owner[c]);
+    context.putImageData(image, 0, 0);
+  }
+
+  private sortBoxes(entries: Int16Array, removed: Uint8Array | null): void {
+    this.boxes = new Map();
+    for (let i = 0; i < entries.length; i++) {
+      const word = removed?.[i] ? REMOVED : entries[i] < 0 ? 0 : this.colours[entries[i]];
+      if (!word) continue;
+      const box = this.boxes.get(word);
+      if (box) box.push(i);
+      else this.boxes.set(word, [i]);
+    }
+  }
+
+  /** Draws what lies within the canvas of a context. */
+  draw(context: CanvasRenderingContext2D, transform: Transform): void {
+    if (!this.layout) return;
+    if (this.boxes) this.drawBoxes(context, transform, this.layout);
+    else if (this.layout.grid) this.drawCells(context, transform, this.layout.grid);
+  }
+
+  private drawCells(context: CanvasRenderingContext2D, t: Transform, grid: Grid): void {
+    const { width, height } = context.canvas;
+    const size = grid.cell * t.scale;
+    const [x, y] = [t.x + grid.x0 * t.scale, t.y + grid.y0 * t.scale];
+    const left = Math.max(0, Math.floor(-x / size));
+    const top = Math.max(0, Math.floor(-y / size));
+    const right = Math.min(grid.width, Math.ceil((width - x) / size));
+    const bottom = Math.min(grid.height, Math.ceil((height - y) / size));
+    if (right <= left || bottom <= top) return;
+    context.imageSmoothingEnabled = size < 1;
+    const [w, h] = [right - left, bottom - top];
+    context.drawImage(this.canvas, left, top, w, h, x + left * size, y + top * size, w * size, h * size);
+  }
+
+  private drawBoxes(context: CanvasRenderingContext2D, t: Transform, layout: Layout): void {
+    const { width, height } = context.canvas;
+    const size = layout.edge * t.scale;
+    for (const [word, instances] of this.boxes!) {
+      context.fillStyle = `rgba(${word & 255}, ${(word >> 8) & 255}, ${(word >> 16) & 255}, ${(word >>> 24) / 255})`;
+      for (const i of instances) {
+        const [x, y] = [t.x + layout.x[i] * t.scale, t.y + layout.y[i] * t.scale];
+        if (x < width && y < height && x + size > 0 && y + size > 0) context.fillRect(x, y, size, size);
+      }
+    }
+  }
+}

@@ -1,0 +1,60 @@
+/** Colour-blind-safe palettes as tables of 256 colours. */
+
+export type Rgb = [number, number, number];
+
+export interface Palette {
+  id: string;
+  name: string;
+  diverging: Rgb[];
+}
+
+const hex = (codes: string): Rgb[] =>
+  codes.split(" ").map((code) => [0, 2, 4].map((i) => parseInt(code.slice(i, i + 2), 16)) as Rgb);
+
+/** Diverging colours after ColorBrewer (RdBu, PuOr, PRGn), refuting first. */
+export const PALETTES: Palette[] = [
+  { id: "rdbu", name: "Red – blue", diverging: hex("053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f") },
+  { id: "puor", name: "Orange – purple", diverging: hex("2d004b 542788 8073ac b2abd2 f7f7f7 fdb863 e08214 b35806 7f3b08") },
+  { id: "prgn", name: "Green – purple", diverging: hex("40004b 762a83 9970ab c2a5cf f7f7f7 a6dba0 5aae61 1b7837 00441b") },
+];
+
+/** Sequential colours for scores without a sign (after cividis and viridis). */
+const SEQUENTIAL: Record<string, Rgb[]> = {
+  rdbu: hex("440154 472d7b 3b528b 2c728e 21918c 28ae80 5ec962 addc30 fde725"),
+  puor: hex("00224e 123570 3b496c 575d6d 707173 8a8678 a59c74 c3b369 fee838"),
+  prgn: hex("000004 1b0c41 4a0c6b 781c6d a52c60 cf4446 ed6925 fb9b06 fcffa4"),
+};
+
+/** RGB at 256 steps, from the most negative (or zero) to the most positive. */
+export function table(id: string, signed: boolean): Uint8Array {
+  const palette = PALETTES.find((p) => p.id === id) ?? PALETTES[0];
+  const stops = signed ? palette.diverging : SEQUENTIAL[palette.id];
+  const colours = new Uint8Array(256 * 3);
+  for (let i = 0; i < 256; i++) colours.set(mix(stops, i / 255), 3 * i);
+  return colours;
+}
+
+/** RGBA words (little endian) for canvas pixels; with `fade`, weak evidence is more transparent. */
+export function words(id: string, signed: boolean, fade: boolean): Uint32Array {
+  const colours = table(id, signed);
+  const result = new Uint32Array(256);
+  for (let i = 0; i < 256; i++) {
+    const strength = signed ? Math.abs(i - 127.5) / 127.5 : i / 255;
+    const alpha = fade ? Math.round(255 * Math.min(1, Math.pow(strength, signed ? 0.7 : 1.2))) : 255;
+    result[i] = ((alpha << 24) | (colours[3 * i + 2] << 16) | (colours[3 * i + 1] << 8) | colours[3 * i]) >>> 0;
+  }
+  return result;
+}
+
+/** A CSS colour of a table's entry. */
+export function css(colours: Uint8Array, index: number): string {
+  const i = 3 * Math.max(0, Math.min(255, Math.round(index)));
+  return `rgb(${colours[i]}, ${colours[i + 1]}, ${colours[i + 2]})`;
+}
+
+function mix(stops: Rgb[], t: number): Rgb {
+  const place = t * (stops.length - 1);
+  const i = Math.min(Math.floor(place), stops.length - 2);
+  const f = place - i;
+  return [0, 1, 2].map((c) => Math.round(stops[i][c] * (1 - f) + stops[i + 1][c] * f)) as Rgb;
+}

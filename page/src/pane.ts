@@ -1,0 +1,210 @@
+/** One view of a slide: the image, the evidence above it, and what is marked on both. */
+
+import type OpenSeadragon from "openseadragon";
+import type { Run, Scores, SlideInfo } from "./api";
+import { el, put, select } from "./dom";
+import { evidenceOf, fitting, methodsOf, targetsOf, type Choice, type Evidence } from "./evidence";
+import { colourBar, magnification, scaleBar } from "./legend";
+import { drawMarks, type Marks } from "./marks";
+import { Layout, limitOf, Painting, type Transform } from "./overlay";
+import { ScoreList } from "./scorelist";
+import type { Display } from "./settings";
+import { Drawing, type ToolHost } from "./tools";
+import { openViewer, show, transformOf, type Bounds } from "./viewport";
+
+export interface PaneHost extends ToolHost {
+  run: Run;
+  info: SlideInfo;
+  scores: Map<number, Scores>;
+  bounds: Bounds;
+  display: Display;
+  marks: Marks;
+  removed: Map<number, Uint8Array>;
+  chosen(pane: Pane): void;
+  hover(pane: Pane, index: number, event: MouseEvent | null): void;
+  pick(pane: Pane, index: number): void;
+  painted(pane: Pane, milliseconds: number): void;
+}
+
+export class Pane {
+  readonly element: HTMLElement;
+  readonly stage = el("div", { class: "stage", tabIndex: 0, role: "application", ariaLabel: "Slide: drag to move, scroll to zoom" });
+  readonly viewer: OpenSeadragon.Viewer;
+  readonly drawing: Drawing;
+  readonly overlay = el("canvas", { class: "evidence" });
+  readonly marksCanvas = el("canvas", { class: "marks" });
+  evidence: Evidence | null = null;
+  private readonly head = el("div", { class: "pane-head" });
+  private readonly bar = el("div", { class: "colour-bar", role: "img" });
+  private readonly ruler = el("div", { class: "ruler" });
+  private readonly map = el("canvas", { class: "evidence" });
+  private readonly painting = new Painting();
+  private readonly list = new ScoreList((i) => this.host.pick(this, i));
+  /** Whether part of the image has been drawn. */
+  pictured = false;
+
+  constructor(
+    readonly host: PaneHost,
+    readonly letter: "A" | "B",
+    choice: Partial<Choice>,
+    parent: HTMLElement,
+  ) {
+    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, this.bar, this.ruler);
+    this.element.classList.toggle("no-image", !host.info.image);
+    parent.append(this.element); // OpenSeadragon measures its place when it opens
+    this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
+    const layer = el("div", { class: "tool-layer" });
+    this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
+    this.drawing = new Drawing(layer, host, () => this.transform(), () => this.layout());
+    this.listen();
+    this.choose(choice);
+  }
+
+  private listen(): void {
+    const { viewer, stage } = this;
+    viewer.addHandler("update-viewport", () => this.draw());
+    viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
+    viewer.addHandler("open", () => {
+      this.home(true);
+      this.draw();
+    });
+    viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
+    viewer.addHandler("canvas-click", (event) => {
+      if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
+    });
+    stage.addEventListener("mousemove", (event) => {
+      const box = stage.getBoundingClientRect();
+      this.host.hover(this, this.patchAt(event.clientX - box.left, event.clientY - box.top), event);
+    });
+    stage.addEventListener("mouseleave", () => this.host.hover(this, -1, null));
+    viewer.navigator?.element.append(this.map);
+    viewer.navigator?.addHandler("update-viewport", () => this.drawMap());
+  }
+
+  /** Shows another run, method or class; what is not given stays. */
+  choose(change: Partial<Choice>): void {
+    const wanted = { ...this.evidence?.choice, ...change };
+    const scores = this.host.scores.get(wanted.run ?? -1) ?? [...this.host.scores.values()][0];
+    const choice = scores ? fitting(wanted, scores, this.host.info.predicted) : null;
+    this.evidence = choice ? evidenceOf(scores, choice) : null;
+    this.host.chosen(this);
+    this.paint();
+    this.drawHead();
+  }
+
+  private showPicture(): void {
+    this.pictured = true;
+    this.host.painted(this, 0);
+  }
+
+  layout(): Layout | null {
+    return this.evidence?.scores.x ? Layout.of(this.evidence.scores) : null;
+  }
+
+  /** Colours the evidence anew and draws it; tells the host how long it took. */
+  paint(): void {
+    const began = performance.now();
+    const { evidence, host } = this;
+    this.overlay.style.opacity = this.map.style.opacity = String(host.display.shown ? host.display.opacity : 0);
+    if (evidence?.scores.x) {
+      this.painting.paint(evidence, host.display, host.removed.get(evidence.choice.run) ?? null);
+      this.draw();
+      this.drawMap();
+    } else if (evidence) this.list.refresh(evidence, host.display, host.marks.picked?.index ?? -1);
+    this.element.classList.toggle("unplaced", Boolean(evidence && !evidence.scores.x));
+    put(this.bar, ...(evidence ? colourBar(evidence, host.display, limitOf(evidence, host.display)) : []));
+    host.painted(this, performance.now() - began);
+  }
+
+  /** From level-0 pixels to pixels of the stage. */
+  transform(ratio = 1): Transform {
+    return transformOf(this.viewer, this.host.bounds, ratio);
+  }
+
+  /** Draws evidence and marks where the slide is now. */
+  draw(): void {
+    if (!this.viewer.isOpen()) return;
+    const ratio = devicePixelRatio || 1;
+    const t = this.transform(ratio);
+    const context = cleared(this.overlay, this.stage, ratio);
+    if (this.evidence?.scores.x) this.painting.draw(context, t);
+    this.drawMarks();
+    put(this.ruler, scaleBar(this.host.info, t.scale / ratio), magnification(this.host.info, t.scale / ratio));
+    this.host.painted(this, 0);
+  }
+
+  drawMarks(): void {
+    if (!this.viewer.isOpen()) return;
+    const ratio = devicePixelRatio || 1;
+    const context = cleared(this.marksCanvas, this.stage, ratio);
+    drawMarks(context, this.host.marks, this.transform(ratio), this.layout(), this.evidence?.choice.run ?? -1, ratio);
+  }
+
+  private drawMap(): void {
+    const { navigator } = this.viewer;
+    if (!navigator?.isOpen() || !this.evidence?.scores.x) return;
+    const context = cleared(this.map, navigator.element, devicePixelRatio || 1);
+    this.painting.draw(context, transformOf(navigator, this.host.bounds, devicePixelRatio || 1));
+  }
+
+  private patchAt(x: number, y: number): number {
+    if (!this.viewer.isOpen()) return -1;
+    const t = this.transform();
+    return this.layout()?.at((x - t.x) / t.scale, (y - t.y) / t.scale) ?? -1;
+  }
+
+  /** Shows the whole slide, or the part of it that was scanned. */
+  home(immediately = false): void {
+    if (!this.viewer.isOpen()) return;
+    const [x, y, width, height] = this.host.info.image?.bounds ?? [0, 0, 0, 0];
+    const part = width * height > 0 && width * height < 0.95 * this.host.bounds.width * this.host.bounds.height;
+    if (part) show(this.viewer, this.host.bounds, { x, y, width, height }, immediately);
+    else this.viewer.viewport.goHome(immediately);
+  }
+
+  /** Goes to a patch, with some of its surroundings. */
+  goTo(index: number): void {
+    const layout = this.layout();
+    if (!layout) return;
+    const around = 4 * layout.edge;
+    const [x, y] = [layout.x[index] - around, layout.y[index] - around];
+    show(this.viewer, this.host.bounds, { x, y, width: 9 * layout.edge, height: 9 * layout.edge });
+  }
+
+  private drawHead(): void {
+    const { evidence, host } = this;
+    if (!evidence) return put(this.head, el("span", { class: "muted" }, "No evidence for this slide."));
+    const { choice, scores } = evidence;
+    const targets = targetsOf(scores, choice.method);
+    const list = (values: string[]) => values.map((value) => ({ value, text: value }));
+    const runs = [...host.scores.keys()].map((r) => ({ value: String(r), text: host.run.runs[r]?.name ?? `Run ${r + 1}` }));
+    const others = targets.filter((target) => target !== choice.target);
+    put(
+      this.head,
+      el("span", { class: "pane-letter", ariaHidden: "true" }, this.letter),
+      runs.length > 1 && field("Run", select("Run", runs, String(choice.run), (v) => this.choose({ run: Number(v) }), { name: "run" })),
+      field("Method", select("Method", list(methodsOf(scores)), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
+      field("Evidence for", select("Evidence for", list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
+      others.length > 0 &&
+        field("Against", select("Against", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null }), { name: "against" })),
+    );
+  }
+
+  destroy(): void {
+    this.viewer.destroy();
+    this.element.remove();
+  }
+}
+
+function field(label: string, control: HTMLElement): HTMLElement {
+  return el("label", { class: "field" }, el("span", {}, label), control);
+}
+
+/** An empty canvas as large as an element, in device pixels. */
+function cleared(canvas: HTMLCanvasElement, like: HTMLElement, ratio: number): CanvasRenderingContext2D {
+  const [width, height] = [Math.round(like.clientWidth * ratio), Math.round(like.clientHeight * ratio)];
+  const context = canvas.getContext("2d")!;
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  else context.clearRect(0, 0, width, height);
+  return context;
+}

@@ -1,0 +1,99 @@
+/** Pictures of patches, put together from the slide's tiles or asked from the server. */
+
+import { patchUrl, tileUrl, type SlideInfo } from "./api";
+import { el } from "./dom";
+import { shown, top, type Evidence } from "./evidence";
+import { Layout, indices } from "./overlay";
+import { css, table } from "./palette";
+import type { Display } from "./settings";
+import { fullLevel } from "./viewport";
+
+const MOST_TILES = 300;
+const tiles = new Map<string, Promise<HTMLImageElement>>();
+
+function tile(url: string): Promise<HTMLImageElement> {
+  let image = tiles.get(url);
+  if (!image) {
+    image = new Promise((resolve, reject) => {
+      const node = new Image();
+      node.onload = () => resolve(node);
+      node.onerror = () => reject(new Error(`${url} could not be read.`));
+      node.src = url;
+    });
+    image.catch(() => tiles.delete(url));
+    tiles.set(url, image);
+    if (tiles.size > MOST_TILES) tiles.delete(tiles.keys().next().value!);
+  }
+  return image;
+}
+
+/** A square canvas of `size` pixels that fills with a patch as its tiles arrive. */
+export function patchCanvas(info: SlideInfo, x: number, y: number, edge: number, size: number): HTMLCanvasElement {
+  const canvas = el("canvas", { width: size, height: size });
+  const { image } = info;
+  if (!image) return canvas;
+  const full = fullLevel(image);
+  const level = Math.max(0, Math.min(image.finest ?? full, Math.ceil(full - Math.log2(Math.max(1, edge / size)))));
+  const shrink = 2 ** (level - full);
+  const length = image.tile_size;
+  const context = canvas.getContext("2d")!;
+  const zoom = size / (edge * shrink);
+  const last = [Math.ceil(Math.ceil(image.width * shrink) / length) - 1, Math.ceil(Math.ceil(image.height * shrink) / length) - 1];
+  const from = [x, y].map((v) => Math.max(0, Math.floor((v * shrink) / length)));
+  const to = [x, y].map((v, axis) => Math.min(last[axis], Math.floor(((v + edge) * shrink - 1e-6) / length)));
+  for (let row = from[1]; row <= to[1]; row++) {
+    for (let column = from[0]; column <= to[0]; column++) {
+      const place = (picture: HTMLImageElement) =>
+        context.drawImage(picture, (column * length - x * shrink) * zoom, (row * length - y * shrink) * zoom, picture.width * zoom, picture.height * zoom);
+      tile(tileUrl(info.key, level, column, row)).then(place, () => canvas.classList.add("missing"));
+    }
+  }
+  return canvas;
+}
+
+/** A patch at full resolution: from the server where it is live, else from the tiles. */
+export function patchPicture(info: SlideInfo, evidence: Evidence, index: number, live: boolean): HTMLElement {
+  const { set } = evidence.scores;
+  if (live && info.image) {
+    const image = el("img", { alt: `Patch ${index}`, class: "patch-picture" });
+    image.onerror = () => image.replaceWith(el("div", { class: "no-picture" }, "This patch could not be read."));
+    image.src = patchUrl(info.key, set.run, index);
+    return image;
+  }
+  const layout = evidence.scores.x ? Layout.of(evidence.scores) : null;
+  if (!info.image || !layout) return el("div", { class: "no-picture" }, "No image of this patch.");
+  const canvas = patchCanvas(info, layout.x[index], layout.y[index], layout.edge, Math.min(512, layout.edge));
+  canvas.className = "patch-picture";
+  return canvas;
+}
+
+/** A small picture that jumps to its patch. */
+export function patchButton(info: SlideInfo, evidence: Evidence, index: number, display: Display, caption: string, jump: (index: number) => void): HTMLElement {
+  const layout = evidence.scores.x ? Layout.of(evidence.scores) : null;
+  const entry = indices(evidence, { ...display, threshold: 0, sign: "both" })[index];
+  const colour = css(table(display.palette, evidence.signed), entry);
+  const picture =
+    info.image && layout
+      ? patchCanvas(info, layout.x[index], layout.y[index], layout.edge, 96)
+      : el("span", { class: "swatch", style: { background: colour } }, String(index));
+  const label = `Patch ${index}, ${caption}`;
+  return el(
+    "button",
+    { type: "button", class: "patch-button", title: label, ariaLabel: label, data: { index }, style: { borderColor: colour }, onclick: () => jump(index) },
+    picture,
+    el("span", { class: "caption" }, caption),
+  );
+}
+
+/** The instances that say most for and against. */
+export function galleries(info: SlideInfo, evidence: Evidence, display: Display, jump: (index: number) => void): HTMLElement[] {
+  const { signed, values, choice } = evidence;
+  const other = choice.against !== null ? `Most for ${choice.against}` : `Most against ${choice.target}`;
+  const kinds: [string, 1 | -1][] = signed ? [[`Most for ${choice.target}`, 1], [other, -1]] : [["Highest scores", 1]];
+  return kinds.map(([title, sign]) => {
+    const found = top(values, signed ? 8 : 12, sign, signed);
+    const buttons = found.map((i) => patchButton(info, evidence, i, display, shown(values[i]), jump));
+    const content = buttons.length ? el("div", { class: "gallery" }, ...buttons) : el("p", { class: "muted" }, "None.");
+    return el("section", { class: "block" }, el("h3", {}, title), content);
+  });
+}

@@ -1,0 +1,78 @@
+/** How evidence is shown, and the page's colours; kept in the browser between visits. */
+
+export interface Display {
+  palette: string;
+  opacity: number;
+  fade: boolean;
+  shown: boolean;
+  sign: "both" | "positive" | "negative";
+  /** Where colours saturate, as a share of the largest score; null is the whisker. */
+  clip: number | null;
+  /** Scores below this share of the scale are not drawn. */
+  threshold: number;
+}
+
+const DISPLAY: Display = {
+  palette: "rdbu",
+  opacity: 0.6,
+  fade: true,
+  shown: true,
+  sign: "both",
+  clip: null,
+  threshold: 0,
+};
+const KEPT = ["palette", "opacity", "fade"] as const;
+
+export function initialDisplay(): Display {
+  const known = stored<Partial<Display>>("xmil:display") ?? {};
+  const display = { ...DISPLAY };
+  for (const key of KEPT) if (typeof known[key] === typeof DISPLAY[key]) Object.assign(display, { [key]: known[key] });
+  return display;
+}
+
+export function keepDisplay(display: Display): void {
+  store("xmil:display", Object.fromEntries(KEPT.map((key) => [key, display[key]])));
+}
+
+export type Theme = "auto" | "light" | "dark";
+
+export function theme(): Theme {
+  const known = stored<string>("xmil:theme");
+  return known === "light" || known === "dark" ? known : "auto";
+}
+
+export function setTheme(value: Theme): void {
+  store("xmil:theme", value);
+  applyTheme();
+}
+
+export function applyTheme(): void {
+  const chosen = theme();
+  if (chosen === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = chosen;
+}
+
+export function isDark(): boolean {
+  const chosen = theme();
+  return chosen === "auto" ? matchMedia("(prefers-color-scheme: dark)").matches : chosen === "dark";
+}
+
+/** What the browser keeps under a name; null where it keeps nothing or forbids it. */
+export function stored<T>(name: string): T | null {
+  try {
+    const text = localStorage.getItem(name);
+    return text === null ? null : (JSON.parse(text) as T);
+  } catch {
+    return null;
+  }
+}
+
+/** Keeps a value; false where the browser does not allow it or is full. */
+export function store(name: string, value: unknown): boolean {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}

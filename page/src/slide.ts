@@ -1,0 +1,293 @@
+/** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
+
+import { annotationsOf } from "./annotations";
+import { getScores, getSlide, type Run, type Scores, type SlideInfo } from "./api";
+import { CertificatePanel } from "./certificate";
+import { Controls } from "./controls";
+import { button, el, put } from "./dom";
+import { Exports } from "./exports";
+import { outline, patchesIn, type Polygon } from "./geometry";
+import { Inspector, summary } from "./inspector";
+import { noMarks, type Marks } from "./marks";
+import { NotesPanel } from "./notes";
+import { indices, Layout } from "./overlay";
+import { Pane, type PaneHost } from "./pane";
+import { initialDisplay, keepDisplay, type Display } from "./settings";
+import { slideHead, SelectionBar, toolBar } from "./slidebar";
+import type { Tool } from "./tools";
+import { canvasBounds, show, together, type Bounds } from "./viewport";
+import { WhatIfPanel } from "./whatif";
+
+export interface Selection {
+  polygons: Polygon[];
+  patches: number[];
+}
+
+type PanelName = "evidence" | "patch" | "certificate" | "whatif" | "notes";
+const PANELS: [PanelName, string][] = [["evidence", "Evidence"], ["patch", "Patch"], ["certificate", "Certificate"], ["whatif", "What if"], ["notes", "Annotations"]];
+
+export class SlideView implements PaneHost {
+  readonly element = el("main", { class: "slide" });
+  readonly scores = new Map<number, Scores>();
+  readonly removed = new Map<number, Uint8Array>();
+  readonly panes: Pane[] = [];
+  readonly exports = new Exports(this);
+  display: Display = initialDisplay();
+  selection: Selection | null = null;
+  marks: Marks = noMarks([]);
+  bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
+  info!: SlideInfo;
+  active: Pane | null = null;
+  tool: Tool = "move";
+  readonly began = performance.now();
+  firstPaint: number | null = null;
+  repaints: number[] = [];
+  private readonly stages = el("div", { class: "panes" });
+  private readonly head = el("div", { class: "slide-head" });
+  private readonly tools = el("div", { class: "tools", role: "toolbar", ariaLabel: "Tools" });
+  private readonly tabs = el("div", { class: "tabs", role: "tablist" });
+  private readonly panel = el("div", { class: "panel", role: "tabpanel", id: "panel" });
+  private readonly tip = el("div", { class: "tip", role: "tooltip", hidden: true });
+  private readonly controls = new Controls(this);
+  private readonly inspector = new Inspector(this);
+  private readonly certificate = new CertificatePanel(this);
+  readonly whatif = new WhatIfPanel(this);
+  readonly notes = new NotesPanel(this);
+  private readonly bar = new SelectionBar(this);
+  private open: PanelName = "evidence";
+  private gone = false;
+
+  constructor(
+    readonly run: Run,
+    readonly key: number,
+    readonly say: (text: string, problem?: boolean) => void,
+  ) {
+    put(this.element, el("p", { class: "loading" }, "Opening the slide…"));
+  }
+
+  /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
+  async load(): Promise<void> {
+    this.info = await getSlide(this.key);
+    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.key, set)));
+    const problems = this.info.error ? [this.info.error] : [];
+    for (const answer of answers) {
+      if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
+      else problems.push((answer.reason as Error).message);
+    }
+    this.marks = noMarks(annotationsOf(this.run.name, this.info.id));
+    this.bounds = this.whole();
+    if (!this.gone) this.build(problems);
+  }
+
+  private whole(): Bounds {
+    const placed = [...this.scores.values()].filter((scores) => scores.x && scores.set.n).map(Layout.of);
+    if (!placed.length) return canvasBounds(this.info, null, 0);
+    const x = Math.min(...placed.map((l) => l.bounds.x));
+    const y = Math.min(...placed.map((l) => l.bounds.y));
+    const width = Math.max(...placed.map((l) => l.bounds.x + l.bounds.width)) - x;
+    const height = Math.max(...placed.map((l) => l.bounds.y + l.bounds.height)) - y;
+    return canvasBounds(this.info, { x, y, width, height }, placed[0].edge);
+  }
+
+  private build(problems: string[]): void {
+    const side = el("aside", { class: "side", ariaLabel: "Panels" }, this.tabs, this.panel);
+    const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
+    const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), side);
+    put(this.element, this.head, problem, work, this.tip);
+    this.choose("move");
+    this.drawHead();
+    this.addPane({});
+    this.show("evidence");
+  }
+
+  private addPane(choice: Parameters<Pane["choose"]>[0]): void {
+    const pane = new Pane(this, this.panes.length ? "B" : "A", choice, this.stages);
+    this.panes.push(pane);
+    pane.drawing.choose(this.tool);
+    pane.element.addEventListener("pointerdown", () => this.activate(pane), true);
+    if (this.panes.length === 1) this.activate(pane);
+  }
+
+  /** Shows one pane or two that move together; the second starts with the next method, class or run. */
+  split(two: boolean): void {
+    if (two === this.panes.length > 1) return;
+    const { viewport } = this.panes[0].viewer;
+    const whole = viewport && viewport.getZoom() < 1.05 * viewport.getHomeZoom();
+    if (two) {
+      this.addPane(this.next());
+      this.panes[1].viewer.addOnceHandler("open", () => together(this.panes[0], this.panes[1]));
+    } else {
+      this.panes.pop()?.destroy();
+      this.activate(this.panes[0]);
+    }
+    this.stages.classList.toggle("two", two);
+    if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
+    this.drawHead();
+  }
+
+  private next(): Parameters<Pane["choose"]>[0] {
+    const evidence = this.panes[0].evidence;
+    if (!evidence) return {};
+    const other = [...this.scores.keys()].find((run) => run !== evidence.choice.run);
+    if (other !== undefined) return { ...evidence.choice, run: other };
+    const columns = evidence.scores.set.columns;
+    const { method, target } = evidence.choice;
+    const column = columns.find((c) => c.method !== method && c.target === target) ?? columns.find((c) => c.method !== method || c.target !== target);
+    return column ? { ...evidence.choice, method: column.method, target: column.target } : evidence.choice;
+  }
+
+  private activate(pane: Pane): void {
+    if (this.active === pane) return;
+    this.active = pane;
+    for (const each of this.panes) each.element.classList.toggle("active", each === pane && this.panes.length > 1);
+    this.refresh();
+  }
+
+  // what panes tell
+
+  chosen(pane: Pane): void {
+    if (this.active === null || this.active === pane) this.active = pane;
+    queueMicrotask(() => pane === this.active && this.refresh());
+  }
+
+  painted(_: Pane, milliseconds: number): void {
+    if (milliseconds) this.repaints.push(milliseconds);
+    const pane = this.panes[0];
+    const drawn = pane?.viewer.isOpen() && (pane.pictured || !this.info.image) && (pane.evidence || !this.scores.size);
+    if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
+  }
+
+  hover(pane: Pane, index: number, event: MouseEvent | null): void {
+    const run = pane.evidence?.choice.run ?? -1;
+    const changed = (this.marks.hovered?.index ?? -1) !== index;
+    this.marks.hovered = index < 0 ? null : { run, index };
+    if (changed) this.redraw();
+    this.tip.hidden = index < 0 || !event;
+    if (index < 0 || !event || !pane.evidence) return;
+    if (changed) put(this.tip, el("strong", {}, `Patch ${index}`), ` ${summary(pane.evidence, index)}`);
+    const left = Math.min(event.clientX + 16, innerWidth - this.tip.offsetWidth - 8);
+    const top = event.clientY + 22 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 12 : event.clientY + 18;
+    Object.assign(this.tip.style, { left: `${left}px`, top: `${top}px` });
+  }
+
+  pick(pane: Pane, index: number): void {
+    this.marks.picked = index < 0 ? null : { run: pane.evidence!.choice.run, index };
+    this.marks.similar = null;
+    if (index >= 0) this.show("patch");
+    this.inspector.open(pane, index);
+    this.redraw();
+    if (!pane.layout()) pane.paint();
+  }
+
+  jump(pane: Pane, index: number): void {
+    pane.goTo(index);
+    this.pick(pane, index);
+  }
+
+  region(polygons: Polygon[], patches: number[] | null): void {
+    const layout = this.active?.layout();
+    this.selection = { polygons, patches: patches ?? (layout ? patchesIn(layout, polygons) : []) };
+    this.marks.selection = polygons;
+    this.choose("move");
+    this.selected();
+  }
+
+  /** Selects what threshold and sign leave. */
+  selectShown(): void {
+    const pane = this.active;
+    if (!pane) return;
+    const patches = this.visible(pane);
+    const layout = pane.layout();
+    const polygons = layout ? outline(layout, patches) : [];
+    this.selection = patches.length ? { polygons, patches } : null;
+    this.marks.selection = this.selection && polygons;
+    this.selected();
+  }
+
+  clearSelection(): void {
+    this.selection = this.marks.selection = null;
+    this.selected();
+  }
+
+  private selected(): void {
+    this.redraw();
+    this.bar.refresh();
+    this.whatif.refresh();
+    this.notes.refresh();
+  }
+
+  /** The patches of a pane that are drawn and not removed. */
+  visible(pane: Pane): number[] {
+    if (!pane.evidence) return [];
+    const removed = this.removed.get(pane.evidence.choice.run);
+    const found: number[] = [];
+    indices(pane.evidence, this.display).forEach((entry, i) => entry >= 0 && !removed?.[i] && found.push(i));
+    return found;
+  }
+
+  // what controls ask
+
+  setDisplay(change: Partial<Display>): void {
+    Object.assign(this.display, change);
+    keepDisplay(this.display);
+    this.repaint();
+    this.controls.refresh();
+    if ("palette" in change || "clip" in change) this.controls.refreshGallery();
+  }
+
+  repaint(): void {
+    for (const pane of this.panes) pane.paint();
+  }
+
+  redraw(): void {
+    for (const pane of this.panes) pane.drawMarks();
+  }
+
+  showArea(area: Bounds): void {
+    if (this.active?.viewer.isOpen()) show(this.active.viewer, this.bounds, area);
+  }
+
+  choose(tool: Tool): void {
+    this.tool = tool;
+    for (const pane of this.panes) pane.drawing.choose(tool);
+    put(this.tools, ...toolBar(this));
+  }
+
+  show(name: PanelName): void {
+    this.open = name;
+    if (name !== "patch") this.marks.similar = null;
+    this.redraw();
+    const shown = { evidence: this.controls, patch: this.inspector, certificate: this.certificate, whatif: this.whatif, notes: this.notes };
+    const tabs = PANELS.map(([id, text]) =>
+      button(text, () => this.show(id), { role: "tab", ariaSelected: String(id === name), "aria-controls": "panel", data: { panel: id } }),
+    );
+    put(this.tabs, ...tabs);
+    put(this.panel, shown[name].element);
+    this.refresh();
+  }
+
+  private refresh(): void {
+    const { open } = this;
+    if (open === "evidence") {
+      this.controls.refresh();
+      this.controls.refreshGallery();
+    } else if (open === "certificate") this.certificate.refresh();
+    else if (open === "whatif") this.whatif.refresh();
+    else if (open === "notes") this.notes.refresh();
+    else if (this.active) this.inspector.open(this.active, this.pickedIn(this.active));
+  }
+
+  private pickedIn(pane: Pane): number {
+    const { picked } = this.marks;
+    return picked && picked.run === pane.evidence?.choice.run ? picked.index : -1;
+  }
+
+  private drawHead(): void {
+    put(this.head, ...slideHead(this));
+  }
+
+  destroy(): void {
+    this.gone = true;
+    while (this.panes.length) this.panes.pop()!.destroy();
+  }
+}

@@ -1,0 +1,124 @@
+/** The line above a slide, the tools beside it, and what can be done with a selection. */
+
+import type { SlideRow } from "./api";
+import { correctLabel } from "./cohort";
+import { button, el, put, svg } from "./dom";
+import { shown } from "./evidence";
+import type { SlideView } from "./slide";
+import type { Tool } from "./tools";
+import { verdictLabel } from "./certificate";
+
+const TOOLS: [Tool, string, string, string][] = [
+  ["move", "Move", "V", "M12 3v18M3 12h18M12 3l-3 3m3-3 3 3M12 21l-3-3m3 3 3-3M3 12l3-3m-3 3 3 3M21 12l-3-3m3 3-3 3"],
+  ["lasso", "Lasso", "L", "M8 16.5C4.5 15.5 3 13.3 3 11c0-3.9 4-7 9-7s9 3.1 9 7-4 7-9 7c-1.4 0-2.7-.2-4-.6zm0 0a2 2 0 1 0-2 2c1.5 0 1.5 2.5-.5 2.5"],
+  ["brush", "Brush", "B", "M20 4 10.5 13.500M8 14c-2 0-3 1.5-3 3.5 0 1-.7 1.7-2 2 3.5 1.7 8 .8 8-2.5 0-1.7-1.3-3-3-3z"],
+  ["rectangle", "Rectangle", "R", "M4 6h16v12H4z"],
+  ["polygon", "Polygon (double click ends it)", "P", "M12 3.5 21 10l-3.5 10h-11L3 10z"],
+];
+
+export function toolBar(view: SlideView): HTMLElement[] {
+  const tools = TOOLS.map(([tool, name, key, path]) => {
+    const node = button("", () => view.choose(tool), { title: `${name} (${key})`, ariaLabel: name, ariaPressed: String(view.tool === tool), data: { tool } });
+    node.append(icon(path));
+    return node;
+  });
+  const zoom = (factor: number, name: string, path: string) => {
+    const node = button("", () => zoomBy(view, factor), { title: name, ariaLabel: name });
+    node.append(icon(path));
+    return node;
+  };
+  const home = button("", () => goHome(view), { title: "Whole slide (0)", ariaLabel: "Whole slide" });
+  home.append(icon("M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5"));
+  return [...tools, el("hr", {}), zoom(1.6, "Zoom in (+)", "M12 5v14M5 12h14"), zoom(1 / 1.6, "Zoom out (−)", "M5 12h14"), home];
+}
+
+export function zoomBy(view: SlideView, factor: number): void {
+  const viewer = view.active?.viewer;
+  if (viewer?.isOpen()) viewer.viewport.zoomBy(factor).applyConstraints();
+}
+
+export function goHome(view: SlideView): void {
+  view.active?.home();
+}
+
+function icon(path: string): SVGElement {
+  return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, svg("path", { d: path }));
+}
+
+/** Name, label, prediction, verdict; neighbours; panes; exports. */
+export function slideHead(view: SlideView): HTMLElement[] {
+  const { info, run } = view;
+  const row = run.slides.find((slide) => slide.key === info.key);
+  const two = view.panes.length > 1;
+  const fact = (name: string, ...value: (Node | string)[]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), el("span", {}, ...value));
+  return [
+    el("h1", { title: info.id }, info.id),
+    el(
+      "div",
+      { class: "facts" },
+      info.case && info.case !== info.id ? fact("Case", info.case) : null,
+      info.label !== null ? fact("Label", info.label) : null,
+      info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
+      value(view) !== null ? fact(run.task === "regression" ? "Value" : "Risk", shown(value(view))) : null,
+      info.correct !== null ? correctLabel(info.correct) : null,
+      row?.verdict ? verdictLabel(row.verdict) : null,
+    ),
+    el(
+      "div",
+      { class: "head-buttons" },
+      step(view, -1),
+      step(view, 1),
+      button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
+      button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
+    ),
+  ];
+}
+
+function value(view: SlideView): number | null {
+  return view.info.predicted === null ? (view.info.sets[0]?.value ?? null) : null;
+}
+
+/** The slide before or after this one in the run. */
+export function neighbour(view: SlideView, step: number): SlideRow | undefined {
+  const place = view.run.slides.findIndex((slide) => slide.key === view.key);
+  return view.run.slides[place + step];
+}
+
+function step(view: SlideView, by: 1 | -1): HTMLElement {
+  const slide = neighbour(view, by);
+  const name = by < 0 ? "Previous slide" : "Next slide";
+  const go = () => slide && (location.hash = `#/slide/${slide.key}`);
+  return button(by < 0 ? "‹" : "›", go, { disabled: !slide, ariaLabel: name, title: `${name} (${by < 0 ? "[" : "]"})`, class: "step" });
+}
+
+/** Appears while a region is selected. */
+export class SelectionBar {
+  readonly element = el("div", { class: "selection-bar", role: "toolbar", ariaLabel: "Selected region", hidden: true });
+
+  constructor(private readonly view: SlideView) {}
+
+  refresh(): void {
+    const { view } = this;
+    const { selection } = view;
+    this.element.hidden = !selection;
+    if (!selection) return;
+    const count = selection.patches.length;
+    const ask = (action: "remove" | "keep") => {
+      view.show("whatif");
+      void view.whatif.apply(selection.patches, action);
+    };
+    put(
+      this.element,
+      el("span", {}, `${count.toLocaleString("en")} ${count === 1 ? "patch" : "patches"} selected`),
+      view.run.whatif && button("Remove", () => ask("remove"), { class: "primary", disabled: !count, title: "What if they were not there?" }),
+      view.run.whatif && button("Keep only", () => ask("keep"), { disabled: !count, title: "What if there was nothing else?" }),
+      selection.polygons.length > 0 && button("Annotate", () => this.annotate(), { title: "Keep as an annotation (A)" }),
+      button("Clear", () => view.clearSelection(), { title: "Esc" }),
+    );
+  }
+
+  private annotate(): void {
+    this.view.show("notes");
+    this.view.notes.add();
+  }
+}

@@ -1,0 +1,170 @@
+/** What if these patches were not there? The model is asked again, and can be asked back. */
+
+import { postWhatIf, type WhatIf } from "./api";
+import { button, el, put } from "./dom";
+import { shown } from "./evidence";
+import type { SlideView } from "./slide";
+
+interface Step {
+  name: string;
+  removed: Uint8Array;
+  answer: WhatIf;
+}
+
+/** Index ranges [start, stop) of the instances that stay. */
+export function keptRanges(removed: Uint8Array): [number, number][] {
+  const ranges: [number, number][] = [];
+  for (let i = 0; i < removed.length; i++) {
+    if (removed[i]) continue;
+    const last = ranges[ranges.length - 1];
+    if (last && last[1] === i) last[1] = i + 1;
+    else ranges.push([i, i + 1]);
+  }
+  return ranges;
+}
+
+export class WhatIfPanel {
+  readonly element = el("div", { class: "panel-body" });
+  private steps = new Map<number, Step[]>();
+  private busy = false;
+  private problem: string | null = null;
+
+  constructor(private readonly view: SlideView) {}
+
+  private get run(): number {
+    return this.view.active?.evidence?.choice.run ?? 0;
+  }
+
+  private get history(): Step[] {
+    return this.steps.get(this.run) ?? [];
+  }
+
+  /** Takes patches out, or all others, and asks the model; refused where nothing would stay. */
+  async apply(patches: number[], action: "remove" | "keep"): Promise<void> {
+    const { view, run } = this;
+    const scores = view.scores.get(run);
+    if (!scores || this.busy || !patches.length) return;
+    const removed = this.after(patches, action, scores.set.n);
+    const ranges = keptRanges(removed);
+    this.problem = ranges.length ? null : "Nothing would stay: select fewer patches.";
+    if (this.problem) return this.refresh();
+    this.busy = true;
+    this.refresh();
+    try {
+      const answer = await postWhatIf(view.info.key, run, ranges);
+      const name = `${action === "remove" ? "Removed" : "Kept only"} ${patches.length.toLocaleString("en")} patches`;
+      this.steps.set(run, [...this.history, { name, removed, answer }]);
+      this.show(run);
+      view.clearSelection();
+    } catch (error) {
+      this.problem = (error as Error).message;
+    }
+    this.busy = false;
+    this.refresh();
+  }
+
+  private after(patches: number[], action: "remove" | "keep", n: number): Uint8Array {
+    const before = this.view.removed.get(this.run) ?? new Uint8Array(n);
+    const chosen = new Uint8Array(n);
+    for (const i of patches) chosen[i] = 1;
+    return before.map((gone, i) => (gone || (action === "remove" ? chosen[i] : 1 - chosen[i]) ? 1 : 0));
+  }
+
+  /** Takes the last step back, or all. */
+  undo(all = false): void {
+    this.steps.set(this.run, all ? [] : this.history.slice(0, -1));
+    this.problem = null;
+    this.show(this.run);
+    this.refresh();
+  }
+
+  private show(run: number): void {
+    const last = this.history[this.history.length - 1];
+    if (last) this.view.removed.set(run, last.removed);
+    else this.view.removed.delete(run);
+    this.view.repaint();
+  }
+
+  refresh(): void {
+    if (!this.view.run.whatif) return put(this.element, el("p", { class: "muted" }, this.hint()));
+    const last = this.history[this.history.length - 1];
+    put(
+      this.element,
+      this.selectionBlock(),
+      this.problem && el("p", { class: "problem", role: "alert" }, this.problem),
+      this.busy && el("p", { class: "muted" }, "Asking the model…"),
+      last && this.comparison(last),
+      last && this.steppedBack(),
+    );
+  }
+
+  private hint(): string {
+    return this.view.run.live
+      ? "Start xmil view with --model and --features to ask the model what it would say without some patches."
+      : "This is an exported copy: asking the model needs xmil view with --model and --features.";
+  }
+
+  private selectionBlock(): HTMLElement {
+    const { view } = this;
+    const patches = view.selection?.patches ?? [];
+    const none = !patches.length || this.busy;
+    const text = patches.length ? `${patches.length.toLocaleString("en")} patches selected.` : "Draw around a region with the lasso (L) or the brush (B), or take what the threshold leaves.";
+    return el(
+      "section",
+      { class: "block" },
+      el("p", {}, text),
+      el(
+        "div",
+        { class: "buttons" },
+        button("Remove", () => void this.apply(patches, "remove"), { disabled: none, class: "primary", data: { action: "remove" } }),
+        button("Keep only", () => void this.apply(patches, "keep"), { disabled: none, data: { action: "keep" } }),
+        button("Select shown patches", () => view.selectShown(), { disabled: this.busy }),
+      ),
+    );
+  }
+
+  private comparison(step: Step): HTMLElement {
+    const { labels, before, after, n_left, seconds, note } = step.answer;
+    const shares = [...before, ...after].every((v) => v >= 0 && v <= 1);
+    const top = (values: number[]) => values.indexOf(Math.max(...values));
+    const changed = labels.length > 1 && shares && top(before) !== top(after);
+    const rows = labels.map((label, i) =>
+      el(
+        "div",
+        { class: "compare", data: { label } },
+        el("span", { class: "compare-name" }, label),
+        shares ? pair(before[i], after[i]) : el("span", {}),
+        el("span", { class: "number" }, shares ? `${percent(before[i])} → ${percent(after[i])}` : `${shown(before[i])} → ${shown(after[i])}`),
+      ),
+    );
+    const sentence = !shares || labels.length < 2 ? null : changed ? `The prediction changes from ${labels[top(before)]} to ${labels[top(after)]}.` : `The prediction stays ${labels[top(after)]}.`;
+    return el(
+      "section",
+      { class: "block whatif-result", role: "status" },
+      el("h3", {}, "Before ", el("span", { class: "chip before" }), " and after ", el("span", { class: "chip after" })),
+      ...rows,
+      sentence && el("p", { class: changed ? "changed" : "" }, sentence),
+      note && el("p", { class: "problem small" }, note),
+      el("p", { class: "muted small" }, `${n_left.toLocaleString("en")} patches left · ${shown(seconds, 2)} s. Grey on the slide: removed.`),
+    );
+  }
+
+  private steppedBack(): HTMLElement {
+    return el(
+      "section",
+      { class: "block" },
+      el("h3", {}, "Steps"),
+      el("ol", { class: "steps" }, ...this.history.map((step) => el("li", {}, step.name))),
+      el("div", { class: "buttons" }, button("Undo", () => this.undo(), { data: { action: "undo" } }), button("Start again", () => this.undo(true))),
+    );
+  }
+}
+
+function percent(value: number): string {
+  return `${(100 * value).toFixed(1)} %`;
+}
+
+function pair(before: number, after: number): HTMLElement {
+  const bar = (kind: string, value: number) => el("span", { class: `compare-bar ${kind}`, style: { width: `${100 * value}%` } });
+  return el("span", { class: "compare-track", ariaHidden: "true" }, bar("before", before), bar("after", after));
+}

@@ -1,0 +1,103 @@
+"""`xmil view`: a run's slides and their evidence in the browser, or as a folder for any web server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.viewer.collection import Collection
+
+
+def view(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`.")],
+    slides: Annotated[Path | None, typer.Option(help="Folder of slides; without it a blank canvas.")] = None,
+    features: Annotated[
+        list[Path] | None, typer.Option(help="Folder of feature files: similar patches, what if.")
+    ] = None,
+    model: Annotated[list[Path] | None, typer.Option(help="Checkpoint of the run's model: what if.")] = None,
+    mpp: Annotated[float | None, typer.Option(help="Microns a pixel, where the slides do not say.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback get a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int | None, typer.Option(help="Port; the first free one from 8787 on.")] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="XMIL_TOKEN", help="Token to ask for; made up where needed.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
+    export_px: Annotated[
+        int | None, typer.Option(help="Longest edge of exported pictures in pixels; all by default.")
+    ] = None,
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
+    ] = False,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> int:
+    """Look at slides and evidence in the browser; Ctrl-C ends."""
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise InputError("The viewer is not installed; run: pip install 'xmil[viewer]'") from None
+    from xmil.viewer.collection import Collection
+
+    shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
+    if export is not None:
+        return _export(shown, export, longest=export_px)
+    return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
+
+
+def _serve(
+    shown: Collection, *, models: list[Path], host: str, port: int | None, token: str | None, browser: bool
+) -> int:
+    import secrets
+
+    from xmil.viewer.app import create_app
+    from xmil.viewer.page import NOT_BUILT, page_files
+    from xmil.viewer.security import Rules, is_loopback
+    from xmil.viewer.serve import address, open_socket, serve
+
+    if token is None and not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+    rules = Rules(host, token)
+    app = create_app(shown, models=models, rules=rules)
+    listening = open_socket(host, port)
+    place = address(listening, rules)
+    built = bool(page_files())
+    print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
+    if browser and built:
+        _open(place)
+    serve(app, listening)
+    return 0
+
+
+def _export(shown: Collection, folder: Path, *, longest: int | None) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from xmil.viewer.export import export
+
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("slides", total=None)
+        failed = export(
+            shown,
+            folder,
+            longest=longest,
+            on_slide=lambda _, done, total: progress.update(bar, completed=done, total=total),
+        )
+    for slide, reason in failed.items():
+        print(f"{slide}: {reason}")
+    print(f"Written to {folder}; put it on any web server, or: python -m http.server -d {folder}")
+    return 1 if failed else 0
+
+
+def _open(place: str) -> None:
+    import threading
+    import webbrowser
+
+    later = threading.Timer(0.5, webbrowser.open, [place])
+    later.daemon = True
+    later.start()

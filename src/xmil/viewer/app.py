@@ -1,0 +1,190 @@
+"""The application: routes from numbers to bytes. No name or path from the client reaches the disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from xmil.core.errors import InputError, XmilError
+from xmil.viewer.bags import Bags, similar
+from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.files import to_json
+from xmil.viewer.openapi import describe_routes
+from xmil.viewer.page import NOT_BUILT, content_type, page_files
+from xmil.viewer.security import Guard, Rules, TooLargeError
+from xmil.viewer.tiles import NoPictureError
+from xmil.viewer.whatif import WhatIf
+
+logger = logging.getLogger(__name__)
+
+JSON, JPEG, BYTES = "application/json", "image/jpeg", "application/octet-stream"
+Make = Callable[..., bytes]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Site:
+    """The routes over one collection. Work is done in threads, a bounded number of them at once."""
+
+    def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
+        self.collection = collection
+        self.bags = Bags(collection)
+        self.whatif = WhatIf(collection, self.bags, models) if models else None
+        cores = os.cpu_count() or 2
+        self._reading = anyio.CapacityLimiter(max(4, cores))
+        self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
+        self._thinking = anyio.CapacityLimiter(1)
+
+    def warm(self) -> None:
+        """Load the models before the first question."""
+        if self.whatif is not None:
+            Thread(target=self.whatif.warm, name="xmil models", daemon=True).start()
+
+    def routes(self) -> list[Route]:
+        """All addresses there are."""
+        slide = "/api/slides/{key:int}"
+        return [
+            Route("/", self.page),
+            Route("/api/run.json", self._get(self._run, JSON)),
+            Route("/api/openapi.json", self._get(lambda: to_json(describe_routes()), JSON)),
+            Route(f"{slide}/slide.json", self._get(self._slide, JSON)),
+            Route(f"{slide}/evidence-{{run:int}}.bin", self._get(self._evidence, BYTES)),
+            Route(f"{slide}/thumbnail.jpeg", self._draw(self._thumbnail)),
+            Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
+            Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
+            Route(f"{slide}/whatif", self.ask, methods=["POST"]),
+            Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
+            Route("/{name:path}", self.page),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """A file of the built page."""
+        name = request.path_params.get("name") or "index.html"
+        files = await anyio.to_thread.run_sync(page_files, limiter=self._reading)
+        if not files and name == "index.html":
+            return Response(NOT_BUILT + "\n", 503, media_type="text/plain")
+        if name not in files:
+            raise HTTPException(404, "There is nothing at this address.")
+        content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
+        return _tagged(request, content, content_type(name))
+
+    async def ask(self, request: Request) -> Response:
+        """The prediction without a region, or of a region alone."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise HTTPException(415, "The body must be application/json.")
+        body = await request.body()
+        work = partial(self._ask, request.path_params["key"], body)
+        return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
+
+    def _get(self, make: Make, kind: str) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            work = partial(make, **request.path_params)
+            return _tagged(request, await anyio.to_thread.run_sync(work, limiter=self._reading), kind)
+
+        return endpoint
+
+    def _draw(self, make: Make) -> Endpoint:
+        """A picture; one that nobody waits for any more is not drawn."""
+
+        async def endpoint(request: Request) -> Response:
+            async with self._drawing:
+                if await request.is_disconnected() or await request.is_disconnected():  # body, then the end
+                    return Response(status_code=499)
+                work = partial(make, **request.path_params)
+                content = await anyio.to_thread.run_sync(work, limiter=self._decoding)
+            return _tagged(request, content, JPEG)
+
+        return endpoint
+
+    def _run(self) -> bytes:
+        return to_json(self.collection.overview(whatif=self.whatif is not None))
+
+    def _slide(self, key: int) -> bytes:
+        return to_json(self.collection.describe(key))
+
+    def _evidence(self, key: int, run: int) -> bytes:
+        return self.collection.evidence(key, run).to_bytes()
+
+    def _similar(self, key: int, run: int, index: int) -> bytes:
+        return to_json({"neighbours": similar(self.bags.get(key, run), index)})
+
+    def _ask(self, key: int, body: bytes) -> bytes:
+        self.collection.slide(key)
+        if self.whatif is None:
+            raise MissingError(
+                "What-if needs the model and features; start the viewer with --model and --features."
+            )
+        try:
+            question = json.loads(body)
+        except (ValueError, RecursionError):
+            raise InputError("The body is not JSON.") from None
+        return to_json(self.whatif.ask(key, question))
+
+    def _thumbnail(self, key: int) -> bytes:
+        return self.collection.pictures.thumbnail(self.collection.slide(key))
+
+    def _tile(self, key: int, level: int, column: int, row: int) -> bytes:
+        return self.collection.pictures.tile(self.collection.slide(key), level, column, row)
+
+    def _patch(self, key: int, run: int, index: int) -> bytes:
+        return self.collection.patch(key, run, index)
+
+
+def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Rules | None = None) -> ASGIApp:
+    """The whole application behind its guard; `models` answer what-if questions."""
+    site = Site(collection, models)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> Any:
+        site.warm()
+        yield
+        collection.pictures.close()
+
+    handlers: dict[Any, Any] = {
+        MissingError: partial(_fail, 404),
+        NoPictureError: partial(_fail, 404),
+        InputError: partial(_fail, 400),
+        XmilError: partial(_fail, 422),
+        TooLargeError: partial(_fail, 413, said="The body is too large."),
+        HTTPException: _http,
+        ClientDisconnect: partial(_fail, 400, said="The request was broken off."),
+        Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
+    }
+    app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    return Guard(app, rules or Rules())
+
+
+async def _fail(status: int, _: Request, error: Exception, said: str | None = None) -> Response:
+    if status == 500:
+        logger.error("unexpected %s: %s", type(error).__name__, error)
+    return Response(to_json({"error": said or str(error)}), status, media_type=JSON)
+
+
+async def _http(_: Request, error: HTTPException) -> Response:
+    said = {404: "There is nothing at this address.", 405: "The server is read-only."}
+    body = to_json({"error": said.get(error.status_code, error.detail)})
+    return Response(body, error.status_code, headers=error.headers, media_type=JSON)
+
+
+def _tagged(request: Request, content: bytes, kind: str) -> Response:
+    """The content, or the word that the browser has it already."""
+    tag = f'"{sha256(content).hexdigest()[:32]}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    return Response(content, media_type=kind, headers={"etag": tag})

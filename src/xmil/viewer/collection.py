@@ -1,0 +1,275 @@
+"""Everything on show: runs, slides and features, with the slides numbered once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from xmil._version import __version__
+from xmil.core.errors import FileError, InputError, XmilError
+from xmil.data.siblings import bare_name, slide_name
+from xmil.viewer.evidence import Evidence, count_patches, read_evidence
+from xmil.viewer.files import Files
+from xmil.viewer.prediction import predict
+from xmil.viewer.run import Row, Run
+from xmil.viewer.tiles import Pictures
+
+
+class MissingError(XmilError):
+    """A slide, run or patch whose number is not in the collection."""
+
+
+class Collection:
+    """One or more runs side by side. A slide's number never changes while the server runs."""
+
+    def __init__(
+        self,
+        runs: Sequence[Path],
+        *,
+        slides: Path | None = None,
+        features: Sequence[Path] = (),
+        mpp: float | None = None,
+        follow_links: bool = False,
+    ) -> None:
+        if not runs:
+            raise InputError("There is no run to show; name the folder of one.")
+        self.runs = [Run(Path(folder), follow_links=follow_links) for folder in runs]
+        self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
+        self.follow_links, self._given_mpp = follow_links, mpp
+        self.features = [_checked(Path(folder)) for folder in features]
+        if len(self.features) not in (0, 1, len(self.runs)):
+            raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
+        self._evidence = Files(read_evidence, limit=8)
+        self._counts = Files(count_patches, limit=100_000)
+        self._slides: list[str] = []
+        self._lock = Lock()
+        self.refresh()
+
+    def refresh(self) -> list[str]:
+        """The slides by number; those that were added to the runs since come last."""
+        with self._lock:
+            known = set(self._slides)
+            for run in self.runs:
+                new = [name for name in run.slides() if name not in known]
+                self._slides += new
+                known.update(new)
+            return list(self._slides)
+
+    def slide(self, key: int) -> str:
+        """The slide of a number."""
+        if not 0 <= key < len(self._slides):
+            raise MissingError(f"There is no slide {key}; the run has {len(self._slides)}.")
+        return self._slides[key]
+
+    def run(self, number: int) -> Run:
+        """The run of a number."""
+        if not 0 <= number < len(self.runs):
+            raise MissingError(f"There is no run {number}; {len(self.runs)} are shown.")
+        return self.runs[number]
+
+    def evidence(self, key: int, number: int) -> Evidence:
+        """A slide's scores in a run, placed by the slide's mpp where the run could not."""
+        slide_id, run = self.slide(key), self.run(number)
+        path = run.explanation(slide_id)
+        if path is None:
+            raise MissingError(f"The run {run.name!r} has no explanation of {slide_id!r}.")
+        found = self._evidence.get(path)
+        return found if found.placed else found.at(self._mpp(slide_id))
+
+    def patch(self, key: int, number: int, index: int) -> bytes:
+        """The picture of one patch."""
+        found = self.evidence(key, number)
+        if found.corners is None or found.edge is None:
+            raise MissingError("It is not known where the patches of this slide lie.")
+        if not 0 <= index < found.n:
+            raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
+        x, y = (int(value) for value in found.corners[:, index])
+        return self.pictures.patch(self.slide(key), (x, y, found.edge, found.edge))
+
+    def mates(self, key: int, number: int) -> list[int]:
+        """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
+        slide_id, run = self.slide(key), self.run(number)
+        case = run.rows.get(slide_id, {}).get("case_id")
+        if not run.by_case or not case:
+            return [key]
+        together = [name for name, row in run.rows.items() if row.get("case_id") == case]
+        return [self._slides.index(name) for name in together]
+
+    def feature_file(self, key: int, number: int) -> Path:
+        """A slide's features for a run."""
+        slide_id = self.slide(key)
+        self.run(number)
+        if not self.features:
+            raise MissingError("No features are given; start the viewer with --features.")
+        folder = self.features[number if len(self.features) > 1 else 0]
+        found = feature_paths(folder, follow_links=self.follow_links).get(bare_name(slide_id))
+        if found is None:
+            raise MissingError(f"There are no features of {slide_id!r} in {folder.name}.")
+        return found
+
+    def overview(self, *, live: bool = True, whatif: bool = False) -> dict[str, Any]:
+        """The list of slides and what can be done with them."""
+        slides = self.refresh()
+        names = [run.class_names for run in self.runs if run.class_names]
+        return {
+            "name": " | ".join(run.name for run in self.runs),
+            "version": __version__,
+            "live": live,
+            "whatif": whatif,
+            "similar": live and bool(self.features),
+            "task": self.runs[0].task,
+            "runs": [{"name": run.name, "model": run.model} for run in self.runs],
+            "methods": self._methods(),
+            "class_names": names[0] if names else None,
+            "slides": [self._line(key, slide_id) for key, slide_id in enumerate(slides)],
+        }
+
+    def describe(self, key: int) -> dict[str, Any]:
+        """All there is to know of a slide but its scores and pixels."""
+        slide_id = self.slide(key)
+        about = self._about(slide_id)
+        image, fault = self.pictures.describe(slide_id)
+        sets, faults = self._sets(key, slide_id)
+        facts = ("case", "label", "predicted", "correct", "probability")
+        return {
+            "key": key,
+            "id": slide_id,
+            **{name: about[name] for name in facts},
+            "error": " ".join([*([fault] if fault else []), *faults]) or None,
+            "image": image and image["image"],
+            "mpp": next((mpp for mpp in (self._mpp(slide_id), *(s["mpp"] for s in sets)) if mpp), None),
+            "magnification": image and image["magnification"],
+            "sets": sets,
+        }
+
+    def _sets(self, key: int, slide_id: str) -> tuple[list[dict[str, Any]], list[str]]:
+        sets, faults = [], []
+        for number, run in enumerate(self.runs):
+            try:
+                sets.append(self._set(key, slide_id, number))
+            except XmilError as error:
+                failed = run.failures.get(slide_id, {}).get("error")
+                faults.append(f"{failed}" if failed and isinstance(error, MissingError) else str(error))
+        return sets, faults
+
+    def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
+        run, found = self.runs[number], self.evidence(key, number)
+        said = predict(found.logits, run.task, run.class_names)
+        return {
+            "run": number,
+            "n": found.n,
+            "edge": found.edge,
+            "mpp": found.mpp,
+            "placed": found.placed,
+            "columns": found.columns,
+            "classes": said.labels,
+            "logits": found.logits,
+            "probabilities": said.probabilities,
+            "value": said.value,
+            "certificate": self._certificate(slide_id, run),
+        }
+
+    def _certificate(self, slide_id: str, run: Run) -> dict[str, Any] | None:
+        """The run's own certificate, or that of another run of the same model."""
+        found = (other.certificate(slide_id) for other in self._alike(run))
+        return next((certificate for certificate in found if certificate), None)
+
+    def _verdict(self, slide_id: str, run: Run) -> dict[str, Any]:
+        found = (other.verdict(slide_id) for other in self._alike(run))
+        return next((verdict for verdict in found if verdict), {})
+
+    def _alike(self, run: Run) -> list[Run]:
+        """The run, then the others of the same models on the same bags."""
+        mine = run.bags
+        return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
+
+    def _line(self, key: int, slide_id: str) -> dict[str, Any]:
+        image, error = self.pictures.look(slide_id)
+        about = self._about(slide_id)
+        return {"key": key, "id": slide_id, **about, "image": image, "error": about["error"] or error}
+
+    def _about(self, slide_id: str) -> dict[str, Any]:
+        """A slide's facts from the first run that knows it."""
+        run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
+        row = run.rows.get(slide_id, {})
+        paper = next((found for run in self.runs if (found := self._verdict(slide_id, run))), {})
+        n, error = self._count(slide_id)
+        label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
+        return {
+            "case": row.get("case_id") or None,
+            "label": label,
+            "predicted": predicted,
+            "correct": _truth(row.get("correct") or paper.get("correct")),
+            "probability": _probability(row, predicted),
+            "verdict": paper.get("verdict"),
+            "n": n,
+            "error": error,
+        }
+
+    def _count(self, slide_id: str) -> tuple[int | None, str | None]:
+        """How many patches the slide has in the first run that has it, or what is wrong with its files."""
+        faults = []
+        for run in self.runs:
+            try:
+                path = run.explanation(slide_id)
+                if path is not None:
+                    return self._counts.get(path), None
+                faults.append(run.failures.get(slide_id, {}).get("error") or "")
+            except FileError as error:
+                faults.append(str(error))
+        told = next((fault for fault in faults if fault), "There is no explanation of this slide.")
+        return None, told
+
+    def _methods(self) -> list[str]:
+        listed = [method for run in self.runs for method in _named_methods(run.about)]
+        if not listed:
+            for key in range(min(len(self._slides), 3)):
+                with suppress(XmilError):
+                    listed += [column["method"] for column in self.evidence(key, 0).columns]
+        return list(dict.fromkeys(listed))
+
+    def _mpp(self, slide_id: str) -> float | None:
+        image, _ = self.pictures.describe(slide_id)
+        return image["mpp"] if image else self._given_mpp
+
+
+def feature_paths(folder: Path, *, follow_links: bool) -> dict[str, Path]:
+    """The feature files of a folder by slide."""
+    from xmil.data.join import feature_files
+
+    files, _ = feature_files(folder, follow_links=follow_links)
+    return {slide_name(path): path for path in reversed(files)}
+
+
+def _checked(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no such folder.")
+    return folder
+
+
+def _named_methods(about: dict[str, Any]) -> list[str]:
+    settings = about.get("settings")
+    listed = about.get("methods") or (settings.get("methods") if isinstance(settings, dict) else None)
+    return [str(name) for name in listed] if isinstance(listed, list) else []
+
+
+def _shown(value: Any, run: Run) -> str | None:
+    """A label in words: a class by its name where only its number is written down."""
+    if value is None or value == "":
+        return None
+    text, names = str(value), run.class_names or []
+    return names[int(text)] if text.isdigit() and text not in names and int(text) < len(names) else text
+
+
+def _truth(value: Any) -> bool | None:
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
+
+
+def _probability(row: Row, predicted: str | None) -> float | None:
+    try:
+        return float(row[f"p:{predicted}"])
+    except (KeyError, ValueError):
+        return None

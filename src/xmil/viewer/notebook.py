@@ -1,0 +1,84 @@
+"""The viewer inside a notebook: a server in the background, shown in a frame."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.viewer.serve import Background
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+class Viewing:
+    """A viewer at work; a notebook shows it inline. `stop` ends it."""
+
+    def __init__(self, url: str, server: Background, *, height: int) -> None:
+        self.url, self.height, self._server = url, height, server
+
+    @property
+    def running(self) -> bool:
+        """Whether the server still answers."""
+        return self._server.running
+
+    def stop(self) -> None:
+        """End the server."""
+        self._server.stop()
+
+    def __enter__(self) -> Viewing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"Viewing({self.url}{'' if self.running else ', stopped'})"
+
+    def _repr_html_(self) -> str:
+        address = escape(self.url, quote=True)
+        style = "width:100%;border:1px solid #8886;border-radius:4px"
+        return f'<iframe src="{address}" height="{self.height}" style="{style}" allowfullscreen></iframe>'
+
+
+def view(
+    run: Paths,
+    slides: str | PathLike[str] | None = None,
+    *,
+    features: Paths = (),
+    model: Paths = (),
+    mpp: float | None = None,
+    follow_links: bool = False,
+    height: int = 760,
+    port: int | None = None,
+) -> Viewing:
+    """Look at one or more runs from Python, on this machine only; in a notebook it is shown inline.
+
+    `slides` is the folder of slides; `features` adds similar patches, with `model` what-if as well.
+    """
+    try:
+        from xmil.viewer.app import create_app
+        from xmil.viewer.serve import Background, address, open_socket
+    except ImportError as error:
+        raise InputError(f"{error.name} is not installed; run: pip install 'xmil[viewer]'") from None
+    from xmil.viewer.collection import Collection
+    from xmil.viewer.security import Rules
+
+    folder = None if slides is None else Path(slides)
+    shown = Collection(
+        _paths(run), slides=folder, features=_paths(features), mpp=mpp, follow_links=follow_links
+    )
+    rules = Rules(framed=True)
+    app = create_app(shown, models=_paths(model), rules=rules)
+    listening: socket.socket = open_socket(rules.host, port)
+    return Viewing(address(listening, rules), Background(app, listening), height=height)
+
+
+def _paths(given: Paths) -> list[Path]:
+    return [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]

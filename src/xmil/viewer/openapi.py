@@ -1,0 +1,53 @@
+"""What the server answers, as an OpenAPI description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xmil._version import __version__
+
+_LIST = {"type": "array", "items": {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "array"}]}}
+_QUESTION = {
+    "type": "object",
+    "properties": {"run": {"type": "integer", "minimum": 0}, "remove": _LIST, "keep": _LIST},
+}
+_READ = {
+    "/api/run.json": ("application/json", "The runs and their slides."),
+    "/api/openapi.json": ("application/json", "This description."),
+    "/api/slides/{key}/slide.json": ("application/json", "A slide: size, scores' columns, certificate."),
+    "/api/slides/{key}/evidence-{run}.bin": (
+        "application/octet-stream",
+        "Little endian: int32 x0[n], int32 y0[n] where placed, then float32[n] for each column.",
+    ),
+    "/api/slides/{key}/thumbnail.jpeg": ("image/jpeg", "The whole slide, at most 256 px."),
+    "/api/slides/{key}/patch-{run}-{index}.jpeg": ("image/jpeg", "A patch, at most 512 px."),
+    "/api/slides/{key}/similar-{run}-{index}.json": ("application/json", "The patches most like one."),
+    "/tiles/{key}/{level}/{column}_{row}.jpeg": ("image/jpeg", "A Deep Zoom tile."),
+}
+
+
+def describe_routes() -> dict[str, Any]:
+    """The description of every route."""
+    paths = {path: {"get": _operation(path, *about)} for path, about in _READ.items()}
+    asked = "/api/slides/{key}/whatif"
+    body = {"required": True, "content": {"application/json": {"schema": _QUESTION}}}
+    question = _operation(asked, "application/json", "The prediction without patches, or of patches alone.")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "xmil viewer", "version": __version__},
+        "paths": {**paths, asked: {"post": {**question, "requestBody": body}}},
+    }
+
+
+def _operation(path: str, kind: str, summary: str) -> dict[str, Any]:
+    names = [part.split("}")[0] for part in path.split("{")[1:]]
+    number = {"type": "integer", "minimum": 0}
+    error = {"content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}}}
+    return {
+        "summary": summary,
+        "parameters": [{"name": n, "in": "path", "required": True, "schema": number} for n in names],
+        "responses": {
+            "200": {"description": "Found.", "content": {kind: {}}},
+            "4XX": {"description": "One sentence that says why not.", **error},
+        },
+    }

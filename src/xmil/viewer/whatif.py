@@ -1,0 +1,186 @@
+"""What if these patches were not there: the prediction without a region, or of a region alone.
+
+A model is loaded once and embeds the patches of a slide once; torch is imported on the first question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import FileError, InputError, XmilError
+from xmil.viewer.bags import Bags, CaseBag
+from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.files import Kept
+from xmil.viewer.prediction import predict
+from xmil.viewer.run import Run
+
+if TYPE_CHECKING:
+    from xmil.evaluate.bags import Parts
+    from xmil.models import MILModel
+
+LIMIT_BYTES = 1 << 30
+CLOSE = 1e-2  # logits that differ by more than this are another model's
+
+
+class WhatIf:
+    """Questions to the models of the runs, found by digest; those of an ensemble answer together."""
+
+    def __init__(self, collection: Collection, bags: Bags, models: Sequence[Path]) -> None:
+        if not collection.features:
+            raise InputError("What-if needs the features of the slides; give --features beside --model.")
+        for path in models:
+            if not path.exists():
+                raise FileError(f"{path}: no such file.")
+        self._collection, self._bags = collection, bags
+        self._paths = assign(models, collection.runs)
+        self._models: dict[Path, MILModel] = {}
+        self._parts: Kept[Parts] = Kept(LIMIT_BYTES, _weight)
+        self._lock = Lock()
+
+    def ask(self, key: int, question: Any) -> dict[str, Any]:
+        """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
+        started = time.perf_counter()
+        run, verb, indices = _parsed(question)
+        evidence = self._collection.evidence(key, run)
+        chosen = as_mask(indices, evidence.n)
+        kept = chosen if verb == "keep" else ~chosen
+        with self._lock:  # one question at a time: each uses all cores
+            before, after, left, model = self._answer(key, run, kept)
+        names = self._collection.run(run).class_names or model.class_names
+        task = getattr(model.spec, "task", "classification")
+        said = [predict(logits, task, names) for logits in (before, after)]
+        return {
+            "labels": said[0].labels,
+            "before": said[0].numbers,
+            "after": said[1].numbers,
+            "logits_before": before,
+            "logits_after": after,
+            "n_left": left,
+            "seconds": time.perf_counter() - started,
+            "note": _note(before, evidence.logits),
+        }
+
+    def warm(self) -> None:
+        """Load the models; one that cannot be loaded is told when it is asked."""
+        with self._lock, suppress(XmilError):
+            for path in dict.fromkeys(path for paths in self._paths for path in paths):
+                self._model(path)
+
+    def _answer(
+        self, key: int, run: int, kept: npt.NDArray[np.bool_]
+    ) -> tuple[list[float], list[float], int, MILModel]:
+        import torch
+
+        from xmil.nn.frozen import frozen
+
+        bag = self._bags.get(key, run)
+        models = [self._model(path) for path in self._paths[run]]
+        if not models:
+            name = self._collection.run(run).name
+            raise MissingError(
+                f"The model of the run {name!r} is not given; start the viewer with its --model."
+            )
+        mask = np.ones(len(bag.features), dtype=bool)
+        mask[bag.rows] = kept
+        left = int(mask.sum())
+        if not left:
+            raise InputError("Nothing would be left to predict from; keep at least one patch.")
+        order, answers = torch.from_numpy(np.argsort(~mask, kind="stable")), []
+        for model in models:
+            with frozen(model), torch.no_grad():
+                parts = self._embedded(model, bag)
+                answers.append(torch.stack([parts.full[0], parts.nested(order, [left])[0]]).double())
+        before, after = torch.stack(answers).mean(dim=0)
+        return before.tolist(), after.tolist(), left, models[0]
+
+    def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
+        import torch
+
+        from xmil.evaluate.bags import parts_of
+        from xmil.methods.network import Network
+
+        key = (id(model), bag.key)
+        found = self._parts.get(key)
+        if found is None:
+            dtype = next(model.parameters()).dtype
+            if bag.features.shape[1] != model.in_dim:
+                raise InputError(
+                    f"The model takes features of width {model.in_dim}; those of {bag.name!r} have "
+                    f"{bag.features.shape[1]}."
+                )
+            x = torch.from_numpy(bag.features).to(dtype).unsqueeze(0)
+            found = self._parts.put(key, parts_of(Network(model), x, "remove"))
+        return found
+
+    def _model(self, path: Path) -> MILModel:
+        from xmil.models import load_model
+
+        if path not in self._models:
+            self._models[path] = load_model(path)
+        return self._models[path]
+
+
+def assign(models: Sequence[Path], runs: Sequence[Run]) -> list[list[Path]]:
+    """The models of each run: those it was made with; else one for all runs, or one for each."""
+    from xmil.engine.folder import file_digest
+
+    digests = {path: file_digest(path) for path in models}
+    found = [[path for path in models if digests[path] in run.digests] for run in runs]
+    if any(found):
+        return found
+    if len(models) not in (1, len(runs)):
+        raise InputError(f"Give --model once, or once for each of the {len(runs)} runs.")
+    return [[models[i if len(models) > 1 else 0]] for i in range(len(runs))]
+
+
+def as_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
+    """The chosen of n patches from a list of indices or of [start, stop] ranges.
+
+    >>> as_mask([0, [2, 4]], 5).tolist()
+    [True, False, True, True, False]
+    """
+    mask = np.zeros(n, dtype=bool)
+    if not isinstance(indices, list):
+        raise InputError("The patches must be a list of indices or of [start, stop] ranges.")
+    for item in indices:
+        start, stop = item if isinstance(item, list) and len(item) == 2 else (item, item)
+        if not _is_index(start) or not _is_index(stop) or not 0 <= start <= stop <= n or start == n:
+            raise InputError(f"A patch must be an index in the range [0, {n}), or [start, stop] within it.")
+        mask[start : stop if isinstance(item, list) else start + 1] = True
+    return mask
+
+
+def _parsed(question: Any) -> tuple[int, str, Any]:
+    verbs = [verb for verb in ("remove", "keep") if isinstance(question, dict) and verb in question]
+    if len(verbs) != 1:
+        raise InputError('The body must be {"run": 0, "remove": [...]} or {"run": 0, "keep": [...]}.')
+    run = question.get("run", 0)
+    if not _is_index(run):
+        raise InputError("The run must be a number.")
+    return run, verbs[0], question[verbs[0]]
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _note(before: list[float], stored: list[float]) -> str | None:
+    """A word of warning where the model does not give the logits that were explained."""
+    if len(before) == len(stored) and np.allclose(before, stored, rtol=CLOSE, atol=CLOSE):
+        return None
+    return "The model or the features are not those of the run: the logits of the whole slide differ."
+
+
+def _weight(parts: Parts) -> int:
+    """About the memory of a slide's embedded patches."""
+    from torch import Tensor
+
+    return sum(v.numel() * v.element_size() for v in vars(parts).values() if isinstance(v, Tensor))

@@ -1,0 +1,125 @@
+"""A real browser before a real server: pages that must stay free of errors, and the colours they show."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from xmil.viewer.page import page_files
+
+Colours = npt.NDArray[np.float64]
+RED_BLUE = "053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f"
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """The machine's Chromium, driven by Playwright."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium is installed")
+    if not page_files():
+        pytest.skip("the viewer's page is not built")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def served(collection: Any, models: list[Path] | None = None) -> Iterator[str]:
+    """The address of a server on loopback."""
+    from xmil.viewer.app import create_app
+    from xmil.viewer.security import Rules
+    from xmil.viewer.serve import Background, address, open_socket
+
+    rules = Rules("127.0.0.1", None)
+    listening = open_socket("127.0.0.1", 0)
+    server = Background(create_app(collection, models=models or [], rules=rules), listening)
+    yield address(listening, rules)
+    server.stop()
+
+
+@contextmanager
+def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: Any) -> Iterator[Any]:
+    """A page; what its console complains about fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    faults: list[str] = []
+    page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: (faults.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.goto(url)
+    yield page
+    context.close()
+    assert expect_errors or not faults, faults
+
+
+def open_slide(page: Any, url: str, key: int = 0) -> None:
+    """Go to a slide and wait until its evidence is painted and the picture has come."""
+    page.goto(f"{url}#/slide/{key}")
+    page.wait_for_function("() => window.xmil.view?.firstPaint")
+    page.wait_for_function(
+        """() => {
+          const view = window.xmil.view;
+          return !view.info.image || view.panes[0].viewer.world.getItemAt(0)?.getFullyLoaded();
+        }"""
+    )
+
+
+def show_plainly(page: Any) -> None:
+    """Evidence in full colours, so that pixels are the palette's."""
+    page.locator("input[name=opacity]").fill("1")
+    page.get_by_label("Fade weak evidence").uncheck()
+
+
+def settle(page: Any) -> None:
+    """Wait until the page has drawn, and the slide rests."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def place_of(page: Any, x: float, y: float, pane: int = 0) -> tuple[float, float]:
+    """The screen pixel of a level-0 place, by OpenSeadragon's own reckoning."""
+    found = page.evaluate(
+        """([x, y, pane]) => {
+          const view = window.xmil.view, { viewer, stage } = view.panes[pane], { bounds } = view;
+          const point = viewer.viewport.getCenter(true);
+          point.x = (x - bounds.x) / bounds.width; point.y = (y - bounds.y) / bounds.width;
+          const pixel = viewer.viewport.viewportToViewerElementCoordinates(point);
+          const box = stage.getBoundingClientRect();
+          return [box.left + pixel.x, box.top + pixel.y];
+        }""",
+        [float(x), float(y), pane],
+    )
+    return found[0], found[1]
+
+
+def pixels(page: Any) -> Colours:
+    """What the screen shows (h, w, 3)."""
+    settle(page)
+    return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), dtype=np.float64)
+
+
+def red_blue(share: float) -> Colours:
+    """The colour of a share of the scale from -1 to 1."""
+    stops = np.array([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in RED_BLUE.split()])
+    entry = round(127.5 + 127.5 * float(np.clip(share, -1, 1))) / 255 * (len(stops) - 1)
+    return np.array([np.interp(entry, range(len(stops)), stops[:, c]) for c in range(3)])
+
+
+def whisker(scores: npt.NDArray[Any]) -> float:
+    """Where colours saturate: the farthest score within 1.5 IQR of the quartiles."""
+    q1, q3 = np.quantile(scores, (0.25, 0.75))
+    reach = 1.5 * (q3 - q1)
+    inside = scores[(scores >= q1 - reach) & (scores <= q3 + reach)]
+    return float(np.abs(inside).max())

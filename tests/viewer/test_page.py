@@ -1,0 +1,371 @@
+"""The page in a real browser: what it shows is what the files say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import xmil
+from tests.viewer.browser import (
+    chromium,
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    red_blue,
+    served,
+    settle,
+    show_plainly,
+    whisker,
+)
+from tests.viewer.make_run import Made, patch_colours
+from xmil.core.storage import read_explanation
+from xmil.viewer.collection import Collection
+
+COLUMNS, ROWS, EDGE = 12, 8, 256
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, made: Made) -> Iterator[str]:
+    shown = Collection(made.runs, slides=made.slides, features=[made.features])
+    with served(shown, made.models) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    with opened(browser, url, accept_downloads=True) as found:
+        yield found
+
+
+def scores_of(made: Made, method: str, target: str, run: int = 0, slide: int = 1) -> Any:
+    path = made.runs[run] / "slides" / f"{made.names[slide]}.parquet"
+    return read_explanation(path, method=method, target=target).scores
+
+
+def centre(i: int) -> tuple[float, float]:
+    return (i % COLUMNS + 0.5) * EDGE, (i // COLUMNS + 0.5) * EDGE
+
+
+def colour_at(page: Any, i: int, seen: Any = None) -> Any:
+    x, y = place_of(page, *centre(i))
+    return (pixels(page) if seen is None else seen)[round(y), round(x)]
+
+
+def clear_of_furniture(i: int) -> bool:
+    """Patches that neither the minimap nor the bars cover."""
+    return i % COLUMNS < 8 and 1 <= i // COLUMNS < 7
+
+
+def test_the_cohort_is_listed_sorted_filtered_and_searched(page: Any, made: Made) -> None:
+    rows = page.locator("table.slides tbody tr")
+    rows.first.wait_for()
+    assert rows.count() == 3
+    assert "slide-0" in rows.nth(0).inner_text()
+    for text in ("benign", "correct", "96"):
+        assert text in rows.nth(0).inner_text()
+    assert page.locator("td .verdict").count() == 3
+    page.wait_for_function("() => document.querySelector('td.thumb img')?.naturalWidth > 0")
+    page.get_by_role("button", name="Slide").click()
+    assert "slide-2" in rows.nth(0).inner_text()
+    page.locator("select[name=label]").select_option("tumour")
+    assert rows.count() == 1
+    page.locator("select[name=label]").select_option("")
+    page.get_by_role("searchbox").fill("SLIDE-0")
+    assert rows.count() == 1
+    page.get_by_role("searchbox").fill("nothing")
+    assert "No slide fits" in rows.first.inner_text()
+    page.get_by_role("searchbox").fill("")
+    rows.nth(1).locator("a").click()
+    page.wait_for_function("() => window.xmil.view?.firstPaint")
+    assert page.get_by_role("heading", level=1).inner_text() == "slide-1"
+
+
+def test_switching_method_and_class_shows_their_scores(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    show_plainly(page)
+    for method, target in (("lrp", "tumour"), ("lrp", "benign"), ("gxi", "tumour")):
+        page.locator("select[name=method]").select_option(method)
+        page.locator("select[name=target]").select_option(target)
+        scores = scores_of(made, method, target)
+        seen, scale = pixels(page), whisker(scores)
+        shown = [i for i in range(len(scores)) if clear_of_furniture(i)]
+        for i in (*sorted(shown, key=lambda i: -scores[i])[:3], *sorted(shown, key=lambda i: scores[i])[:3]):
+            np.testing.assert_allclose(colour_at(page, i, seen), red_blue(scores[i] / scale), atol=4)
+    page.locator("select[name=against]").select_option("benign")
+    scores = scores_of(made, "gxi", "tumour") - scores_of(made, "gxi", "benign")
+    i = max((i for i in range(96) if clear_of_furniture(i)), key=lambda i: scores[i])
+    np.testing.assert_allclose(colour_at(page, i), red_blue(scores[i] / whisker(scores)), atol=4)
+    assert "for benign" in page.locator(".colour-bar").inner_text()
+
+
+def test_the_threshold_and_the_signs_hide_patches(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    show_plainly(page)
+    page.locator("select[name=method]").select_option("gxi")
+    scores = scores_of(made, "gxi", "tumour")
+    scale = whisker(scores)
+    page.locator("input[name=hide]").fill("0.5")
+    kept = np.abs(scores) >= 0.5 * scale
+    assert f"{kept.sum()} of 96 patches shown" in page.locator(".panel").inner_text()
+    shown = [i for i in range(96) if clear_of_furniture(i)]
+    tissue, seen = patch_colours(96, seed=1), pixels(page)
+    for i in shown:
+        expected = red_blue(scores[i] / scale) if kept[i] else tissue[i]
+        np.testing.assert_allclose(colour_at(page, i, seen), expected, atol=9)
+    page.locator("[data-sign=positive]").click()
+    seen = pixels(page)
+    gone = next(i for i in shown if kept[i] and scores[i] < 0)
+    np.testing.assert_allclose(colour_at(page, gone, seen), tissue[gone], atol=9)
+
+
+def test_a_patch_is_inspected(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    scores, i = scores_of(made, "lrp", "tumour"), 3 * COLUMNS + 4
+    place = place_of(page, *centre(i))
+    page.mouse.move(*place)
+    rank = int((scores > scores[i]).sum()) + 1
+    assert f"rank {rank} of 96" in page.locator(".tip").inner_text()
+    page.mouse.click(*place)
+    panel = page.locator(".panel")
+    assert f"Patch {i}" in panel.inner_text()
+    assert f"rank {rank} of 96" in panel.inner_text()
+    assert panel.locator("table.scores tbody tr").count() == 6
+    page.wait_for_function("() => document.querySelector('img.patch-picture')?.naturalWidth === 256")
+    neighbours = panel.locator(".patch-button")
+    neighbours.first.wait_for()
+    features = xmil.read_bag(made.features / "slide-1.h5").features.astype(np.float64)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    likeness = unit @ unit[i]
+    likeness[i] = -2
+    assert neighbours.first.get_attribute("data-index") == str(likeness.argmax())
+    neighbours.first.click()
+    assert f"Patch {likeness.argmax()}" in panel.inner_text()
+
+
+def test_galleries_jump_to_the_strongest_patches(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    scores = scores_of(made, "lrp", "tumour")
+    buttons = page.locator(".panel .gallery").nth(0).locator(".patch-button")
+    buttons.first.wait_for()
+    order = [int(buttons.nth(k).get_attribute("data-index")) for k in range(buttons.count())]
+    assert order == np.argsort(-scores)[: len(order)].tolist()
+    buttons.first.click()
+    page.wait_for_timeout(700)
+    x, y = place_of(page, *centre(order[0]))
+    box = page.locator(".stage").bounding_box()
+    assert abs(x - box["x"] - box["width"] / 2) < 3
+    assert abs(y - box["y"] - box["height"] / 2) < 3
+
+
+def draw_lasso(page: Any, corners: list[tuple[float, float]]) -> None:
+    page.keyboard.press("l")
+    places = [place_of(page, x, y) for x, y in corners]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in [*places[1:], places[0]]:
+        page.mouse.move(*place, steps=4)
+    page.mouse.up()
+
+
+def test_a_lassoed_region_is_removed_and_brought_back(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    draw_lasso(page, [(40, 40), (4 * EDGE + 60, 60), (4 * EDGE + 40, 4 * EDGE - 30), (30, 4 * EDGE + 20)])
+    inside = [r * COLUMNS + c for r in range(4) for c in range(4)]
+    assert "16 patches selected" in page.locator(".selection-bar").inner_text()
+    page.locator(".selection-bar button", has_text="Remove").click()
+    page.locator(".whatif-result").wait_for()
+    net = xmil.load_model(made.models[0])
+    features = torch.from_numpy(xmil.read_bag(made.features / "slide-1.h5").features)
+    left = [i for i in range(96) if i not in inside]
+    with torch.no_grad():
+        before, after = (net(features[rows][None]).softmax(-1)[0] for rows in (list(range(96)), left))
+    for k, name in enumerate(("benign", "tumour")):
+        row = page.locator(f".compare[data-label={name}]").inner_text()
+        assert f"{100 * before[k]:.1f} % → {100 * after[k]:.1f} %" in row
+    assert "80 patches left" in page.locator(".whatif-result").inner_text()
+    show = page.locator("[data-panel=evidence]")
+    show.click()
+    show_plainly(page)
+    veil = 0xD0 / 255
+    grey = 96 * veil + patch_colours(96, seed=1)[inside[5]] * (1 - veil)
+    np.testing.assert_allclose(colour_at(page, inside[5]), grey, atol=9)
+    page.keyboard.press("4")
+    page.locator("[data-action=undo]").click()
+    assert page.locator(".whatif-result").count() == 0
+    scores = scores_of(made, "lrp", "tumour")
+    np.testing.assert_allclose(colour_at(page, 25), red_blue(scores[25] / whisker(scores)), atol=4)
+
+
+def test_brushed_and_outlined_patches_keep_their_shape(
+    page: Any, url: str, tmp_path: Path, made: Made
+) -> None:
+    shape = pytest.importorskip("shapely.geometry", reason="shapely is not installed").shape
+    open_slide(page, url, 1)
+    page.keyboard.press("b")
+    page.mouse.move(*place_of(page, *centre(26)))
+    page.mouse.down()
+    page.mouse.move(*place_of(page, *centre(29)), steps=8)
+    page.mouse.up()
+    assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+    page.keyboard.press("a")
+    page.locator("body").press("Escape")
+    page.locator("[data-panel=evidence]").click()
+    page.locator("select[name=method]").select_option("gxi")
+    page.locator("input[name=hide]").fill("0.3")
+    page.locator("[data-panel=whatif]").click()
+    page.get_by_role("button", name="Select shown patches").click()
+    page.locator(".selection-bar button", has_text="Annotate").click()
+    with page.expect_download() as got:
+        page.locator("[data-action=export-annotations]").click()
+    got.value.save_as(tmp_path / "notes.geojson")
+    brushed, shown = (
+        shape(feature["geometry"])
+        for feature in json.loads((tmp_path / "notes.geojson").read_text())["features"]
+    )
+    assert brushed.bounds == (2 * EDGE, 2 * EDGE, 6 * EDGE, 3 * EDGE)
+    scores = scores_of(made, "gxi", "tumour")
+    kept = np.flatnonzero(np.abs(scores) >= 0.3 * whisker(scores))
+    assert shown.is_valid
+    assert shown.area == len(kept) * EDGE**2
+    assert all(shown.contains(shape({"type": "Point", "coordinates": centre(i)})) for i in kept)
+
+
+def test_annotations_and_views_are_exported_and_read_back(page: Any, url: str, tmp_path: Path) -> None:
+    open_slide(page, url, 1)
+    label = "<script>window.hurt = 1</script>"
+    page.keyboard.press("r")
+    page.mouse.move(*place_of(page, 2 * EDGE, 2 * EDGE))
+    page.mouse.down()
+    page.mouse.move(*place_of(page, 5 * EDGE, 4 * EDGE), steps=4)
+    page.mouse.up()
+    page.locator(".selection-bar button", has_text="Annotate").click()
+    page.keyboard.type(label)
+    files = {}
+    for action in ("export-annotations", "export-patches", "picture"):
+        with page.expect_download() as got:
+            page.locator(f"[data-action={action}]").click()
+        files[action] = tmp_path / got.value.suggested_filename
+        got.value.save_as(files[action])
+    (feature,) = json.loads(files["export-annotations"].read_text())["features"]
+    assert feature["properties"]["objectType"] == "annotation"
+    assert feature["properties"]["name"] == label
+    assert feature["properties"]["classification"]["name"] == "Tumor"
+    corners = np.array(feature["geometry"]["coordinates"][0])
+    np.testing.assert_allclose(corners.min(0), [2 * EDGE, 2 * EDGE], atol=6)
+    np.testing.assert_allclose(corners.max(0), [5 * EDGE, 4 * EDGE], atol=6)
+    patches = json.loads(files["export-patches"].read_text())["features"]
+    assert len(patches) == 96
+    assert {"lrp:tumour", "rank", "percentile"} == set(patches[0]["properties"]["measurements"])
+    with Image.open(files["picture"]) as picture:
+        assert picture.size[0] > 600
+    page.locator(".note-row button", has_text="Delete").click()
+    assert page.locator(".note-row").count() == 0
+    page.locator("input[type=file]").set_input_files(files["export-annotations"])
+    page.locator(".note-row").wait_for()
+    assert page.locator(".note-row input").input_value() == label
+    page.reload()
+    page.wait_for_function("() => window.xmil.view?.firstPaint")
+    page.locator("[data-panel=notes]").click()
+    assert page.locator(".note-row input").input_value() == label
+    assert page.evaluate("() => window.hurt === undefined")
+
+
+def edges_along(line: Any) -> Any:
+    """Where a row of pixels changes colour most, as positions between pixels."""
+    return np.flatnonzero(np.abs(np.diff(line, axis=0)).sum(axis=1) > 40) + 1
+
+
+@pytest.mark.parametrize("zoom", [1.0, 2.7, 7.3])
+def test_evidence_lies_on_its_patches_within_a_pixel(page: Any, url: str, made: Made, zoom: float) -> None:
+    open_slide(page, url, 1)
+    page.locator("select[name=method]").select_option("gxi")
+    show_plainly(page)
+    page.evaluate(
+        """(zoom) => {
+          const { viewport } = window.xmil.view.panes[0].viewer;
+          viewport.zoomTo(viewport.getHomeZoom() * zoom, undefined, true);
+          const centre = viewport.getCenter(); centre.x = 0.39; centre.y = 0.31;
+          viewport.panTo(centre, true);
+        }""",
+        zoom,
+    )
+    page.wait_for_timeout(700)
+    page.mouse.move(5, 5)
+    scores = scores_of(made, "gxi", "tumour")
+    y = round(place_of(page, 0, 3.5 * EDGE)[1])
+    box = page.locator(".stage").bounding_box()
+    left, right = round(box["x"]) + 2, round(box["x"] + box["width"]) - 2
+    painted = edges_along(pixels(page)[y, left:right]) + left
+    page.keyboard.press("h")
+    drawn = edges_along(pixels(page)[y, left:right]) + left
+    checked = 0
+    for column in range(1, COLUMNS):
+        x = place_of(page, column * EDGE, 3.5 * EDGE)[0]
+        i = 3 * COLUMNS + column
+        change = np.abs(red_blue(scores[i] / whisker(scores)) - red_blue(scores[i - 1] / whisker(scores)))
+        if left + 3 < x < right - 3 and change.sum() > 60:
+            assert np.abs(painted - x).min() <= 1, (column, x, painted)
+            assert np.abs(drawn - x).min() <= 1, (column, x, drawn)
+            checked += 1
+    assert checked >= 1
+
+
+def test_two_panes_move_together_and_compare_runs(page: Any, url: str) -> None:
+    open_slide(page, url, 1)
+    page.keyboard.press("s")
+    page.wait_for_function("() => window.xmil.view.panes[1]?.viewer.isOpen()")
+    page.wait_for_timeout(400)
+    assert page.locator("select[name=run]").count() == 2
+    assert page.locator("select[name=run]").nth(1).input_value() == "1"
+    page.locator(".stage").nth(1).hover()
+    page.mouse.wheel(0, -400)
+    page.wait_for_timeout(900)
+    a, b = (place_of(page, 1000, 700, pane) for pane in (0, 1))
+    boxes = [page.locator(".stage").nth(pane).bounding_box() for pane in (0, 1)]
+    assert a[0] - boxes[0]["x"] == pytest.approx(b[0] - boxes[1]["x"], abs=1)
+    assert a[1] - boxes[0]["y"] == pytest.approx(b[1] - boxes[1]["y"], abs=1)
+    page.locator("[data-action=split]").click()
+    assert page.locator(".stage").count() == 1
+
+
+def test_the_certificate_shows_curve_account_and_verdict(page: Any, url: str, made: Made) -> None:
+    open_slide(page, url, 1)
+    page.keyboard.press("3")
+    said = json.loads((made.runs[0] / "certificates" / "slide-1.json").read_text())
+    panel = page.locator(".panel")
+    assert said["methods"][0]["sentence"] in panel.inner_text()
+    assert panel.locator("path.morf").count() == 1
+    assert panel.locator("path.band").count() == 1
+    assert panel.locator(".account-row").count() == 6
+    assert panel.locator("table.scores tbody tr").count() == 2
+
+
+def test_keys_and_colours(page: Any, url: str) -> None:
+    open_slide(page, url, 1)
+    page.keyboard.press("m")
+    assert page.locator("select[name=method]").input_value() == "attention"
+    page.keyboard.press("?")
+    assert page.locator("dialog.help").is_visible()
+    page.keyboard.press("Escape")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.keyboard.press("t")
+    assert page.evaluate(ground) != light
+    settle(page)
+    page.keyboard.press("]")
+    page.keyboard.press("Backspace")
+    page.locator("table.slides").wait_for()

@@ -1,0 +1,196 @@
+"""The page where something is missing, hostile, damaged or large; and as an exported folder."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viewer.browser import (
+    chromium,
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    red_blue,
+    served,
+    show_plainly,
+)
+from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
+from tests.viewer.make_run import patch_colours, write_slide
+from xmil.viewer.collection import Collection
+from xmil.viewer.export import export
+
+HOSTILE = "<img src=x onerror=document.title='hurt'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+def test_scripts_in_names_are_text(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    scores = {("lrp", target): signed(20) for target in ("benign", HOSTILE)}
+    write_run(run, HOSTILE, scores, coords=grid(5, 4, 64))
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        assert page.locator("table.slides td a").inner_text() == HOSTILE
+        open_slide(page, url)
+        assert page.get_by_role("heading", level=1).inner_text() == HOSTILE
+        assert page.locator("select[name=target] option").nth(1).inner_text() == HOSTILE
+        page.locator("select[name=target]").select_option(HOSTILE)
+        assert HOSTILE in page.locator(".colour-bar").inner_text()
+        assert page.locator("img[src=x]").count() == 0
+        assert page.title() != "hurt"
+
+
+def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path: Path) -> None:
+    coords = grid(6, 5, 64) + 10_000
+    write_run(tmp_path / "run", "bare", {("lrp", "tumour"): signed(30)}, coords=coords)
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        show_plainly(page)
+        page.locator("input[name=colours]").fill("1")
+        scores, seen = signed(30), pixels(page)
+        for i in (7, 14, 20):
+            x, y = place_of(page, *(coords[i] + 32))
+            expected = red_blue(scores[i] / np.abs(scores).max())
+            np.testing.assert_allclose(seen[round(y), round(x)], expected, atol=4)
+        assert "px" in page.locator(".scale-bar").inner_text()
+
+
+def test_without_coordinates_the_scores_are_a_list(browser: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "lost", {("lrp", "tumour"): signed(30)})
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        rows = page.locator(".score-list tbody tr")
+        order = [int(rows.nth(k).get_attribute("data-index")) for k in range(rows.count())]
+        assert order == np.argsort(-signed(30)).tolist()
+        rows.nth(2).get_by_role("button").click()
+        assert "rank 3 of 30" in page.locator(".panel").inner_text()
+
+
+def test_overlapping_patches_off_any_grid_are_drawn(browser: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    coords = rng.integers(0, 90_000, size=(400, 2))
+    scores = np.where(np.arange(400) % 2, 1, -1).astype(np.float32)
+    write_run(tmp_path / "run", "loose", {("lrp", "tumour"): scores}, coords=coords, edge=1777)
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        show_plainly(page)
+        seen = pixels(page)
+        last = [399, 398]  # nothing lies above them
+        for i in last:
+            x, y = place_of(page, *(coords[i] + 888))
+            np.testing.assert_allclose(seen[round(y), round(x)], red_blue(scores[i]), atol=4)
+
+
+@pytest.mark.parametrize(("task", "logits"), [("regression", (2.5,)), ("cox", (0.7,))])
+def test_models_without_classes_show_their_value(
+    browser: Any, tmp_path: Path, task: str, logits: tuple[float, ...]
+) -> None:
+    name = "value" if task == "regression" else "risk"
+    run = tmp_path / "run"
+    write_run(run, "s", {("lrp", name): signed(20)}, coords=grid(5, 4, 64), logits=logits, task=task)
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        said = page.locator(".facts").inner_text()
+        assert f"{name.capitalize()}" in said
+        assert f"{logits[0]}" in said
+        assert f"for {name}" in page.locator(".colour-bar").inner_text()
+        assert page.locator("select[name=against]").count() == 0
+
+
+def test_a_damaged_slide_is_a_message_and_the_rest_works(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("good", "torn"):
+        write_run(run, name, {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
+    (run / "slides" / "torn.parquet").write_bytes(b"PAR1 torn")
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        page.locator("table.slides .problem").wait_for()
+        assert "torn" in page.locator("table.slides .problem").inner_text()
+        page.goto(f"{url}#/slide/1")
+        page.locator(".banner").wait_for()
+        assert "torn.parquet" in page.locator(".banner").inner_text()
+        open_slide(page, url, 0)
+        assert page.locator(".banner").count() == 0
+
+
+def test_a_missing_slide_is_a_message(browser: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
+    with (
+        served(Collection([tmp_path / "run"])) as url,
+        opened(browser, f"{url}#/slide/77", expect_errors=True) as page,
+    ):
+        page.locator(".banner").wait_for()
+        assert "77" in page.locator(".banner").inner_text()
+
+
+@contextmanager
+def any_web_server(folder: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("longest", [None, 300])
+def test_an_exported_folder_opens_from_any_web_server(
+    browser: Any, tmp_path: Path, longest: int | None
+) -> None:
+    run, slides, scores = tmp_path / "run", tmp_path / "images", signed(96)
+    slides.mkdir()
+    write_run(run, "slide", {("lrp", "tumour"): scores, ("gxi", "tumour"): -scores}, coords=grid(12, 8, 64))
+    tissue = patch_colours(96)
+    write_slide(slides / "slide.tif", tissue.reshape(8, 12, 3), edge=64)
+    assert not export(Collection([run], slides=slides), tmp_path / "out", longest=longest)
+    with any_web_server(tmp_path / "out") as url, opened(browser, url) as page:
+        page.locator("table.slides td a").click()
+        open_slide(page, url)
+        show_plainly(page)
+        page.locator("input[name=colours]").fill("1")
+        page.locator("select[name=method]").select_option("gxi")
+        i = 3 * 12 + 5
+        x, y = place_of(page, 5.5 * 64, 3.5 * 64)
+        expected = red_blue(-scores[i] / np.abs(scores).max())
+        np.testing.assert_allclose(pixels(page)[round(y), round(x)], expected, atol=4)
+        page.keyboard.press("h")
+        np.testing.assert_allclose(pixels(page)[round(y), round(x)], tissue[i], atol=12)
+        page.mouse.click(x, y)
+        picture = page.locator("canvas.patch-picture")
+        picture.wait_for()
+        middle = "c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1)"
+        colour = f"(c) => [...{middle}.data].slice(0, 3)"
+        page.wait_for_function("() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()")
+        page.wait_for_timeout(200)
+        np.testing.assert_allclose(picture.evaluate(colour), tissue[i], atol=16)
+        assert page.locator(".panel", has_text="Most similar").count() == 0
+        page.keyboard.press("4")
+        assert "exported copy" in page.locator(".panel").inner_text()
+
+
+def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> None:
+    """The bounds leave room for slow machines; benchmarks/viewer_page.py has the figures."""
+    scores = {
+        (m, t): signed(25_000, k) for k, (m, t) in enumerate((m, t) for m in ("lrp", "gxi") for t in "ab")
+    }
+    write_run(tmp_path / "run", "large", scores, coords=grid(200, 125, 64))
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        assert page.evaluate("() => window.xmil.view.firstPaint") < 20_000
+        assert np.median(page.evaluate(SWITCHES), axis=0)[0] < 500

@@ -1,0 +1,481 @@
+"""What the server says is what the files hold; what is wrong with one file stays with it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.viewer.asking import ask
+from tests.viewer.make_run import Made, make_bag, make_run, patch_colours, write_slide
+from xmil.core.bag import Bag
+from xmil.core.explanation import Explanation
+from xmil.core.storage import read_explanations, write_explanations
+from xmil.core.target import Target
+from xmil.data import read_bag
+from xmil.viewer.app import create_app
+from xmil.viewer.collection import Collection
+from xmil.viewer.files import Files, Kept
+from xmil.viewer.tiles import OpenSlides, Pictures, full_level
+
+
+def pixels(content: bytes) -> Any:
+    return np.asarray(Image.open(BytesIO(content)).convert("RGB")).astype(int)
+
+
+def app_of(made: Made, **options: Any) -> Any:
+    return create_app(Collection(made.runs, slides=made.slides, **options))
+
+
+def test_run_lists_the_slides_of_the_table(app: Any, made: Made) -> None:
+    found = ask(app, "/api/run.json").json
+    with (made.runs[0] / "slides.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [slide["id"] for slide in found["slides"]] == [row["slide_id"] for row in rows] == made.names
+    assert [slide["key"] for slide in found["slides"]] == list(range(len(rows)))
+    for slide, row in zip(found["slides"], rows, strict=True):
+        assert (slide["case"], slide["label"], slide["predicted"]) == (
+            row["case_id"],
+            row["label"],
+            row["predicted"],
+        )
+        assert slide["correct"] == (row["correct"] == "True")
+        assert slide["probability"] == float(row[f"p:{row['predicted']}"])
+        assert (slide["n"], slide["image"], slide["error"]) == (96, True, None)
+        paper = json.loads((made.runs[0] / "certificates" / f"{slide['id']}.json").read_text())
+        assert slide["verdict"] == paper["methods"][0]["verdict"]
+    assert (found["live"], found["whatif"], found["similar"]) == (True, True, True)
+    assert found["methods"] == ["lrp", "attention", "gxi"]
+    assert found["class_names"] == ["benign", "tumour"]
+    assert [run["name"] for run in found["runs"]] == ["run-attnmil", "run-transmil"]
+    assert str(made.slides.parent) not in json.dumps(found)  # no path of the machine
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_slide_and_evidence_are_the_files(app: Any, made: Made, run: int) -> None:
+    slide = ask(app, "/api/slides/1/slide.json").json
+    found = slide["sets"][run]
+    stored = read_explanations(made.runs[run] / "slides" / "slide-1.parquet")
+    assert [c["name"] for c in found["columns"]] == [e.column for e in stored]
+    assert [c["target"] for c in found["columns"]] == [str(e.target) for e in stored]
+    assert [c["signed"] for c in found["columns"]] == [e.signed for e in stored]
+    assert [c["audit"] for c in found["columns"]] == [e.audit and e.audit.as_dict() for e in stored]
+    assert found["logits"] == pytest.approx(stored[0].logits)
+    assert sum(found["probabilities"]) == pytest.approx(1)
+    assert (found["run"], found["n"], found["edge"], found["placed"]) == (run, 96, 256, True)
+    size = {"width": 3072, "height": 2048, "tile_size": 256, "overlap": 0, "levels": 13}
+    assert slide["image"] == {**size, "finest": 12, "bounds": [0, 0, 3072, 2048]}
+    assert slide["mpp"] == pytest.approx(0.5)
+
+    answer = ask(app, f"/api/slides/1/evidence-{run}.bin")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    n = found["n"]
+    corners = np.frombuffer(answer.body[: 8 * n], dtype="<i4").reshape(2, n)
+    scores = np.frombuffer(answer.body[8 * n :], dtype="<f4").reshape(len(stored), n)
+    np.testing.assert_array_equal(corners.T, stored[0].coords)
+    np.testing.assert_array_equal(scores, np.stack([e.scores for e in stored]))
+
+
+def test_certificate_carries_curves_and_band(app: Any, made: Made) -> None:
+    paper = ask(app, "/api/slides/0/slide.json").json["sets"][0]["certificate"]
+    rows = pq.read_table(made.runs[0] / "results" / "slide-0.parquet").to_pylist()
+    assert [m["method"] for m in paper["methods"]] == [row["method"] for row in rows]
+    for method, row in zip(paper["methods"], rows, strict=True):
+        assert method["morf"] == row["morf"]
+        assert len(method["morf"]) == len(paper["random_band"]["mean"])
+        assert method["sentence"]
+        assert method["aupc"] == pytest.approx(np.mean(method["morf"]))
+
+
+def test_certificate_of_another_run_of_the_same_model(made: Made, tmp_path: Path) -> None:
+    by_case = tmp_path / "by-case"
+    shutil.copytree(made.runs[0], by_case)
+    shutil.rmtree(by_case / "certificates")
+    about = json.loads((by_case / "run.json").read_text())
+    (by_case / "run.json").write_text(json.dumps({**about, "settings": {"by": "case"}}))
+    bare = tmp_path / "explained"
+    shutil.copytree(made.runs[0], bare)
+    shutil.rmtree(bare / "certificates")
+    app = create_app(Collection([bare, made.runs[1], made.runs[0], by_case]))
+    sets = ask(app, "/api/slides/0/slide.json").json["sets"]
+    assert sets[0]["certificate"] == sets[2]["certificate"] is not None
+    assert sets[0]["certificate"] != sets[1]["certificate"]
+    assert sets[3]["certificate"] is None  # other bags, other predictions
+    alone = create_app(Collection([bare]))
+    assert ask(alone, "/api/slides/0/slide.json").json["sets"][0]["certificate"] is None
+
+
+def test_tiles_show_the_patches_in_place(app: Any) -> None:
+    colours = patch_colours(96, seed=2)
+    for index in (0, 17, 95):
+        row, column = divmod(index, 12)
+        tile = pixels(ask(app, f"/tiles/2/12/{column}_{row}.jpeg").body)
+        assert tile.shape == (256, 256, 3)
+        assert np.abs(tile - colours[index]).max() <= 4  # JPEG of one colour
+        half = pixels(ask(app, f"/tiles/2/11/{column // 2}_{row // 2}.jpeg").body)
+        y, x = 128 * (row % 2) + 64, 128 * (column % 2) + 64
+        assert np.abs(half[y, x] - colours[index]).max() <= 6
+        patch = pixels(ask(app, f"/api/slides/2/patch-0-{index}.jpeg").body)
+        assert patch.shape == (256, 256, 3)
+        assert np.abs(patch - colours[index]).max() <= 4
+
+
+def test_every_level_has_its_tiles_and_nothing_beyond(app: Any) -> None:
+    sizes = []
+    for level in range(13):
+        width, height = (-(-edge // 2 ** (12 - level)) for edge in (3072, 2048))
+        columns, rows = -(-width // 256), -(-height // 256)
+        last = pixels(ask(app, f"/tiles/0/{level}/{columns - 1}_{rows - 1}.jpeg").body)
+        sizes.append((width, height))
+        assert last.shape[:2] == (height - 256 * (rows - 1), width - 256 * (columns - 1))
+        assert ask(app, f"/tiles/0/{level}/{columns}_0.jpeg").status == 404
+        assert ask(app, f"/tiles/0/{level}/0_{rows}.jpeg").status == 404
+    assert ask(app, "/tiles/0/13/0_0.jpeg").status == 404
+    thumbnail = pixels(ask(app, "/api/slides/0/thumbnail.jpeg").body)
+    assert thumbnail.shape[:2] == sizes[8][::-1]
+
+
+def test_slide_without_coarse_levels_is_put_together(tmp_path: Path) -> None:
+    """A tile far from the slide's own levels is made from finer tiles and shows the same picture."""
+    import tifffile
+
+    ramp = np.broadcast_to(np.linspace(0, 255, 4999)[None, :, None], (3001, 4999, 3)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "flat.tif", ramp, tile=(256, 256), photometric="rgb")
+    shown = Pictures(tmp_path)
+    small = pixels(shown.thumbnail("flat"))
+    assert small.shape[:2] == (94, 157)
+    np.testing.assert_allclose(small[40, :, 0], np.linspace(0, 255, 157), atol=5)
+    assert pixels(shown.tile("flat", 0, 0, 0)).shape == (1, 1, 3)
+    shown.close()
+
+
+def test_real_slide(data_dir: Path, tmp_path: Path) -> None:
+    """A scanner's file: the tiles are the pixels that OpenSlide reads."""
+    openslide = pytest.importorskip("openslide")
+    folder = data_dir / "slides"
+    shown = Pictures(folder)
+    facts, error = shown.describe("CMU-1-Small-Region")
+    assert error is None
+    assert facts is not None
+    assert (facts["image"]["width"], facts["mpp"]) == (2220, pytest.approx(0.499))
+    tile = pixels(shown.tile("CMU-1-Small-Region", facts["image"]["finest"], 4, 5))
+    with openslide.OpenSlide(str(folder / "CMU-1-Small-Region.svs")) as slide:
+        assert {"label", "macro", "thumbnail"} >= set(slide.associated_images)
+        region = np.asarray(slide.read_region((1024, 1280), 0, (256, 256)).convert("RGB")).astype(int)
+    assert np.abs(tile - region).mean() < 4
+    shown.close()
+
+
+def test_without_slides_the_evidence_stands_alone(made: Made) -> None:
+    app = create_app(Collection(made.runs))
+    assert not any(slide["image"] for slide in ask(app, "/api/run.json").json["slides"])
+    slide = ask(app, "/api/slides/0/slide.json").json
+    assert (slide["image"], slide["error"], slide["mpp"]) == (None, None, 0.5)
+    assert len(ask(app, "/api/slides/0/evidence-0.bin").body) == 96 * 4 * 8
+    missing = ask(app, "/tiles/0/8/0_0.jpeg")
+    assert missing.status == 404
+    assert "--slides" in missing.json["error"]
+
+
+def test_similar_patches_are_the_nearest_by_cosine(app: Any, made: Made) -> None:
+    x = read_bag(made.features / "slide-1.h5").features.astype(np.float64)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for index in (0, 50):
+        cosines = unit @ unit[index]
+        cosines[index] = -2
+        expected = np.argsort(-cosines)[:12]
+        found = ask(app, f"/api/slides/1/similar-0-{index}.json").json["neighbours"]
+        assert [item["index"] for item in found] == expected.tolist()
+        assert [item["similarity"] for item in found] == pytest.approx(cosines[expected], abs=1e-5)
+    assert ask(app, "/api/slides/1/similar-0-96.json").status == 400
+    assert ask(create_app(Collection(made.runs)), "/api/slides/1/similar-0-0.json").status == 404
+
+
+def test_similar_of_a_bag_of_one(tmp_path: Path) -> None:
+    made = make_run(tmp_path, slides=1, columns=1, rows=1, models=("attnmil",), certificates=False)
+    app = create_app(Collection(made.runs, features=[made.features]))
+    assert ask(app, "/api/slides/0/similar-0-0.json").json == {"neighbours": []}
+
+
+def test_places_that_wait_for_the_mpp_of_the_slide(tmp_path: Path) -> None:
+    (tmp_path / "run" / "slides").mkdir(parents=True)
+    (tmp_path / "slides").mkdir()
+    raw = np.array([[0.0, 0.0], [128.0, 64.0]])
+    stored = Explanation(
+        scores=np.array([1, -1], dtype=np.float32),
+        logits=np.array([0.0, 1.0], dtype=np.float32),
+        output=1.0,
+        method="lrp",
+        target=Target(1),
+        signed=True,
+        bag="s",
+        raw_coords=raw,
+        unit="um",
+        raw_edge=64.0,
+    )
+    stored.save(tmp_path / "run" / "slides" / "s.parquet")
+    loose = create_app(Collection([tmp_path / "run"]))
+    found = ask(loose, "/api/slides/0/slide.json").json["sets"][0]
+    assert (found["placed"], found["edge"]) == (False, None)
+    assert len(ask(loose, "/api/slides/0/evidence-0.bin").body) == 2 * 4
+    assert ask(loose, "/api/slides/0/patch-0-0.jpeg").status == 404
+
+    write_slide(tmp_path / "slides" / "s.tif", patch_colours(4).reshape(2, 2, 3), mpp=0.5)
+    placed = create_app(Collection([tmp_path / "run"], slides=tmp_path / "slides"))
+    found = ask(placed, "/api/slides/0/slide.json").json["sets"][0]
+    assert (found["placed"], found["edge"]) == (True, 128)
+    body = ask(placed, "/api/slides/0/evidence-0.bin").body
+    assert np.frombuffer(body[:16], "<i4").tolist() == [0, 256, 0, 128]
+
+
+def test_numbers_that_json_lacks_become_null(fresh: Made) -> None:
+    path = fresh.runs[0] / "slides" / "slide-0.parquet"
+    (first, *_) = read_explanations(path)
+    logits = np.array([np.nan, np.inf], dtype=np.float32)
+    write_explanations([_replaced(first, logits=logits, output=float("nan"))], path)
+    found = ask(app_of(fresh), "/api/slides/0/slide.json")
+    assert found.json["sets"][0]["logits"] == [None, None]
+    assert found.json["sets"][0]["columns"][0]["output"] is None
+
+
+def _replaced(e: Explanation, **changes: Any) -> Explanation:
+    from dataclasses import replace
+
+    return replace(e, **changes)
+
+
+@pytest.mark.parametrize("damage", ["picture", "scores", "header", "both"])
+def test_damage_stays_with_its_slide(fresh: Made, damage: str) -> None:
+    picture, scores = fresh.slides / "slide-0.tif", fresh.runs[0] / "slides" / "slide-0.parquet"
+    if damage in ("picture", "both"):
+        picture.write_bytes(picture.read_bytes()[:200])
+    if damage in ("scores", "both"):
+        scores.write_bytes(scores.read_bytes()[:-100])
+    if damage == "header":
+        table = pq.read_table(scores)
+        pq.write_table(table.replace_schema_metadata({b"xmil": b'{"layout": 1, "columns": []}'}), scores)
+    app = app_of(fresh)
+    lines = ask(app, "/api/run.json").json["slides"]
+    assert lines[1]["error"] is None
+    bad = ask(app, "/api/slides/0/slide.json").json
+    assert "slide-0" in bad["error"]
+    assert str(fresh.slides.parent) not in bad["error"]
+    assert (bad["image"] is None) == (damage in ("picture", "both"))
+    assert len(bad["sets"]) == (damage == "picture")
+    if damage != "picture":
+        answer = ask(app, "/api/slides/0/evidence-0.bin")
+        assert answer.status == 422
+        assert "slide-0" in answer.json["error"]
+    else:
+        assert ask(app, "/tiles/0/8/0_0.jpeg").status == 422
+        assert ask(app, "/api/slides/0/thumbnail.jpeg").status == 422
+    assert ask(app, "/api/slides/1/slide.json").json["error"] is None
+    assert ask(app, "/api/slides/1/evidence-0.bin").status == 200
+    assert ask(app, "/tiles/1/8/0_0.jpeg").status == 200
+
+
+def test_pixels_damaged_inside_the_slide(fresh: Made) -> None:
+    path = fresh.slides / "slide-0.tif"
+    content = bytearray(path.read_bytes())
+    content[16:400] = b"\xff" * 384
+    path.write_bytes(content)
+    app = app_of(fresh)
+    slide = ask(app, "/api/slides/0/slide.json").json
+    finest = slide["image"]["finest"] if slide["image"] else 8
+    assert ask(app, f"/tiles/0/{finest}/0_0.jpeg").status in (200, 422)
+    assert ask(app, "/tiles/1/8/0_0.jpeg").status == 200
+
+
+def test_failed_slides_are_listed_with_the_reason(fresh: Made) -> None:
+    (fresh.runs[0] / "failures.csv").write_text("slide_id,error\nlost,no features were found\n")
+    app = app_of(fresh)
+    line = ask(app, "/api/run.json").json["slides"][2]
+    assert (line["id"], line["error"], line["n"]) == ("lost", "no features were found", None)
+    assert ask(app, "/api/slides/2/slide.json").json["error"] == "no features were found"
+
+
+def test_files_may_change_while_they_are_served(fresh: Made) -> None:
+    app = app_of(fresh)
+    path, picture = fresh.runs[0] / "slides" / "slide-0.parquet", fresh.slides / "slide-0.tif"
+    before = ask(app, "/api/slides/0/evidence-0.bin").body
+    tile = ask(app, "/tiles/0/8/0_0.jpeg")
+
+    stored = read_explanations(path)
+    write_explanations([_replaced(e, scores=e.scores + 1) for e in stored], path)
+    after = ask(app, "/api/slides/0/evidence-0.bin").body
+    n = len(stored[0])
+    np.testing.assert_allclose(
+        np.frombuffer(after[8 * n :], "<f4"), np.frombuffer(before[8 * n :], "<f4") + 1, rtol=1e-6
+    )
+    write_slide(picture, np.full((4, 6, 3), 9, dtype=np.uint8), edge=64)
+    changed = ask(app, "/tiles/0/8/0_0.jpeg")
+    assert changed.body != tile.body
+    assert pixels(changed.body).max() < 15
+
+    path.write_bytes(b"PAR1 cut")
+    assert ask(app, "/api/slides/0/evidence-0.bin").status == 422
+    path.unlink()
+    assert ask(app, "/api/slides/0/evidence-0.bin").status == 404
+    picture.unlink()
+    assert ask(app, "/tiles/0/8/0_0.jpeg").status in (404, 422)
+    (fresh.runs[0] / "slides.csv").write_bytes(b"\xff\xfe\x00 not a table")
+    (fresh.runs[0] / "run.json").write_text("[")
+    assert [s["id"] for s in ask(app, "/api/run.json").json["slides"]] == fresh.names
+    write_explanations(stored, path)
+    assert ask(app, "/api/slides/0/evidence-0.bin").body == before
+    shutil.rmtree(fresh.runs[0])
+    assert ask(app, "/api/run.json").status == 200
+    assert ask(app, "/api/slides/1/evidence-0.bin").status == 404
+
+
+def test_new_slides_join_at_the_end(fresh: Made) -> None:
+    app = app_of(fresh)
+    assert len(ask(app, "/api/run.json").json["slides"]) == 2
+    (first, *_) = read_explanations(fresh.runs[0] / "slides" / "slide-0.parquet")
+    write_explanations([_replaced(first, bag="a-new")], fresh.runs[0] / "slides" / "a-new.parquet")
+    assert [s["id"] for s in ask(app, "/api/run.json").json["slides"]] == [*fresh.names, "a-new"]
+    assert ask(app, "/api/slides/2/slide.json").json["id"] == "a-new"
+
+
+def test_the_browser_keeps_what_it_has(app: Any) -> None:
+    for target in ("/api/run.json", "/api/slides/0/evidence-0.bin", "/tiles/0/8/0_0.jpeg"):
+        tag = ask(app, target).headers["etag"]
+        again = ask(app, target, headers={"If-None-Match": tag})
+        assert (again.status, again.body) == (304, b"")
+        assert ask(app, target, headers={"If-None-Match": '"other"'}).status == 200
+
+
+def test_large_slide_is_quick(tmp_path: Path) -> None:
+    """25,000 patches with six columns: facts and scores together within 200 ms."""
+    bag = make_bag("large", columns=200, rows=125, edge=256, seed=0)
+    rng = np.random.default_rng(0)
+    (tmp_path / "slides").mkdir()
+    found = [
+        Explanation(
+            scores=rng.normal(size=len(bag)).astype(np.float32),
+            logits=np.zeros(2, dtype=np.float32),
+            output=0.0,
+            method=method,
+            target=Target(c),
+            signed=True,
+            coords=bag.coords,
+            patch_size=256,
+        )
+        for method in ("lrp", "ig", "attention")
+        for c in (0, 1)
+    ]
+    write_explanations(found, tmp_path / "slides" / "large.parquet")
+    times = []
+    for _ in range(5):
+        app = create_app(Collection([tmp_path]))  # nothing kept from before
+        started = time.perf_counter()
+        assert ask(app, "/api/slides/0/slide.json").status == 200
+        assert len(ask(app, "/api/slides/0/evidence-0.bin").body) == 25_000 * 4 * 8
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.2, times
+
+
+def test_many_slides_are_listed_quickly(fresh: Made) -> None:
+    source = fresh.runs[0] / "slides" / "slide-0.parquet"
+    for i in range(500):
+        os.link(source, fresh.runs[0] / "slides" / f"copy-{i}.parquet")
+    app = app_of(fresh)
+    ask(app, "/api/run.json")
+    started = time.perf_counter()
+    assert len(ask(app, "/api/run.json").json["slides"]) == 502
+    assert time.perf_counter() - started < 2
+
+
+def test_looking_needs_no_torch(made: Made) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.viewer.asking import ask;"
+        "from xmil.viewer.app import create_app; from xmil.viewer.collection import Collection;"
+        f"app = create_app(Collection([Path({str(made.runs[0])!r})], slides=Path({str(made.slides)!r}),"
+        f" features=[Path({str(made.features)!r})]));"
+        "got = [ask(app, t).status for t in ('/api/run.json', '/api/slides/0/slide.json',"
+        " '/tiles/0/9/0_0.jpeg', '/api/slides/0/evidence-0.bin', '/api/slides/0/similar-0-1.json')];"
+        "assert got == [200] * 5, got; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_open_slides_are_few_and_closed_when_idle(made: Made) -> None:
+    held = OpenSlides(limit=1)
+    paths = sorted(made.slides.glob("*.tif"))
+    with held.use(paths[0]) as first, held.use(paths[1]), held.use(paths[0]) as again:
+        assert first is again
+        assert len(held) == 2  # none in use is closed
+        assert first.read_area((0, 0, 10, 10), (5, 5)).shape == (5, 5, 3)
+    assert len(held) == 1
+    held.close()
+    assert len(held) == 0
+
+
+def test_kept_results_are_bounded() -> None:
+    kept: Kept[bytes] = Kept(100, len)
+    for i in range(50):
+        kept.put(i, b"x" * 30)
+        assert kept.weight <= 100
+    assert kept.get(49) is not None
+    assert kept.get(0) is None
+    kept.put(49, b"y")
+    assert kept.weight == 30 * 2 + 1
+
+
+def test_files_are_read_once_until_they_change(tmp_path: Path) -> None:
+    path, reads = tmp_path / "a.txt", []
+
+    def read(file: Path) -> str:
+        reads.append(file)
+        return file.read_text()
+
+    files = Files(read, limit=4)
+    path.write_text("one")
+    assert [files.get(path), files.get(path)] == ["one", "one"]
+    assert len(reads) == 1
+    path.write_text("three")
+    assert files.get(path) == "three"
+
+
+def test_full_level() -> None:
+    assert [full_level(*size) for size in ((1, 1), (2, 1), (3, 1), (256, 256), (257, 1))] == [0, 1, 2, 8, 9]
+
+
+def test_bags_of_cases_answer_together(tmp_path: Path) -> None:
+    """In a run by case, what-if sees the patches of all slides of the case."""
+    import torch
+
+    from xmil.models import load_model
+
+    made = make_run(tmp_path, slides=2, columns=4, rows=3, edge=64, models=("attnmil",), certificates=False)
+    table = (made.runs[0] / "slides.csv").read_text()
+    for name in made.names:
+        table = table.replace(f"case of {name}", "one case")
+    (made.runs[0] / "slides.csv").write_text(table)
+    about = json.loads((made.runs[0] / "run.json").read_text())
+    (made.runs[0] / "run.json").write_text(json.dumps({**about, "settings": {"by": "case"}}))
+    app = create_app(Collection(made.runs, features=[made.features]), models=made.models)
+    body = json.dumps({"run": 0, "remove": [[0, 5]]}).encode()
+    headers = {"content-type": "application/json"}
+    found = ask(app, "/api/slides/1/whatif", method="POST", headers=headers, body=body).json
+    bags: list[Bag] = [read_bag(made.features / f"{name}.h5") for name in made.names]
+    whole = torch.from_numpy(np.concatenate([bag.features for bag in bags])).unsqueeze(0)
+    net = load_model(made.models[0])
+    kept = torch.ones(24, dtype=torch.bool)
+    kept[12:17] = False
+    with torch.no_grad():
+        assert found["logits_before"] == pytest.approx(net(whole)[0].tolist(), abs=1e-5)
+        assert found["logits_after"] == pytest.approx(net(whole[:, kept])[0].tolist(), abs=1e-5)
+    assert found["n_left"] == 19
