@@ -13,6 +13,8 @@ import torch
 
 import xmil
 from xmil.cli._app import run
+from xmil.core.storage import read_explanations
+from xmil.data.inspection import inspect_run
 from xmil.evaluate.prediction import c_index
 
 D, N = 6, 24
@@ -100,6 +102,7 @@ def test_classes(cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for name in ("roc.png", "calibration.png"):
         assert (tmp_path / name).stat().st_size > 10_000
     said = capsys.readouterr().out
+    assert inspect_run(tmp_path).facts["predictions"] == N
     assert "AUROC" in said
     assert "24 with a label, of 12 cases" in said
     assert "warning" not in said  # "UNI" and "uni" are one encoder
@@ -142,6 +145,18 @@ def test_values(cohort: Path, tmp_path: Path) -> None:
     error = np.mean([abs(row["value"] - row["label"]) for row in rows])
     assert metrics["mae"]["estimate"] == pytest.approx(error)
     assert (tmp_path / "values.png").is_file()
+
+
+def test_a_value_without_a_name_is_the_label(cohort: Path, tmp_path: Path) -> None:
+    xmil.save_model(
+        xmil.create_model("meanpool", in_dim=D, n_classes=1, task="regression", seed=0),
+        tmp_path / "m.safetensors",
+    )
+    (tmp_path / "cohort.csv").write_text("slide_id,label\ns0,1.5\ns1,2.5\n")
+    where = ["--features", f"{cohort}/features", "--cohort", f"{tmp_path}/cohort.csv"]
+    arguments = ["predict", "--model", f"{tmp_path}/m.safetensors", *where, "--out", f"{tmp_path}/out"]
+    assert run(arguments) == 0
+    assert [row["label"] for row in table(tmp_path / "out")] == [1.5, 2.5]
 
 
 def test_several_values(cohort: Path, tmp_path: Path) -> None:
@@ -302,3 +317,22 @@ def test_missing_labels_are_not_measured(cohort: Path, tmp_path: Path) -> None:
         assert run(["predict", "--model", f"{cohort}/{model}.safetensors", *where, "--draws", "20"]) == 0
         assert len(table(out)) == N
         assert json.loads((out / "metrics.json").read_text())["labelled"] == N - 1
+
+
+def test_explain_reaches_every_task(cohort: Path, tmp_path: Path) -> None:
+    asked = {"survival0": "predicted,4-8,8+:0-4", "value0": "score", "cox0,cox1": "risk", "classes0": "HPV+"}
+    for model, targets in asked.items():
+        arguments = command(cohort, model, tmp_path / model, "--target", targets)
+        arguments = ["explain", *(a for a in arguments[1:] if a not in ("--draws", "50"))]
+        assert run(arguments) == 0
+        with (tmp_path / model / "slides.csv").open(newline="") as stream:
+            row = next(csv.DictReader(stream))
+        assert list(row)[5] == {"survival0": "risk", "value0": "value", "cox0,cox1": "risk"}.get(
+            model, "p:HPV-"
+        )
+        columns = [e.column for e in read_explanations(tmp_path / model / "slides" / "s0.parquet")]
+        expected = {"survival0": ["risk", "4-8", "8+-vs-0-4"], "value0": ["score"], "classes0": ["HPV+"]}
+        assert columns == [f"lrp:{name}" for name in expected.get(model, ["risk"])]
+    e = read_explanations(tmp_path / "cox0,cox1" / "slides" / "s0.parquet")[0]
+    assert e.audit is not None
+    assert abs(e.audit.other) < 1e-5

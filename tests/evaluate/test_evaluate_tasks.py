@@ -87,6 +87,22 @@ def test_what_counts_as_flat_goes_with_the_scale(task: str, weak: float, strong:
     assert found == {weak: "undecided", strong: "faithful"}
 
 
+def test_an_output_near_zero_is_audited_on_its_scale() -> None:
+    """A value at its reference has nothing to share out: rounding is no gap in the account."""
+    model, x = reading_model("regression"), features(0)
+    value = xmil.explain(model, x, output="logit").output
+    at = xmil.create_model("meanpool", in_dim=D, n_classes=1, dim=2, task="regression", reference=value)
+    at.load_state_dict(model.state_dict())
+    e = xmil.explain(at, x)
+    flips = Flips(at, x, target=0)
+    band = random_band(flips, orders=5)
+    certificate = Certificate(e, flips.curve(e.scores), flips.curve(e.scores, order="lerf"), band)
+    assert abs(e.output) < 1e-4
+    assert certificate.unexplained is not None
+    assert certificate.unexplained < 1e-5
+    assert "The account closes" in certificate.sentence
+
+
 def test_scales() -> None:
     x = features(0)
     assert Flips(reading_model("survival"), x, target=None).scale == 3.0

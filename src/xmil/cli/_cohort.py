@@ -49,11 +49,10 @@ def find_cases(
     splits: list[str] | None = None,
     names: tuple[str, ...] | None = None,
     by: str = "slide",
-    numbers: bool = False,
 ) -> list[Case]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    Labels are class indices; with `numbers` they are the numbers of the column, and None asks for none.
+    Labels are class indices; a label column of None asks for none.
     """
     from xmil.data import group_cases
 
@@ -64,8 +63,7 @@ def find_cases(
     joined = joined_cohort(features, cohort, splits=splits)
     if label is None:
         return group_cases(joined, by)
-    labels = number_labels(joined, label) if numbers else class_labels(joined, label, names)
-    return group_cases(joined, by, labels=labels)
+    return group_cases(joined, by, labels=class_labels(joined, label, names))
 
 
 def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
@@ -115,19 +113,41 @@ def number_labels(cohort: Cohort, column: str) -> list[float | None]:
     return [None if value != value else float(value) for value in cohort.numbers(column)]
 
 
+def task_cases(
+    features: Path,
+    cohort: Path | None,
+    spec: ModelSpec,
+    *,
+    label: str = "",
+    time: str = "time",
+    event: str = "event",
+    splits: list[str] | None = None,
+    by: str = "slide",
+) -> list[Case]:
+    """The bags to go over, each with what is true of it as the model's task has it, where it is known."""
+    from xmil.data import group_cases
+
+    if cohort is None:
+        return find_cases(features, None, splits=splits, by=by)
+    joined = joined_cohort(features, cohort, splits=splits)
+    return group_cases(joined, by, labels=task_labels(joined, spec, label=label, time=time, event=event))
+
+
 def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str) -> list[Any]:
-    """What is true of each row, as the task has it; None where it is not known.
+    """What is true of each row, None where it is not known.
 
     A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
-    name several columns; labels and values without it are the columns with the model's class names.
+    name several columns; labels and values without it are the columns with the model's class names, a single
+    value else the column `label` where that holds numbers.
     """
     if spec.task in ("survival", "cox"):
         return _survival_labels(cohort, time, event)
     if spec.task == "classification":
         return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))
     columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
-    columns = columns or ["label"]
-    if not _has_labels(cohort, columns[0]):
+    if not columns and spec.n_classes == 1 and _holds_numbers(cohort, "label"):
+        columns = ["label"]
+    if not columns:
         return [None] * len(cohort)
     if len(columns) != spec.n_classes:
         raise InputError(
@@ -141,8 +161,7 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
 
 
 def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
-    if time not in cohort.columns and event not in cohort.columns and (time, event) == ("time", "event"):
-        print("The cohort has no columns 'time' and 'event': there is nothing to measure against.")
+    if (time, event) == ("time", "event") and not {time, event} & set(cohort.columns):
         return [None] * len(cohort)
     times, events = cohort.survival(time, event)
     missing = [cell is None for cell in cohort.column(event)]
@@ -171,6 +190,13 @@ def class_index(text: str, model: MILModel) -> int:
         return 0
     n = count_targets(model.task, model.n_classes)
     return int(Target(text).resolve(n_classes=n, predicted=0, class_names=model.class_names))
+
+
+def _holds_numbers(cohort: Cohort, column: str) -> bool:
+    try:
+        return column in cohort.columns and len(cohort.numbers(column)) > 0
+    except InputError:
+        return False
 
 
 def _is_whole(cell: str) -> bool:

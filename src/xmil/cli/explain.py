@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli import _engine
-from xmil.cli._cohort import checked_device, find_cases, listed, progress_bar
+from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ def explain(
     cohort: Annotated[
         Path | None, typer.Option(help="Table of slides and labels; all files without it.")
     ] = None,
-    label: Annotated[str, typer.Option(help="Label column.")] = "label",
+    label: Annotated[
+        str, typer.Option(help="Label column; several, with commas, for several labels or values.")
+    ] = "",
+    time: Annotated[str, typer.Option(help="Column of times, for risks.")] = "time",
+    event: Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")] = "event",
     split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
     by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
     output: Annotated[
@@ -89,15 +93,8 @@ def explain(
     for net in models:
         settings.check(net)
     spec = models[0].spec
-    cases = find_cases(
-        features,
-        cohort,
-        label=label if spec.task in ("classification", "regression") else None,
-        splits=listed(split),
-        names=spec.class_names,
-        by=by,
-        numbers=spec.task == "regression",
-    )
+    truth = {"label": label, "time": time, "event": event}
+    cases = task_cases(features, cohort, spec, **truth, splits=listed(split), by=by)
     where = device if chosen.kind == "ray" else checked_device(device)
     run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory))
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:

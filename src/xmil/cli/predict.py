@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xmil.cli import _engine
-from xmil.cli._cohort import (
-    checked_device,
-    find_cases,
-    joined_cohort,
-    listed,
-    progress_bar,
-    task_labels,
-)
+from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.data import Case
     from xmil.engine.predict_run import PredictRun, Tally
-    from xmil.models.base import ModelSpec
 
 SHOWN = 20  # failures on the screen; failures.csv has them all
 TITLES = {
@@ -77,7 +68,7 @@ def predict(
     paths = tuple(file for path in model for file in checkpoint_files(path))
     models = load_models(paths)
     columns = {"label": label, "time": time, "event": event}
-    cases = _cases(features, cohort, models[0].spec, columns, splits=listed(split), by=by)
+    cases = task_cases(features, cohort, models[0].spec, **columns, splits=listed(split), by=by)
     where = device if chosen.kind == "ray" else checked_device(device)
     settings = {
         "features": str(features.resolve()),
@@ -90,23 +81,6 @@ def predict(
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
         tally = run.predict(cases, engine=chosen, restart=restart, on_case=advance)
     return _report(run, tally)
-
-
-def _cases(
-    features: Path,
-    cohort: Path | None,
-    spec: ModelSpec,
-    columns: dict[str, str],
-    *,
-    splits: list[str],
-    by: str,
-) -> list[Case]:
-    from xmil.data import group_cases
-
-    if cohort is None:
-        return find_cases(features, None, splits=splits, by=by)
-    joined = joined_cohort(features, cohort, splits=splits)
-    return group_cases(joined, by, labels=task_labels(joined, spec, **columns))
 
 
 def _report(run: PredictRun, tally: Tally) -> int:
@@ -130,7 +104,7 @@ def _report(run: PredictRun, tally: Tally) -> int:
 def _table(tally: Tally) -> list[str]:
     """The measures with their intervals, one a line."""
     if not tally.metrics or tally.predictions is None:
-        return []
+        return ["No label is known: there is nothing to measure against; see --cohort and --label."]
     known = tally.predictions.labelled()
     cases = len({case.case_id or case.name for case in known.cases})
     titles = {name: _title(name) for name in tally.metrics}

@@ -154,16 +154,16 @@ def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Pa
 def _draw_classes(known: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     from xmil.evaluate.prediction_plots import draw_calibration, draw_roc
 
-    p, names = known.chances, known.names
+    p, z, names = known.chances, known.ranks, known.names
     cases = [case.case_id or case.name for case in known.cases]
     y = np.array([case.label for case in known.cases])
     if known.spec.task == "multilabel":
-        curves = {name: (y[:, c].astype(bool), p[:, c]) for c, name in enumerate(names)}
+        curves = {name: (y[:, c].astype(bool), z[:, c]) for c, name in enumerate(names)}
         hits, sure, what = y.astype(bool).ravel(), p.ravel(), "a label"
         cases_of = [case for case in cases for _ in names]
     else:
         chosen = [1] if len(names) == 2 else range(len(names))
-        curves = {names[c]: (y == c, p[:, c]) for c in chosen}
+        curves = {names[c]: (y == c, z[:, c]) for c in chosen}
         two = len(names) == 2
         hits, sure = (y == 1, p[:, 1]) if two else (p.argmax(axis=1) == y, p.max(axis=1))
         what, cases_of = (names[1] if two else "the predicted class"), cases

@@ -21,6 +21,7 @@ from xmil.engine.predict import Answer
 from xmil.evaluate.measures import Interval
 from xmil.evaluate.prediction import (
     class_metrics,
+    log_odds,
     multilabel_metrics,
     probabilities,
     risk_metrics,
@@ -66,6 +67,11 @@ class Predictions:
     def chances(self) -> Floats:
         """Probabilities (n, classes) of a model with classes."""
         return probabilities(self.mean, self.spec.task)
+
+    @property
+    def ranks(self) -> Floats:
+        """Log odds (n, classes), which rank as the probabilities do."""
+        return log_odds(self.mean, self.spec.task)
 
     @property
     def risks(self) -> Floats:
@@ -162,10 +168,9 @@ class Predictions:
         options = {"cases": [case.case_id or case.name for case in known.cases], **options}
         labels = [case.label for case in known.cases]
         task = self.spec.task
-        if task == "classification":
-            return class_metrics(np.array(labels), known.chances, names=known.names, **options)
-        if task == "multilabel":
-            return multilabel_metrics(np.array(labels), known.chances, names=known.names, **options)
+        if task in CLASS_TASKS:
+            measure = class_metrics if task == "classification" else multilabel_metrics
+            return measure(np.array(labels), known.chances, scores=known.ranks, names=known.names, **options)
         truth = known._truth(2 if task in ("survival", "cox") else self.spec.n_classes)
         if task != "regression":
             return risk_metrics(truth[:, 0], truth[:, 1], known.risks, **options)

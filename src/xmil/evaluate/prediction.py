@@ -38,14 +38,37 @@ def probabilities(outputs: npt.ArrayLike, task: str) -> Floats:
     return np.asarray(softmax(z, axis=-1))
 
 
+def log_odds(outputs: npt.ArrayLike, task: str) -> Floats:
+    """Log odds (..., c) of classes: in the order of the probabilities, without their rounding to 0 and 1.
+
+    >>> log_odds([[0.0, 50.0]], "classification"), log_odds([[1.5]], "classification")
+    (array([[-50.,  50.]]), array([[-1.5,  1.5]]))
+    """
+    from scipy.special import logsumexp
+
+    z = np.asarray(outputs, dtype=np.float64)
+    if task in ("multilabel", "survival"):
+        return z
+    if z.shape[-1] == 1:
+        return np.concatenate([-z, z], axis=-1)
+    others = [logsumexp(np.delete(z, c, axis=-1), axis=-1) for c in range(z.shape[-1])]
+    return np.asarray(z - np.stack(others, axis=-1))
+
+
 def class_metrics(
-    labels: npt.ArrayLike, chances: npt.ArrayLike, *, names: Sequence[str] | None = None, **options: Any
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
 ) -> dict[str, Interval]:
     """AUROC, AUPRC, accuracies, Brier score and calibration error of classes from chances (n, c).
 
     Two classes: those of class 1, with sensitivity and specificity. More: means over the classes, each
     against the rest, and the AUROC of each by its name; calibration is that of the predicted class.
-    `options` are those of `intervals`.
+    `scores` (n, c) rank the predictions in place of the chances, see `log_odds`. `options` are those of
+    `intervals`.
 
     >>> found = class_metrics([0, 1, 1, 0], [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]], draws=50)
     >>> print(found["auroc"].estimate, found["accuracy"].estimate, found["sensitivity"].estimate)
@@ -53,9 +76,10 @@ def class_metrics(
     """
     y, p = np.asarray(labels), np.asarray(chances, dtype=np.float64)
     _check_chances(y, p)
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     correct = p.argmax(axis=1) == y
     chosen = [1] if p.shape[1] == 2 else range(p.shape[1])
-    statistics = _ranking({_name(names, c): (y == c, p[:, c]) for c in chosen})
+    statistics = _ranking({_name(names, c): (y == c, ranked[:, c]) for c in chosen})
     statistics["balanced_accuracy"] = partial(weighted.balanced_accuracy, labels=y, correct=correct)
     statistics["accuracy"] = partial(weighted.mean, values=correct.astype(float))
     if p.shape[1] == 2:
@@ -71,15 +95,21 @@ def class_metrics(
 
 
 def multilabel_metrics(
-    labels: npt.ArrayLike, chances: npt.ArrayLike, *, names: Sequence[str] | None = None, **options: Any
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
 ) -> dict[str, Interval]:
     """The same for labels (n, c) of 0 and 1 with chances of their own: means over the labels."""
     y, p = np.asarray(labels).astype(bool), np.asarray(chances, dtype=np.float64)
     if y.shape != p.shape or y.ndim != 2:
         raise InputError(f"Labels {y.shape} and chances {p.shape} must both be (slides, labels).")
     columns = range(p.shape[1])
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     correct = (p > 0.5) == y
-    statistics = _ranking({_name(names, c): (y[:, c], p[:, c]) for c in columns})
+    statistics = _ranking({_name(names, c): (y[:, c], ranked[:, c]) for c in columns})
     statistics["balanced_accuracy"] = _mean_of(
         [
             partial(weighted.balanced_accuracy, labels=y[:, c].astype(int), correct=correct[:, c])

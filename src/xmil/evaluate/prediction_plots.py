@@ -120,11 +120,13 @@ def draw_survival(times: Floats, events: Bools, risks: Floats, c_index: Interval
         at = y[np.searchsorted(x, lost, side="right") - 1]
         axis.plot(lost, at, "|", color=COLOURS[1 - i], ms=7)
     told = f"C-index {c_index}"
-    if len(samples) == 2 and all(sample.num_censored() < len(sample) for sample in samples.values()):
-        told += f"; log-rank p = {logrank(*samples.values()).pvalue:.2g}"
+    if len(samples) == 2:
+        with np.errstate(all="ignore"):  # too few events to tell: nan
+            p = float(logrank(*samples.values()).pvalue)
+        told += "" if np.isnan(p) else f"; log-rank p = {p:.2g}"
     axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
     axis.set_title(told, fontsize=10)
-    _finish(figure, axis, path, legend="upper right")
+    _finish(figure, axis, path, upper=True)
 
 
 def _band(
@@ -173,9 +175,9 @@ def _square() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _finish(figure: Figure, axis: Axes, path: Path, *, legend: str = "lower right") -> None:
+def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> None:
     axis.grid(alpha=0.3)
-    axis.legend(loc=legend, fontsize=8, frameon=True, framealpha=0.9)
+    axis.legend(loc="upper right" if upper else "lower right", fontsize=8, frameon=True, framealpha=0.9)
     _save(figure, path)
 
 
