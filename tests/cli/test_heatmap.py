@@ -232,7 +232,7 @@ def test_patches_that_wait_for_the_slide(place):
 
 @pytest.mark.parametrize(("frame", "corner"), [("bounds", (40, 30)), ("level0", (141, 87))])
 def test_exports_count_as_qupath_does(place, frame, corner):
-    """On a slide with a bounds offset QuPath begins at the bounds; so do the files, unless asked otherwise."""
+    """On a slide with a bounds offset QuPath begins at the bounds; so do the files by default."""
     xy = XY + np.array([101, 57])
     for name in "bc":
         (place / f"run/slides/{name}.parquet").unlink()

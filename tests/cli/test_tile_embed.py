@@ -49,6 +49,8 @@ def test_slides_to_features(slides: Path, tmp_path: Path, capsys: pytest.Capture
     bag = xmil.read_bag(out / "features_network" / "one.h5")
     assert bag.features.shape == (6, 24)
     assert bag.boxes()[0].tolist() == [256, 128, 384, 256]
+    code, text, _ = run("inspect", out, out / "features_network", capsys=capsys)
+    assert (code, text.count("a folder of feature files"), text.count("trident: 2")) == (0, 2, 2)
     files = sorted(path.name for path in (out / "features_network").iterdir() if path.name[0] != ".")
     assert files == ["failures.csv", "one.h5", "run.json", "two.h5"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
@@ -25,6 +27,18 @@ def with_transform() -> tuple[nn.Module, Transform]:
 
 def own_transform() -> tuple[nn.Module, object]:
     return Mean(), lambda patch: torch.from_numpy(patch.copy()).permute(2, 0, 1).float()
+
+
+class Slow(Mean):
+    """A batch takes its time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.3)
+        return super().forward(x)
+
+
+def slow() -> nn.Module:
+    return Slow()
 
 
 def tokens() -> nn.Module:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import h5py
@@ -168,3 +171,30 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
     for name in slides:
         two, one = (xmil.read_bag(tmp_path / folder / f"{name}.h5").features for folder in ("two", "one"))
         np.testing.assert_allclose(two, one, atol=1e-5, rtol=1e-4)
+
+
+def test_a_killed_run_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
+    out, slow = tmp_path / "out", "tests.encoders.builders:slow"
+    command = [sys.executable, "-m", "xmil.cli", "embed", "--tiles", tmp_path / "tiles", "--slides", tmp_path]
+    options = ["--encoder", slow, "--out", out, "--batch", 8, "--device", "cpu"]
+    killed = subprocess.Popen([*map(str, [*command, *options])], stderr=subprocess.DEVNULL, cwd=Path.cwd())
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "a.h5").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        killed.kill()
+        killed.wait()
+    done = sorted(path.stem for path in out.glob("*.h5"))
+    assert "a" in done
+    assert len(done) < 3
+    results = embed_slides(slides, out, EmbedSettings(slow, batch=8))
+    assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
+    embed_slides(slides, tmp_path / "whole", EmbedSettings(MEAN))
+    for name in slides:
+        again, whole = (
+            xmil.read_bag(tmp_path / folder / f"{name}.h5").features for folder in ("out", "whole")
+        )
+        np.testing.assert_allclose(again, whole, atol=1e-5)
+    assert not list(out.glob(".*.part"))
