@@ -15,6 +15,7 @@ QUICK = (
     "flip",
     "toy",
     "embed",
+    "prediction",
 )  # each has a main() that ends in minutes; the studies are run by name
 
 
