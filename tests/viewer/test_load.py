@@ -212,3 +212,17 @@ def test_view_in_a_notebook(made: Made) -> None:
     with xmil.view(made.runs[0], port=0) as again:
         assert again.running
     assert not again.running
+
+
+def test_missing_pictures_are_told(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from xmil.cli.view import _tell
+    from xmil.viewer.collection import Collection
+
+    _tell(Collection(made.runs, slides=made.slides), made.slides)
+    _tell(Collection(made.runs), None)
+    assert capsys.readouterr().out == ""
+    _tell(Collection(made.runs, slides=tmp_path), tmp_path)
+    assert "3 of 3 slides have no picture" in capsys.readouterr().out
+    (tmp_path / "run" / "slides").mkdir(parents=True)
+    _tell(Collection([tmp_path / "run"]), None)
+    assert "no slides yet" in capsys.readouterr().out
