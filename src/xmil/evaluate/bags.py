@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from xmil.methods.network import Network
 from xmil.models.addmil import AddMIL
 from xmil.models.base import MILModel, PooledMIL
 from xmil.models.pooling import MaxPool
+from xmil.nn.frozen import frozen
 
 MODES = ("remove", "mask")
 BLOCK = 128  # parts that are summed at once; the temporaries grow with its square
@@ -33,11 +35,16 @@ class Parts(ABC):
         self.network, self.x, self.mode = network, x, mode
         self.n = x.shape[1]
         self.full = self._full()
-        self.empty = self._empty()
+
+    @cached_property
+    def empty(self) -> Tensor:
+        """The logits (1, c) of none of the bag, once they are asked for."""
+        with frozen(self.network.module), torch.no_grad():
+            return self._empty()
 
     def nested(self, sequence: Tensor, sizes: Sequence[int]) -> Tensor:
         """Logits (len(sizes), c) of the first m instances of the sequence, for each of the sizes m."""
-        known = {0: self.empty, self.n: self.full}
+        known = {self.n: self.full, **({0: self.empty} if 0 in sizes else {})}
         inner = sorted({m for m in sizes if 0 < m < self.n})
         if inner:
             known.update(zip(inner, self._nested(sequence, inner).split(1), strict=True))
