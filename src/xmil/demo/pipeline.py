@@ -235,7 +235,8 @@ class Demo:
     def _heatmap(self, task: str, model: str) -> list[str]:
         run, out = self.folder("explain", task, model), self.folder("heatmap", task, model)
         where = ["--slides", str(self.out / "slides"), "--out", str(out)]
-        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1], "--pictures", "panel"]
+        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1]]
+        what += ["--pictures", "panel", "--size", "600"]
         return ["heatmap", str(run), *where, *what]
 
 
