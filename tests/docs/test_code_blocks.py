@@ -17,6 +17,7 @@ from tests.docs.made_up import names, write_files
 from tests.docs.pages import PAGES, Block, blocks, command_lines, inline_commands, page_name
 from xmil.cli._app import build
 from xmil.data.readers import READERS
+from xmil.encoders import ENCODERS
 
 
 @lru_cache(maxsize=1)
@@ -35,6 +36,7 @@ def test_python_blocks_run(
     monkeypatch.chdir(tmp_path)
     xmil.list_formats()  # the built-in readers are there; what a page adds goes with its test
     monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
+    monkeypatch.setattr(ENCODERS, "_entries", dict(ENCODERS._entries))
     write_files(tmp_path)
     space = names(tmp_path)
     for block in found:
