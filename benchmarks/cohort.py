@@ -105,13 +105,11 @@ def kills(folder: Path, options: argparse.Namespace) -> None:
     rng = np.random.default_rng(options.seed)
     words = ["--model", str(model), "--features", str(folder / "features"), "--methods", "lrp,gxi"]
     words += ["--target", "all", "--workers", str(options.workers)]
-    start = time.perf_counter()
     _run(words, folder / "unbroken").wait()
-    whole = time.perf_counter() - start
     halves, done = 0, []
     for _ in range(options.kills):
         process = _run(words, folder / "broken")
-        time.sleep(float(rng.uniform(0.3, 0.95)) * whole)
+        _wait_a_while(process, folder / "broken" / "slides", rng)
         process.kill()
         process.wait()
         files = list((folder / "broken" / "slides").glob("*.parquet"))
@@ -130,6 +128,17 @@ def kills(folder: Path, options: argparse.Namespace) -> None:
         f"unbroken run: {same}; leftovers {len(list((folder / 'broken').rglob('*.part')))}"
     )
     assert halves == 0 and same and len(names) == len(set(names)) == len(cases)  # noqa: PT018
+
+
+def _wait_a_while(process: subprocess.Popen[bytes], slides: Path, rng: np.random.Generator) -> None:
+    """Until some more slides are done and a moment longer; now and then only for seconds after the start."""
+    enough = len(list(slides.glob("*.parquet"))) + int(rng.integers(1, 5))
+    deadline = time.monotonic() + (float(rng.uniform(0, 5)) if rng.random() < 0.2 else 300.0)
+    while process.poll() is None and time.monotonic() < deadline:
+        if len(list(slides.glob("*.parquet"))) >= enough:
+            break
+        time.sleep(0.002)
+    time.sleep(float(rng.uniform(0, 0.1)))
 
 
 def _run(words: list[str], out: Path) -> subprocess.Popen[bytes]:
