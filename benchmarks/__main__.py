@@ -14,6 +14,7 @@ QUICK = (
     "paint",
     "flip",
     "toy",
+    "embed",
     "prediction",
 )  # each has a main() that ends in minutes; the studies are run by name
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +78,46 @@ def write_bomb(path: Path) -> None:
     raw[16:24] = struct.pack(">II", 200_000, 200_000)
     raw[29:33] = struct.pack(">I", zlib.crc32(bytes(raw[12:29])))
     path.write_bytes(raw)
+
+
+def write_jpeg_ome(path: Path, pixels: np.ndarray, *, photometric: str = "ycbcr", mpp: float = 0.37) -> None:
+    """An OME-TIFF of JPEG tiles and a level below; tifffile writes the frame, Pillow the tiles."""
+    small = np.ascontiguousarray(pixels[::2, ::2])
+    with tifffile.TiffWriter(path, ome=True) as file:
+        for i, level in enumerate((pixels, small)):
+            about = {"axes": "YXS", "PhysicalSizeX": mpp, "PhysicalSizeY": mpp} if i == 0 else None
+            below = {"subifds": 1} if i == 0 else {"subfiletype": 1}
+            options = {"shape": level.shape, "dtype": np.uint8, "tile": (128, 128), "photometric": "rgb"}
+            file.write(
+                _jpeg_tiles(level, photometric), compression="zlib", metadata=about, **options, **below
+            )
+    raw = bytearray(path.read_bytes())
+    with tifffile.TiffFile(path) as file:
+        for level in file.series[0].levels:
+            tags = level.keyframe.tags
+            raw[tags["Compression"].valueoffset] = 7
+            raw[tags["PhotometricInterpretation"].valueoffset] = 6 if photometric == "ycbcr" else 2
+    path.write_bytes(raw)
+
+
+def _jpeg_tiles(level: np.ndarray, photometric: str) -> Iterator[bytes]:
+    for y in range(0, level.shape[0], 128):
+        for x in range(0, level.shape[1], 128):
+            tile = np.full((128, 128, 3), 255, dtype=np.uint8)
+            part = level[y : y + 128, x : x + 128]
+            tile[: part.shape[0], : part.shape[1]] = part
+            stream = BytesIO()
+            options = {"keep_rgb": True} if photometric == "rgb" else {}
+            Image.fromarray(tile).save(stream, "JPEG", quality=97, subsampling=0, **options)
+            yield _without_marker(stream.getvalue())
+
+
+def _without_marker(data: bytes) -> bytes:
+    """A JPEG without its application segments, as TIFF holds it: nothing in it tells the colours."""
+    kept, at = data[:2], 2
+    while data[at + 1] != 0xDA:
+        length = int.from_bytes(data[at + 2 : at + 4], "big")
+        if not 0xE0 <= data[at + 1] <= 0xEF:
+            kept += data[at : at + 2 + length]
+        at += 2 + length
+    return kept + data[at:]

@@ -13,9 +13,10 @@ import pytest
 import tifffile
 from PIL import Image
 
-from tests.slides.pyramids import claim_size, write_bomb, write_pyramid
+from tests.slides.pyramids import claim_size, write_bomb, write_jpeg_ome, write_pyramid
 from xmil.core.errors import FileError, InputError
 from xmil.slides import find_slides, open_slide
+from xmil.slides.backends import UnreadableError
 from xmil.slides.slide import on_white
 
 pytest.importorskip("openslide")
@@ -55,6 +56,36 @@ def test_every_kind_gives_the_same_pixels(name: str, tmp_path: Path, noise: np.n
         assert (beyond[:, 100:] == 255).all()
         small = np.asarray(Image.fromarray(noise).resize((550, 350), Image.Resampling.BOX))
         np.testing.assert_array_equal(slide.read_region((400, 200), 1, (50, 60)), small[100:160, 200:250])
+
+
+@pytest.mark.parametrize("photometric", ["ycbcr", "rgb"])
+def test_jpeg_in_ome_needs_no_codec_package(photometric: str, tmp_path: Path) -> None:
+    coarse = np.random.default_rng(0).integers(0, 255, (12, 20, 3), dtype=np.uint8)
+    pixels = np.asarray(Image.fromarray(coarse).resize((600, 350), Image.Resampling.BICUBIC))
+    write_jpeg_ome(tmp_path / "j.ome.tif", pixels, photometric=photometric)
+    with open_slide(tmp_path / "j.ome.tif") as slide:
+        assert (slide.backend, slide.mpp) == ("tifffile, ome", 0.37)
+        assert slide.level_dimensions == ((600, 350), (300, 175))
+        read = slide.read_region((37, 51), 0, (500, 280))
+        assert np.abs(read.astype(int) - pixels[51:331, 37:537]).mean() < 2
+        small = slide.read_region((0, 0), 1, (300, 175))
+        assert np.abs(small.astype(int) - pixels[::2, ::2]).mean() < 2
+
+
+def test_mpp_of_an_ome_file_that_openslide_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.ome.tif"
+    about = {"axes": "YXS", "PhysicalSizeX": 370, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.37}
+    pixels = np.zeros((300, 300, 3), dtype=np.uint8)
+    tifffile.imwrite(path, pixels, ome=True, metadata=about, tile=(64, 64), photometric="rgb")
+    monkeypatch.setattr("xmil.slides.backends.tiffs.open_ome", _no_codec)
+    with open_slide(path) as slide:
+        assert slide.backend.startswith("OpenSlide")
+        assert slide.mpp_source == "OME PhysicalSize"
+        assert slide.mpp == pytest.approx(0.37, rel=1e-4)
+
+
+def _no_codec(path: Path) -> None:
+    raise UnreadableError("no codec")
 
 
 def test_an_area_is_where_it_was_asked(tmp_path: Path) -> None:

@@ -228,20 +228,31 @@ def _write(slide_id: str, patches: Patches, encoder: Encoder, settings: EmbedSet
         coords = file.create_dataset("coords", data=header.coords)
         coords.attrs.update(_coords_attributes(slide_id, patches))
         done = 0
-        for batch in patches:
-            values = _encoded(encoder, batch)
+        for values in _vectors(encoder, patches):
             if not np.isfinite(values).all():
                 raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
             features[done : done + len(values)] = values
             done += len(values)
 
 
-def _encoded(encoder: Encoder, batch: Tensor) -> npt.NDArray[np.float32]:
+def _vectors(encoder: Encoder, patches: Patches) -> Iterator[npt.NDArray[np.float32]]:
+    """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
+    last: Tensor | None = None
+    for batch in patches:
+        current = _encoded(encoder, batch)
+        if last is not None:
+            yield last.cpu().numpy()
+        last = current
+    if last is not None:
+        yield last.cpu().numpy()
+
+
+def _encoded(encoder: Encoder, batch: Tensor) -> Tensor:
     """The vectors of a batch; a batch that the GPU cannot hold ends the run, as the next one would."""
     import torch
 
     try:
-        return np.asarray(encoder(batch).cpu().numpy(), dtype=np.float32)
+        return encoder(batch)
     except torch.cuda.OutOfMemoryError:
         raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower --batch.") from None
 
