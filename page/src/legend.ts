@@ -24,7 +24,7 @@ export function colourBar(evidence: Evidence, display: Display, limit: number): 
   const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * 255) / 16)).join(", ");
   const [from, to] = ends(evidence);
   const numbers = ticks(evidence, limit).map((value, i) => {
-    const beyond = evidence.largest > limit * 1.001;
+    const beyond = evidence.largest > limit + 1e-3 * Math.abs(limit);
     const sign = beyond && i === 2 ? "≥ " : beyond && evidence.signed && i === 0 ? "≤ " : "";
     return el("span", {}, sign + shown(value));
   });
