@@ -146,7 +146,7 @@ def test_models_without_classes_show_their_value(
         said = page.locator(".facts").inner_text()
         assert f"{name.capitalize()}" in said
         assert f"{logits[0]}" in said
-        assert f"for {name}" in page.locator(".colour-bar").inner_text()
+        assert f"raises {name}" in page.locator(".colour-bar").inner_text()
         assert page.locator("select[name=against]").count() == 0
 
 
