@@ -5,18 +5,23 @@ PIP_FLAGS ?=
 EXTRAS    ?= dev,zarr,slides,train,encoders,viewer,ray
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
+PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+CLEAN     := build/check-dist
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs dist check-dist clean
 
 help:
-	@echo "make demo    install, then explain bags of digits and draw the result"
-	@echo "make test    lint, types, import layers, tests with doctests and coverage"
-	@echo "make lint    the first three of these"
-	@echo "make bench   measure speed and memory (ratios within one run)"
+	@echo "make demo        install, then go from digit slides to evidence and a report"
+	@echo "make test        lint, types, import layers, tests with doctests and coverage"
+	@echo "make lint        the first three of these"
+	@echo "make bench       measure speed and memory (ratios within one run)"
+	@echo "make docs        build the documentation into site/; warnings are errors"
+	@echo "make dist        build sdist and wheel into dist/"
+	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
 demo: $(STAMP)
@@ -35,5 +40,21 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+docs: $(STAMP)
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(STAMP)
+	$(BIN)/python $(PIP) -c constraints.txt build
+	rm -rf dist
+	$(BIN)/python -m build
+
+# The wheel as a stranger gets it: no sources in sight, the extras that the demonstration needs.
+check-dist: dist
+	rm -rf $(CLEAN)
+	$(PYTHON) -m venv $(CLEAN)/venv
+	$(CLEAN)/venv/bin/python $(PIP) -c constraints.txt "$$(ls dist/*.whl)[slides,train,viewer]"
+	cd $(CLEAN) && venv/bin/xmil doctor && venv/bin/xmil demo --quick --out demo-out
+
 clean:
-	rm -rf $(VENV) build dist .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -8,7 +8,15 @@ from importlib import import_module
 
 import torch
 
-QUICK = ("core", "read", "flip", "toy")  # each has a main() that ends in minutes; the studies are run by name
+QUICK = (
+    "core",
+    "read",
+    "paint",
+    "flip",
+    "toy",
+    "embed",
+    "prediction",
+)  # each has a main() that ends in minutes; the studies are run by name
 
 
 def main() -> None:

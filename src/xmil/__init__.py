@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from xmil.data import read_bag as read_bag
     from xmil.data import read_cohort as read_cohort
     from xmil.data import write_bag as write_bag
+    from xmil.encoders import list_encoders as list_encoders
+    from xmil.encoders import load_encoder as load_encoder
     from xmil.evaluate.evidence import auprc2 as auprc2
     from xmil.evaluate.flip import Flips as Flips
     from xmil.evaluate.flip import flip as flip
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
+    from xmil.slides import find_slides as find_slides
+    from xmil.slides import open_slide as open_slide
+    from xmil.slides.picture import heatmap as heatmap
+    from xmil.training.config import load_config as load_config
+    from xmil.training.run import train as train
     from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
@@ -56,19 +63,26 @@ _HOME = {
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
+    "heatmap": "xmil.slides.picture",
+    "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
     "list_models": "xmil.models",
+    "load_config": "xmil.training.config",
+    "load_encoder": "xmil.encoders",
     "load_model": "xmil.models",
     "necessity": "xmil.evaluate.measures",
     "open_bag": "xmil.data",
+    "open_slide": "xmil.slides",
     "random_band": "xmil.evaluate.measures",
     "read_bag": "xmil.data",
     "read_cohort": "xmil.data",
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
+    "train": "xmil.training.run",
     "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }

@@ -20,11 +20,12 @@ from sklearn.metrics import (
 )
 
 from xmil.core.errors import InputError
-from xmil.evaluate import weighted
+from xmil.evaluate import prediction, weighted
 from xmil.evaluate.prediction import (
     c_index,
     class_metrics,
     intervals,
+    log_odds,
     multilabel_metrics,
     probabilities,
     risk_metrics,
@@ -165,6 +166,32 @@ def test_intervals_cover_and_repeat(rng) -> None:
         assert found.low <= found.estimate <= found.high
     narrow = class_metrics(y, chances, level=0.5, seed=3)["auroc"]
     assert narrow.high - narrow.low < first["auroc"].high - first["auroc"].low
+
+
+def test_draws_do_not_depend_on_blocks(monkeypatch, rng) -> None:
+    y, v = rng.normal(size=30), rng.normal(size=30)
+    whole = value_metrics(y, v, draws=40)
+    monkeypatch.setattr(prediction, "BLOCK", 100)
+    in_blocks = value_metrics(y, v, draws=40)
+    for name, found in whole.items():
+        assert in_blocks[name].low == pytest.approx(found.low)
+        assert in_blocks[name].high == pytest.approx(found.high)
+
+
+def test_sure_predictions_are_still_ranked() -> None:
+    """Probabilities of 1 are all equal; their logits are not."""
+    z = np.array([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0], [0.0, 45.0]])
+    y, chances = np.array([0, 1, 1, 0]), probabilities(z, "classification")
+    assert class_metrics(y, chances, draws=0)["auroc"].estimate == 0.5
+    ranked = class_metrics(y, chances, scores=log_odds(z, "classification"), draws=0)
+    assert ranked["auroc"].estimate == 1.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-15, 15), min_size=1, max_size=4))
+def test_log_odds_are_those_of_the_probabilities(z) -> None:
+    p = probabilities([z], "classification")
+    np.testing.assert_allclose(log_odds([z], "classification"), np.log(p / (1 - p)), atol=1e-4)
 
 
 def test_slides_of_a_case_are_drawn_together(rng) -> None:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 import xmil
 from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
+from xmil.core.explanation import Audit
 from xmil.methods import METHODS
+from xmil.methods.lrp import check_audit
 
 WIDTH, BINS, REFERENCE = 6, 4, 0.7
 TASKS = {
@@ -256,3 +258,20 @@ def test_explanations_are_saved_with_their_target(bag: Tensor, tmp_path) -> None
     e.save(tmp_path / "e.parquet")
     again = xmil.Explanation.load(tmp_path / "e.parquet", target="risk")
     assert (again.column, again.output, again.audit) == ("lrp:risk", e.output, e.audit)
+
+
+def test_a_saturated_risk_is_explained_without_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    """Every patient dies in the first bin: the risk is 0, and large shares cancel in its account."""
+    model = xmil.create_model("addmil", in_dim=64, n_classes=4, task="survival", seed=1)
+    e = xmil.explain(model, np.random.default_rng(1).normal(size=(3000, 64)))
+    assert abs(e.output) < 1e-20
+    assert e.audit is not None
+    assert abs(e.audit.other) < 1e-5
+    assert not caplog.records
+
+
+def test_an_account_is_judged_by_the_size_of_its_terms() -> None:
+    account = Audit.close(output=0.0, instances=2e-5, bias=-1.4e-5)
+    check_audit(account, 0.94)
+    with pytest.raises(UnsupportedError, match="does not close"):
+        check_audit(account, 1e-5)

@@ -17,6 +17,14 @@ from xmil._version import __version__
 from xmil.core.errors import XmilError
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
+PANELS = {  # the order of the help; commands that are not named here come last
+    "Start here": ("demo", "inspect", "doctor"),
+    "From slides to features": ("tile", "embed"),
+    "From features to a model": ("split", "train", "predict"),
+    "Evidence": ("explain", "evaluate", "heatmap", "view"),
+    "Studies": ("toy", "bench"),
+}
+OTHERS = "More"
 UsageError = cast(
     type[Exception], typer.BadParameter.__bases__[0]
 )  # click's own, which newer typers carry inside them
@@ -27,15 +35,20 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="xmil",
         help="Explanations for multiple instance learning on whole-slide images.",
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda found: found.name):
-        if not module.name.startswith("_"):
-            function = getattr(import_module(f"{commands.__name__}.{module.name}"), module.name)
-            app.command(module.name.replace("_", "-"))(function)
+    for name, panel in command_panels().items():
+        function = getattr(import_module(f"{commands.__name__}.{name}"), name)
+        app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
     return app
+
+
+def command_panels() -> dict[str, str]:
+    """Each command, in the order of the help, and the panel it stands in."""
+    found = sorted(m.name for m in pkgutil.iter_modules(commands.__path__) if not m.name.startswith("_"))
+    placed = {name: panel for panel, names in PANELS.items() for name in names if name in found}
+    return placed | {name: OTHERS for name in found if name not in placed}
 
 
 def run(arguments: list[str]) -> int:
@@ -44,7 +57,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="xmil: %(message)s")
     try:
         asked = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-        code = build()(asked, standalone_mode=False)
+        code = build()(asked, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:  # the reader of our output has left, as `head` does

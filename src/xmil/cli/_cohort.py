@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, unknown_name
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from xmil.data import Cohort
     from xmil.data.cases import Case
     from xmil.models import MILModel
+    from xmil.models.base import ModelSpec
 
 
 def listed(text: str) -> list[str]:
@@ -48,11 +49,10 @@ def find_cases(
     splits: list[str] | None = None,
     names: tuple[str, ...] | None = None,
     by: str = "slide",
-    numbers: bool = False,
 ) -> list[Case]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    Labels are class indices; with `numbers` they are the numbers of the column, and None asks for none.
+    Labels are class indices; a label column of None asks for none.
     """
     from xmil.data import group_cases
 
@@ -63,8 +63,7 @@ def find_cases(
     joined = joined_cohort(features, cohort, splits=splits)
     if label is None:
         return group_cases(joined, by)
-    labels = number_labels(joined, label) if numbers else class_labels(joined, label, names)
-    return group_cases(joined, by, labels=labels)
+    return group_cases(joined, by, labels=class_labels(joined, label, names))
 
 
 def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
@@ -79,14 +78,32 @@ def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = No
     return joined
 
 
-def class_labels(cohort: Cohort, column: str, names: tuple[str, ...] | None) -> list[int | None]:
-    """Class indices: by the model's class names where the labels are among them."""
+def class_labels(
+    cohort: Cohort, column: str, names: tuple[str, ...] | None, *, n_classes: int | None = None
+) -> list[int | None]:
+    """Class indices: by the model's class names where the labels are among them, else as numbers.
+
+    Labels by other names than the model's are refused: their order would be a guess.
+    """
     if not _has_labels(cohort, column):
         return [None] * len(cohort)
     cells = cohort.column(column)
     if names and all(cell is None or cell in names for cell in cells):
         return [None if cell is None else names.index(cell) for cell in cells]
-    return [None if value < 0 else int(value) for value in cohort.labels(column)]
+    strange = [cell for cell in cells if cell is not None and not _is_whole(cell)]
+    if names and strange:
+        raise InputError(
+            f"The label {strange[0]!r} in column {column!r} is no class of the model, which knows "
+            f"{', '.join(names)}; rename the labels, or give class numbers."
+        )
+    labels = [None if value < 0 else int(value) for value in cohort.labels(column)]
+    top, most = (
+        max((label for label in labels if label is not None), default=0),
+        n_classes or len(names or ()),
+    )
+    if most and top >= max(2, most):
+        raise InputError(f"The column {column!r} has a class {top}, but the model knows {max(2, most)}.")
+    return labels
 
 
 def number_labels(cohort: Cohort, column: str) -> list[float | None]:
@@ -94,6 +111,74 @@ def number_labels(cohort: Cohort, column: str) -> list[float | None]:
     if not _has_labels(cohort, column):
         return [None] * len(cohort)
     return [None if value != value else float(value) for value in cohort.numbers(column)]
+
+
+def task_cases(
+    features: Path,
+    cohort: Path | None,
+    spec: ModelSpec,
+    *,
+    label: str = "",
+    time: str = "time",
+    event: str = "event",
+    splits: list[str] | None = None,
+    by: str = "slide",
+) -> list[Case]:
+    """The bags to go over, each with what is true of it as the model's task has it, where it is known."""
+    from xmil.data import group_cases
+
+    if cohort is None:
+        return find_cases(features, None, splits=splits, by=by)
+    joined = joined_cohort(features, cohort, splits=splits)
+    return group_cases(joined, by, labels=task_labels(joined, spec, label=label, time=time, event=event))
+
+
+def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str) -> list[Any]:
+    """What is true of each row, None where it is not known.
+
+    A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
+    name several columns; labels and values without it are the columns with the model's class names, a single
+    value else the column `label` where that holds numbers.
+    """
+    if spec.task in ("survival", "cox"):
+        return _survival_labels(cohort, time, event)
+    if spec.task == "classification":
+        return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))
+    columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
+    if not columns and spec.n_classes == 1 and _holds_numbers(cohort, "label"):
+        columns = ["label"]
+    if not columns:
+        return [None] * len(cohort)
+    if len(columns) != spec.n_classes:
+        raise InputError(
+            f"The model has {spec.n_classes} outputs; name as many columns with --label. Got {columns}."
+        )
+    numbers = [number_labels(cohort, column) for column in columns]
+    if spec.task == "multilabel":
+        _check_binary(numbers, columns)
+    rows = list(zip(*numbers, strict=True))
+    return [row[0] for row in rows] if spec.task == "regression" and len(columns) == 1 else _complete(rows)
+
+
+def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
+    if (time, event) == ("time", "event") and not {time, event} & set(cohort.columns):
+        return [None] * len(cohort)
+    times, events = cohort.survival(time, event)
+    missing = [cell is None for cell in cohort.column(event)]
+    return [
+        None if gone or t != t else (float(t), bool(e))
+        for t, e, gone in zip(times, events, missing, strict=True)
+    ]
+
+
+def _check_binary(numbers: list[list[float | None]], columns: list[str]) -> None:
+    for column, values in zip(columns, numbers, strict=True):
+        if not all(value in (None, 0.0, 1.0) for value in values):
+            raise InputError(f"The column {column!r} must hold 0 or 1; it is a label of its own.")
+
+
+def _complete(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...] | None]:
+    return [None if None in row else row for row in rows]
 
 
 def class_index(text: str, model: MILModel) -> int:
@@ -105,6 +190,20 @@ def class_index(text: str, model: MILModel) -> int:
         return 0
     n = count_targets(model.task, model.n_classes)
     return int(Target(text).resolve(n_classes=n, predicted=0, class_names=model.class_names))
+
+
+def _holds_numbers(cohort: Cohort, column: str) -> bool:
+    try:
+        return column in cohort.columns and len(cohort.numbers(column)) > 0
+    except InputError:
+        return False
+
+
+def _is_whole(cell: str) -> bool:
+    try:
+        return float(cell).is_integer()
+    except ValueError:
+        return False
 
 
 def _has_labels(cohort: Cohort, column: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a slide is: size, levels, mpp."""
+"""What a slide is: size, levels, mpp; and what the commands over slides share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, InputError
 from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
 
 if TYPE_CHECKING:
+    from xmil.engine.slidewise import Results
     from xmil.slides import Slide
 
 
@@ -72,3 +73,29 @@ def _row(path: Path) -> dict[str, Any]:
     except FileError as error:
         return {"file": path.name, "error": str(error)}
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
+
+
+def named_slides(paths: list[Path]) -> dict[str, Path]:
+    """Slide id to file, for files and for all slides of folders."""
+    from xmil.slides import find_slides
+    from xmil.slides.files import collect_slides
+
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise InputError(f"{missing[0]}: no such file or folder.")
+    files = [path for path in paths if not path.is_dir()]
+    inside = [file for path in paths if path.is_dir() for file in find_slides(path).values()]
+    found = collect_slides(dict.fromkeys([*files, *inside]))
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+    return found
+
+
+def report_run(results: Results, made: str, out: Path) -> int:
+    """The failures, a line of numbers, and the exit code."""
+    for name, reason in sorted(results.failed.items()):
+        print(f"{name}: failed: {reason}")
+    if results.failed and not results.done and not results.found:
+        raise InputError(f"No slide could be used; {out / 'failures.csv'} says why.")
+    print(f"{made}, {len(results.found)} found done, {len(results.failed)} failed. Written to {out}.")
+    return 1 if results.failed else 0

@@ -1,7 +1,12 @@
-"""`xmil demo`: signed evidence on embedded data."""
+"""`xmil demo`: from digit slides to evidence, through the public commands."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -9,28 +14,71 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-out"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer bags: seconds instead of a minute.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for everything; a run goes on where it stopped.")] = Path(
+        "demo-out"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few slides, little training: rough numbers, sooner.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
-) -> None:
-    """Train two models on bags of handwritten digits, explain them with several methods, draw the result."""
-    import torch
-    from rich.console import Console
-    from rich.table import Table
+) -> int:
+    """Draw slides of digits, tile, embed, train, predict, explain, evaluate and draw them; write a report."""
+    import time
 
-    from xmil.demo import run_demo
+    import torch
+
+    from xmil.demo import encoder  # noqa: F401  # registers `digits` where the package is not installed
+    from xmil.demo.pipeline import Demo, run_stages
+    from xmil.demo.report import verdict, viewer_command, write_report
+    from xmil.demo.results import read_results
 
     torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
-    console = Console()
-    result = run_demo(out, quick=quick, seed=seed, progress=lambda line: console.print(f"[dim]{line}[/dim]"))
-    methods = list(dict.fromkeys(method for _, method in result.auprc2))
-    table = Table(title="AUPRC-2 against the true evidence (1 is perfect)")
-    table.add_column("model")
-    table.add_column("test accuracy", justify="right")
-    for method in methods:
-        table.add_column(method, justify="right")
-    for model, accuracy in result.accuracy.items():
-        scores = [f"{result.auprc2[model, method]:.2f}" for method in methods]
-        table.add_row(model, f"{accuracy:.2f}", *scores)
-    console.print(table)
-    console.print(f"Picture: {result.picture}")
+    begin = time.perf_counter()
+    made = Demo(out, quick=quick, seed=seed)
+    made.prepare()
+    log = out / "log.txt"
+    timings = run_stages(
+        made, lambda commands: _run(commands, log), lambda text: print(text, end="", flush=True)
+    )
+    print("report ...", flush=True)
+    report = write_report(made, timings)
+    results = read_results(made)
+    for r in results:
+        scores = ", ".join(f"{method} {r.auprc2[method]:.2f}" for method in ("attention", "lrp"))
+        print(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}")
+    print(verdict(results))
+    print(f"Done in {time.perf_counter() - begin:.0f} s. Report: {report}")
+    print(f"Viewer: {viewer_command(made)}")
+    return 0
+
+
+def _run(commands: Sequence[list[str]], log: Path) -> list[int]:
+    """One command in this process; several in processes of their own, as many at once as there are cores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    if len(commands) < 2:
+        return [_run_here(words, log) for words in commands]
+    with ThreadPoolExecutor(max_workers=min(len(commands), _cores())) as pool:
+        return list(pool.map(lambda words: _run_apart(words, log), commands))
+
+
+def _run_here(words: list[str], log: Path) -> int:
+    from xmil.cli._app import run
+
+    with log.open("a", encoding="utf-8") as stream, redirect_stdout(stream), redirect_stderr(stream):
+        print(f"\n$ xmil {' '.join(words)}", flush=True)
+        return run(words)
+
+
+def _run_apart(words: list[str], log: Path) -> int:
+    """What it prints goes to the log once it is done, so that two commands do not mix."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # small models: threads would wait more than they work
+    command = [sys.executable, "-m", "xmil.cli", *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603  # our own program
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(f"\n$ xmil {' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.returncode
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli import _engine
-from xmil.cli._cohort import checked_device, find_cases, listed, progress_bar
+from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ SHOWN = 20  # failures on the screen; failures.csv has them all
 
 
 def explain(
-    model: Annotated[list[Path], typer.Option(help="Checkpoint; several are the models of a fold ensemble.")],
+    model: Annotated[
+        list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
+    ],
     features: Annotated[Path, typer.Option(help="Folder of feature files.")],
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
@@ -33,11 +35,16 @@ def explain(
     cohort: Annotated[
         Path | None, typer.Option(help="Table of slides and labels; all files without it.")
     ] = None,
-    label: Annotated[str, typer.Option(help="Label column.")] = "label",
+    label: Annotated[
+        str, typer.Option(help="Label column; several, with commas, for several labels or values.")
+    ] = "",
+    time: Annotated[str, typer.Option(help="Column of times, for risks.")] = "time",
+    event: Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")] = "event",
     split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
     by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
     output: Annotated[
-        str, typer.Option(help="The explained number: logit, contrastive, log_odds, probability.")
+        str,
+        typer.Option(help="The explained number: logit, contrastive, log_odds, probability, value, risk."),
     ] = "",
     preset: Annotated[str, typer.Option(help="Rules of lrp: default, exact, paper, released.")] = "",
     param: Annotated[
@@ -65,6 +72,7 @@ def explain(
     from xmil.engine.explainer import load_models
     from xmil.engine.run import ExplainRun
     from xmil.engine.settings import LABEL, Settings
+    from xmil.models.checkpoints.files import checkpoint_files
 
     chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
     settings = Settings(
@@ -80,21 +88,15 @@ def explain(
     )
     if LABEL in settings.targets and cohort is None:
         raise InputError("--target label needs a --cohort with the labels.")
-    models = load_models(model)
+    paths = tuple(file for path in model for file in checkpoint_files(path))
+    models = load_models(paths)
     for net in models:
         settings.check(net)
     spec = models[0].spec
-    cases = find_cases(
-        features,
-        cohort,
-        label=label if spec.task in ("classification", "regression") else None,
-        splits=listed(split),
-        names=spec.class_names,
-        by=by,
-        numbers=spec.task == "regression",
-    )
+    truth = {"label": label, "time": time, "event": event}
+    cases = task_cases(features, cohort, spec, **truth, splits=listed(split), by=by)
     where = device if chosen.kind == "ray" else checked_device(device)
-    run = ExplainRun(out, tuple(model), models, settings, features, cohort, where, memory_bytes(memory))
+    run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory))
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
         tally = run.explain(cases, engine=chosen, restart=restart, on_case=advance)
     return _report(run, cases, tally, chosen)

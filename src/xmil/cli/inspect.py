@@ -80,6 +80,9 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.data.paper_tables import is_metadata
     from xmil.models.checkpoints.files import IN_FOLDER
 
+    made_by = _made_by(path)
+    if made_by in ("tile", "embed"):
+        return inspect_folder(path / "patches" if made_by == "tile" else path, **options)
     if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
         return inspect_run(path)
     if any((path / name).is_file() for name in IN_FOLDER):
@@ -91,6 +94,14 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     if slide_files(path) and not feature_files(path)[0]:
         return inspect_slides(path)
     return inspect_folder(path, **options)
+
+
+def _made_by(folder: Path) -> str | None:
+    """The command whose run a folder holds, where it says so."""
+    try:
+        return str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["kind"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _torch_file(path: Path, options: dict[str, Any]) -> Report:

@@ -44,26 +44,28 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
     """
     if by not in BY:
         raise unknown_name("grouping", by, BY)
-    names = cohort.slides if by == "slide" else cohort.cases
+    slides, cases, paths = cohort.slides, cohort.cases, cohort.column(PATH)
     groups: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
+    for row, name in enumerate(slides if by == "slide" else cases):
         groups.setdefault(name, []).append(row)
-    return [_case(cohort, name, rows, labels) for name, rows in groups.items()]
+    return [
+        Case(
+            name,
+            tuple(slides[row] for row in rows),
+            tuple(Path(str(paths[row])) for row in rows),
+            None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
+            cases[rows[0]],
+            tuple(rows),
+        )
+        for name, rows in groups.items()
+    ]
 
 
-def _case(cohort: Cohort, name: str, rows: list[int], labels: Sequence[Any] | None) -> Case:
-    slides, paths, cases = cohort.slides, cohort.column(PATH), cohort.cases
-    known = list(dict.fromkeys(labels[row] for row in rows if labels[row] is not None)) if labels else []
+def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
+    known = list(dict.fromkeys(label for label in labels if label is not None))
     if len(known) > 1:
         raise InputError(f"The slides of case {name!r} have several labels ({known}); a case has one.")
-    return Case(
-        name,
-        tuple(slides[row] for row in rows),
-        tuple(Path(str(paths[row])) for row in rows),
-        known[0] if known else None,
-        cases[rows[0]],
-        tuple(rows),
-    )
+    return known[0] if known else None
 
 
 def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:

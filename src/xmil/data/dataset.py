@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from numbers import Integral
 from os import PathLike
@@ -18,6 +19,7 @@ from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.data.bags import open_bag
 from xmil.data.header import Header
+from xmil.data.joined import JoinedHeader, join_headers
 
 logger = logging.getLogger(__name__)
 StrPath = str | PathLike[str]
@@ -48,7 +50,7 @@ class InstanceFilter:
     has: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 
-    def rows(self, header: Header) -> IntArray:
+    def rows(self, header: Header | JoinedHeader) -> IntArray:
         """The rows of a bag that pass, in order."""
         keep = np.ones(len(header), bool)
         if self.has:
@@ -74,10 +76,11 @@ class BagDataset(Dataset[Sample]):
     `draw` takes that many instances of each bag, anew for each epoch and in file order, by a generator seeded
     with (seed, epoch, row): give it for training, and index with (epoch, row) as `EpochSampler` does. Without
     it a bag is whole; `max_instances` then caps it, the same way every time, and `left_out` reports what that
-    leaves out. `preload` bytes of features are read at once and kept.
+    leaves out. `preload` bytes of features are read at once and kept. Several paths in one place are the
+    slides of one case, joined in order.
     """
 
-    paths: Sequence[StrPath]
+    paths: Sequence[StrPath | Sequence[StrPath]]
     targets: Sequence[Any]
     draw: int | None = None
     max_instances: int | None = None
@@ -95,7 +98,7 @@ class BagDataset(Dataset[Sample]):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)
-        self.headers = [open_bag(path, **self.options) for path in self.paths]
+        self.headers = [self._open(place) for place in self.paths]
         self._check_width()
         self._rows = [self._allowed(header) for header in self.headers]
         self.left_out = self._capped()
@@ -118,7 +121,32 @@ class BagDataset(Dataset[Sample]):
         """Width of the features."""
         return self.headers[0].dim if self.headers else 0
 
-    def _allowed(self, header: Header) -> IntArray | None:
+    @property
+    def preloaded(self) -> bool:
+        """Whether all bags are in memory."""
+        return len(self._kept) == len(self)
+
+    def drawing(self, draw: int | None, *, seed: int) -> BagDataset:
+        """The same files, and the same preloaded features, with another draw."""
+        if draw is not None and draw < 1:
+            raise bad_parameter("draw", "BagDataset", "an int in the range [1, inf) or None", draw)
+        other = copy(self)
+        other.draw, other.seed = draw, seed
+        return other
+
+    def preloading(self, preload: int) -> BagDataset:
+        """The same files with up to that many bytes of features in memory."""
+        other = copy(self)
+        other.preload = preload
+        other._kept = other._preloaded()
+        return other
+
+    def _open(self, place: StrPath | Sequence[StrPath]) -> Header | JoinedHeader:
+        if isinstance(place, str | PathLike):
+            return open_bag(place, **self.options)
+        return join_headers([open_bag(path, **self.options) for path in place])
+
+    def _allowed(self, header: Header | JoinedHeader) -> IntArray | None:
         if self.instances is None:
             return None
         rows = self.instances.rows(header)
@@ -210,7 +238,7 @@ def collate(samples: Sequence[Sample]) -> tuple[list[torch.Tensor], torch.Tensor
     return [sample.features for sample in samples], targets, [sample.bag.slide_id for sample in samples]
 
 
-def _column(header: Header, name: str) -> npt.NDArray[Any]:
+def _column(header: Header | JoinedHeader, name: str) -> npt.NDArray[Any]:
     if name not in header.columns:
         error = unknown_name("instance column", name, header.columns)
         raise InputError(f"{header.path}: {error}")

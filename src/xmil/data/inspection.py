@@ -246,6 +246,8 @@ def inspect_run(path: Path) -> Report:
     problems = []
     try:
         run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        if run.get("kind") == "predict":
+            facts = {"predictions": _count_rows(path / "predictions.parquet")}
         facts |= {key: value for key, value in run.items() if isinstance(value, str | int | float)}
     except (OSError, ValueError, AttributeError):
         problems.append("run.json is missing or damaged; the settings of this run are unknown")
@@ -260,3 +262,13 @@ def inspect_run(path: Path) -> Report:
             else []
         )
     return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
+
+
+def _count_rows(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException):
+        return 0

@@ -43,7 +43,8 @@ def feature_files(folder: StrPath, *, follow_links: bool = False) -> tuple[list[
         raise FileError(f"{root}: no such folder.")
     files = sorted(_bags(root))
     taken = [path for path in files if follow_links or inside(path, root)]
-    return taken, [path for path in files if path not in set(taken)]
+    known = set(taken)
+    return taken, [path for path in files if path not in known]
 
 
 def join_features(
@@ -61,6 +62,7 @@ def join_features(
     found = _found(cohort, by_name, Path(folder))
     rows = [i for i, path in enumerate(found) if path is not None]
     used = {path for path in found if path is not None}
+    named = {slide_name(path) for path in used}
     doubled = [
         slide
         for slide, path in zip(cohort.slides, found, strict=True)
@@ -71,7 +73,7 @@ def join_features(
         without_features=tuple(
             slide for slide, path in zip(cohort.slides, found, strict=True) if path is None
         ),
-        without_row=tuple(file.name for file in files if file not in used and not _spare(file, used)),
+        without_row=tuple(file.name for file in files if file not in used and slide_name(file) not in named),
         doubled=tuple(doubled),
         not_followed=tuple(path.name for path in links),
     )
@@ -96,10 +98,6 @@ def _named(cell: str, folder: Path) -> Path | None:
     if not path.is_absolute() and full.exists() and not inside(full, folder):
         raise InputError(f"The path {cell!r} in the cohort is a link out of {folder}; name the file itself.")
     return full if full.exists() else None
-
-
-def _spare(file: Path, used: set[Path]) -> bool:
-    return any(slide_name(file) == slide_name(other) for other in used)
 
 
 def _bags(root: Path) -> Iterator[Path]:

@@ -27,14 +27,14 @@ def slide_row(
 ) -> Row:
     """The row of a case's slide number `place`, from the outputs of the model for the case."""
     said = prediction(logits, spec)
+    predicted, index = said.pop("predicted"), said.pop("index")
     label = _label(case.label, spec)
-    known = label is not None and said["predicted"] is not None
     return {
         "slide_id": case.slides[place],
         "case_id": case.case_id or case.name,
         "label": label,
-        "predicted": said.pop("predicted"),
-        "correct": bool(said.pop("index") == case.label) if known else None,
+        "predicted": predicted,
+        "correct": None if label is None or index is None else index == case.label,
         **said,
         "n": n,
         "features": str(case.paths[place].absolute()),
@@ -82,10 +82,17 @@ def source_of(path: Path) -> list[int]:
 
 
 def _label(label: Any, spec: Mapping[str, Any]) -> Any:
-    names = spec.get("class_names")
+    """What is true in one cell: a class or labels by name, a number, a time with `+` where it is censored."""
+    task, names = spec.get("task"), spec.get("class_names")
     if isinstance(label, int) and names and 0 <= label < len(names):
         return names[label]
-    return label
+    if not isinstance(label, tuple):
+        return label
+    if task in ("survival", "cox"):
+        return f"{label[0]:g}" + ("" if label[1] else "+")
+    if task == "multilabel":
+        return "+".join(name for name, on in zip(_names(names, len(label)), label, strict=True) if on)
+    return ";".join(f"{value:g}" for value in label)
 
 
 def _names(names: Any, n: int) -> list[str]:

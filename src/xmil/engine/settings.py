@@ -15,7 +15,7 @@ from xmil.methods.outputs import OUTPUTS, OWN_OUTPUTS
 from xmil.methods.presets import PRESETS
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
-from xmil.models.tasks import CLASS_TASKS, count_targets
+from xmil.models.tasks import RISK, count_targets
 
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
 
@@ -126,8 +126,8 @@ def _check_target(text: str, spec: ModelSpec) -> None:
     target.resolve(
         n_classes=count_targets(spec.task, spec.n_classes), predicted=0, class_names=spec.target_names
     )
-    if target.against is not None and spec.task not in (*CLASS_TASKS, "regression"):
-        raise InputError(f"The contrast {text!r} needs classes; a {spec.task} model has none.")
+    if target.against is not None and (spec.task == "cox" or RISK in (target.cls, target.against)):
+        raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
 
 
 def _label(case: Case) -> int:

@@ -106,19 +106,20 @@ def summarise_run(out: Path, files: Sequence[Path], *, engine: Engine | None = N
 
 def summarise_slide(e: Explanation) -> SlideSummary:
     """What one explanation adds."""
-    scores = e.scores.astype(np.float64)
-    low, high = np.percentile(scores, [25, 75])
+    order = np.argsort(e.scores, kind="stable")
+    scores = e.scores[order].astype(np.float64)  # in order: quantiles are places in it
+    quantiles = Quantiles.of(scores)
+    low, high = quantiles.at([0.25, 0.75])
     statistics = {
         "n": float(len(scores)),
         "mean": float(scores.mean()),
         "std": float(scores.std()),
-        "min": float(scores.min()),
-        "max": float(scores.max()),
-        "peak": float(np.abs(scores).max()),
+        "min": float(scores[0]),
+        "max": float(scores[-1]),
+        "peak": float(max(-scores[0], scores[-1])),
         "iqr": float(high - low),
         "positive": float((scores > 0).mean()),
     }
-    order = np.argsort(scores, kind="stable")
     top, bottom = order[::-1][:A_SLIDE], order[:A_SLIDE]
     name = str(e.bag)
     return SlideSummary(
@@ -126,7 +127,7 @@ def summarise_slide(e: Explanation) -> SlideSummary:
         e.column,
         e.signed,
         statistics,
-        Quantiles.of(scores),
+        quantiles,
         [_patch(e, name, int(i)) for i in top],
         [_patch(e, name, int(i)) for i in bottom],
     )

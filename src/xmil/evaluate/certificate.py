@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.core.explanation import Audit, Explanation
+from xmil.core.explanation import Explanation
 from xmil.evaluate.flip import Curve
 from xmil.evaluate.measures import Band
 
@@ -44,6 +44,18 @@ class Certificate:
         return "worse than random" if self.morf.aupc > high else "like random"
 
     @property
+    def unexplained(self) -> float | None:
+        """The share of the output that the audit leaves unexplained; None without an audit.
+
+        A value near its reference, or a risk near 0, is measured against the output's scale instead.
+        """
+        audit = self.explanation.audit
+        if audit is None:
+            return None
+        least = 1e-12 if self.morf.decides else self.morf.scale
+        return abs(audit.other) / max(abs(audit.output), least)
+
+    @property
     def sentence(self) -> str:
         """The verdict for a reader."""
         return " ".join([*self._on_order(), self._on_flip(), *self._on_audit()])
@@ -61,7 +73,7 @@ class Certificate:
             "srg": self.srg,
             "flipped": self.morf.flipped,
             "at_zero": self.morf.at_zero,
-            "flipped_at_zero": self.morf.flipped_at_zero,
+            "flipped_at_zero": self.morf.flipped_at_zero if self.morf.decides else None,
             "random_aupc": self.band.aupc,
             "random_interval": [low, high],
             "audit": None if audit is None else audit.as_dict(),
@@ -91,14 +103,8 @@ class Certificate:
         return kind if kind in ("value", "risk") else "hazard"
 
     def _on_audit(self) -> list[str]:
-        audit = self.explanation.audit
-        if audit is None:
+        share = self.unexplained
+        if share is None:
             return ["The method keeps no account of the output."]
-        share = unexplained(audit)
         state = "The account closes" if share <= UNEXPLAINED else "The account does not close"
         return [f"{state}: {share:.1%} of the output is unexplained."]
-
-
-def unexplained(audit: Audit) -> float:
-    """The unexplained share of the output."""
-    return abs(audit.other) / max(abs(audit.output), 1e-12)

@@ -71,13 +71,15 @@ def marked_by_geojson(
     patch_size: int,
     names: Sequence[str] | None = None,
     share: float = 0.5,
+    origin: tuple[float, float] = (0, 0),
 ) -> Bools:
     """Instances of whose box at least a share lies in the polygons of a QuPath GeoJSON file.
 
     `names` picks annotations by their class; None takes all. Coordinates are level-0 pixels, as QuPath
-    writes them. Holes are respected.
+    writes them; for slides with a bounds offset, which QuPath cuts off, `origin` is that offset. Holes are
+    respected.
     """
-    xy0 = _boxes(coords)
+    xy0 = _boxes(coords) - np.asarray(origin, dtype=np.float64)
     _checked_share(share)
     steps = (np.arange(GRID) + 0.5) / GRID * patch_size
     offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)

@@ -38,11 +38,37 @@ def probabilities(outputs: npt.ArrayLike, task: str) -> Floats:
     return np.asarray(softmax(z, axis=-1))
 
 
-def class_metrics(labels: npt.ArrayLike, chances: npt.ArrayLike, **options: Any) -> dict[str, Interval]:
+def log_odds(outputs: npt.ArrayLike, task: str) -> Floats:
+    """Log odds (..., c) of classes: in the order of the probabilities, without their rounding to 0 and 1.
+
+    >>> log_odds([[0.0, 50.0]], "classification"), log_odds([[1.5]], "classification")
+    (array([[-50.,  50.]]), array([[-1.5,  1.5]]))
+    """
+    from scipy.special import logsumexp
+
+    z = np.asarray(outputs, dtype=np.float64)
+    if task in ("multilabel", "survival"):
+        return z
+    if z.shape[-1] == 1:
+        return np.concatenate([-z, z], axis=-1)
+    others = [logsumexp(np.delete(z, c, axis=-1), axis=-1) for c in range(z.shape[-1])]
+    return np.asarray(z - np.stack(others, axis=-1))
+
+
+def class_metrics(
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> dict[str, Interval]:
     """AUROC, AUPRC, accuracies, Brier score and calibration error of classes from chances (n, c).
 
-    Two classes: those of class 1, with sensitivity and specificity. More: one class against the rest, and
-    their mean; calibration is that of the predicted class. `options` are those of `intervals`.
+    Two classes: those of class 1, with sensitivity and specificity. More: means over the classes, each
+    against the rest, and the AUROC of each by its name; calibration is that of the predicted class.
+    `scores` (n, c) rank the predictions in place of the chances, see `log_odds`. `options` are those of
+    `intervals`.
 
     >>> found = class_metrics([0, 1, 1, 0], [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]], draws=50)
     >>> print(found["auroc"].estimate, found["accuracy"].estimate, found["sensitivity"].estimate)
@@ -50,9 +76,10 @@ def class_metrics(labels: npt.ArrayLike, chances: npt.ArrayLike, **options: Any)
     """
     y, p = np.asarray(labels), np.asarray(chances, dtype=np.float64)
     _check_chances(y, p)
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     correct = p.argmax(axis=1) == y
     chosen = [1] if p.shape[1] == 2 else range(p.shape[1])
-    statistics = {**_ranking([y == c for c in chosen], [p[:, c] for c in chosen])}
+    statistics = _ranking({_name(names, c): (y == c, ranked[:, c]) for c in chosen})
     statistics["balanced_accuracy"] = partial(weighted.balanced_accuracy, labels=y, correct=correct)
     statistics["accuracy"] = partial(weighted.mean, values=correct.astype(float))
     if p.shape[1] == 2:
@@ -67,14 +94,22 @@ def class_metrics(labels: npt.ArrayLike, chances: npt.ArrayLike, **options: Any)
     return intervals(statistics, len(y), **options)
 
 
-def multilabel_metrics(labels: npt.ArrayLike, chances: npt.ArrayLike, **options: Any) -> dict[str, Interval]:
+def multilabel_metrics(
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> dict[str, Interval]:
     """The same for labels (n, c) of 0 and 1 with chances of their own: means over the labels."""
     y, p = np.asarray(labels).astype(bool), np.asarray(chances, dtype=np.float64)
     if y.shape != p.shape or y.ndim != 2:
         raise InputError(f"Labels {y.shape} and chances {p.shape} must both be (slides, labels).")
     columns = range(p.shape[1])
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     correct = (p > 0.5) == y
-    statistics = {**_ranking([y[:, c] for c in columns], [p[:, c] for c in columns])}
+    statistics = _ranking({_name(names, c): (y[:, c], ranked[:, c]) for c in columns})
     statistics["balanced_accuracy"] = _mean_of(
         [
             partial(weighted.balanced_accuracy, labels=y[:, c].astype(int), correct=correct[:, c])
@@ -180,13 +215,18 @@ def _interval(estimate: float, drawn: list[Floats], level: float) -> Interval:
     return Interval(estimate, float(low), float(high))
 
 
-def _ranking(positives: list[Bools], scores: list[Floats]) -> dict[str, Statistic]:
-    """Means over classes of AUROC and AUPRC."""
-    pairs = list(zip(positives, scores, strict=True))
-    return {
-        "auroc": _mean_of([partial(weighted.auroc, positive=y, scores=s) for y, s in pairs]),
-        "auprc": _mean_of([partial(weighted.auprc, positive=y, scores=s) for y, s in pairs]),
+def _ranking(classes: Mapping[str, tuple[Bools, Floats]]) -> dict[str, Statistic]:
+    """Means over classes of AUROC and AUPRC, and the AUROC of each where there are several."""
+    areas: dict[str, Statistic] = {
+        f"auroc:{name}": partial(weighted.auroc, positive=y, scores=s) for name, (y, s) in classes.items()
     }
+    precisions = [partial(weighted.auprc, positive=y, scores=s) for y, s in classes.values()]
+    means = {"auroc": _mean_of([*areas.values()]), "auprc": _mean_of([*precisions])}
+    return means if len(areas) == 1 else {**means, **areas}
+
+
+def _name(names: Sequence[str] | None, c: int) -> str:
+    return str(c) if names is None else str(names[c])
 
 
 def _mean_of(parts: list[Statistic]) -> Statistic:

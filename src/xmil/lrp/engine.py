@@ -44,12 +44,17 @@ class Flow:
 
 @dataclass(frozen=True)
 class Relevance:
-    """Relevance of one explained output: at the input, at the asked layers, and what constants kept."""
+    """Relevance of one explained output: at the input, at the asked layers, and what constants kept.
+
+    `size` is the largest term of the output as a sum over logits and a constant: rounding goes with it, even
+    where the terms cancel.
+    """
 
     output: Tensor
     input: Flow
     layers: Mapping[str, Flow]
     shares: Mapping[str, float]
+    size: float = 0.0
 
 
 class Engine(TorchFunctionMode):
@@ -193,8 +198,11 @@ class Trace:
         gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
         at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
         shares = ledger.totals()
-        shares["bias"] += float((value.detach().double() - (seed * self.logits).sum(dim=-1).double()).sum())
-        return Relevance(value.detach(), at[0], dict(zip(self._layers, at[1:], strict=True)), shares)
+        terms = seed.double() * self.logits.double()
+        constant = float((value.detach().double() - terms.sum(dim=-1)).sum())
+        shares["bias"] += constant
+        size = max(abs(constant), float(terms.abs().max()))
+        return Relevance(value.detach(), at[0], dict(zip(self._layers, at[1:], strict=True)), shares, size)
 
 
 def trace(

@@ -25,7 +25,7 @@ from xmil.nn.frozen import frozen
 
 logger = logging.getLogger(__name__)
 
-NOTED_OTHER, REFUSED_OTHER = 1e-2, 0.2  # of the largest number in the account
+NOTED_OTHER, REFUSED_OTHER = 1e-2, 0.2  # of the largest number that goes into the account
 
 
 @register_method("lrp", signed=True, conserves=True, cost="about 2")
@@ -106,13 +106,13 @@ def _attribution(
     audit = None
     if layer is None:
         audit = Audit.close(output=value, instances=float(scores.double().sum()), **relevance.shares)
-        _check_audit(audit)
+        check_audit(audit, relevance.size)
     return Attribution(output, value, scores, audit, flow.features[0] if feature_level else None)
 
 
-def _check_audit(audit: Audit) -> None:
+def check_audit(audit: Audit, size: float) -> None:
     """Refuse an account that is far from closing: something in the model was not seen, or is unstable."""
-    scale = max(abs(value) for name, value in audit.as_dict().items() if name != "other")
+    scale = max(size, *(abs(value) for name, value in audit.as_dict().items() if name != "other"))
     if abs(audit.other) > REFUSED_OTHER * scale:
         raise UnsupportedError(
             f"The account does not close: {audit}. Either the rules are unstable here (another preset, a "

@@ -51,7 +51,8 @@ def _walk(root: Path) -> Iterator[Path]:
         if here != root and "run.json" in names:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        ours = {"visualization"} if "contours_geojson" in folders else set()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ours)
         yield from _slides_of(here, names)
 
 

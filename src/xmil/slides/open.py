@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from xmil.core.errors import FileError
@@ -22,12 +23,24 @@ def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
     slide = _opened(_file(Path(path)))
     slide.path = Path(path)  # a folder of DICOM files keeps its name
     try:
+        _complete(slide)
         if mpp is not None:
             slide.set_mpp(mpp)
     except Exception:
         slide.close()
         raise
     return slide
+
+
+def _complete(slide: Slide) -> None:
+    """OpenSlide reads OME-TIFFs whose codec tifffile lacks, but not their metadata."""
+    if slide.mpp is None and slide.path.name.lower().endswith((".tif", ".tiff")):
+        from xmil.slides.backends import tiffs
+
+        with suppress(ImportError):
+            mpp = tiffs.stored_ome_mpp(slide.path)
+            if mpp is not None:
+                slide.set_mpp(mpp, "OME PhysicalSize")
 
 
 def _file(path: Path) -> Path:
@@ -60,7 +73,7 @@ def _opened(path: Path) -> Slide:
         except UnreadableError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    raise FileError(f"{path}: not a slide or picture that can be read, or damaged or cut off ({told}).")
+    raise FileError(f"{path}: not a slide or image that can be read, or damaged or cut off ({told}).")
 
 
 def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:

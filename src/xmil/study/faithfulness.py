@@ -15,7 +15,7 @@ from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.engine.settings import seeds
 from xmil.evaluate.bags import MODES
-from xmil.evaluate.certificate import Certificate, unexplained
+from xmil.evaluate.certificate import Certificate
 from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
 from xmil.evaluate.flip import Curve, Flips, step_counts
 from xmil.evaluate.localisation import pointing_game, relevance_mass
@@ -163,8 +163,7 @@ def _measured(curve: Curve, flips: Flips, e: Explanation, settings: Settings) ->
 
 def _certified(certificate: Certificate, mode: str) -> Row:
     """What is measured in the first mode only; absent in the others."""
-    audit = certificate.explanation.audit
-    row: Row = {"unexplained": None if audit is None else unexplained(audit)}
+    row: Row = {"unexplained": certificate.unexplained}
     if mode != certificate.morf.mode:
         return {**row, "srg": None, "verdict": None, "random_aupc": None, "lerf": None}
     return {

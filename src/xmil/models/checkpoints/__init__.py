@@ -51,7 +51,7 @@ def load_model(
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     """Write a model as safetensors with its spec in the header; `load_model` reads it back."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     if not isinstance(model, MILModel) or not hasattr(model, "spec"):
         raise CheckpointError(
@@ -61,7 +61,12 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         raise CheckpointError(f"{path}: save_model writes safetensors; end the name in .safetensors.")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     header = {SPEC_KEY: json.dumps(asdict(model.spec))}
-    write_atomically(path, lambda temporary: save_file(state, temporary, metadata=header))
+    content = save(state, metadata=header)  # bytes first: a full disk is then an OSError, told in one line
+    write_atomically(path, lambda temporary: _put(temporary, content))
+
+
+def _put(path: str, content: bytes) -> None:
+    Path(path).write_bytes(content)
 
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:

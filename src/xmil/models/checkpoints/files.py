@@ -33,6 +33,18 @@ class Weights:
     spec: Mapping[str, Any] | None = None
 
 
+def checkpoint_files(path: Path) -> list[Path]:
+    """The checkpoints a path stands for: itself, or the best models of a folder that `xmil train` wrote."""
+    best = path / "best.json"
+    if not path.is_dir() or not best.is_file():
+        return [path]
+    try:
+        names = list(json.loads(best.read_text(encoding="utf-8"))["models"])
+        return [path / str(name) for name in names]
+    except (ValueError, OSError, KeyError, TypeError):
+        raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
+
+
 def read_weights(path: Path) -> Weights:
     """The tensors of a checkpoint file, or of the checkpoint in a folder."""
     if path.is_dir():

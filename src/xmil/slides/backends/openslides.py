@@ -11,6 +11,8 @@ import numpy as np
 from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
+CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
+
 
 class OpenSlideSlide(Slide):
     """A slide behind an OpenSlide handle, which serves several threads at once."""
@@ -51,6 +53,7 @@ def open_(path: Path) -> Slide:
     except (openslide.OpenSlideError, OSError, ValueError) as error:
         raise UnreadableError(f"OpenSlide: {' '.join(str(error).split())}") from None
     try:
+        handle.set_cache(openslide.OpenSlideCache(CACHE))
         return OpenSlideSlide(path, handle)
     except Exception:
         handle.close()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from contextlib import suppress
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,6 +27,8 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are to
 
 KEPT = 256 << 20  # bytes of decoded segments kept
 LARGEST_SEGMENT = 2 << 30
+JPEG, RGB = 7, 2  # TIFF's codes for the compression and the photometric interpretation
+ADOBE_RGB = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"  # "no colour transform"
 _MICRONS = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}
 
 
@@ -97,6 +101,17 @@ def open_ome(path: Path) -> Slide:
     if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
         raise UnreadableError("")
     return _open(path, ome=True)
+
+
+def stored_ome_mpp(path: Path) -> float | None:
+    """The mpp of an OME-TIFF whose pixels another library reads; None where it says nothing."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            return _ome_mpp(file.ome_metadata or "")
+    except Exception:  # damaged TIFFs raise almost any type
+        return None
 
 
 def open_(path: Path) -> Slide:
@@ -190,11 +205,26 @@ def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
         raise ValueError("one strip holds it all; convert it to a tiled TIFF")
     if data is None:
         return np.full((length, width, channels), 255, dtype=np.uint8)
+    if int(page.compression) == JPEG and find_spec("imagecodecs") is None:
+        return _jpeg(page, data)
     tables = {"jpegtables": page.jpegtables} if page.jpegtables is not None else {}
     segment: npt.NDArray[Any] = np.asarray(
         page.decode(data, index, **tables)[0]
     )  # (depth, length, width, samples)
     return segment.reshape(segment.shape[1:])
+
+
+def _jpeg(page: Any, data: bytes) -> npt.NDArray[Any]:
+    """A JPEG segment by Pillow: the page's tables go in front, RGB is marked where it is no YCbCr."""
+    from PIL import Image
+
+    head = (page.jpegtables or b"")[2:-2]  # without start and end of image
+    mark = ADOBE_RGB if int(page.photometric) == RGB else b""
+    with Image.open(BytesIO(data[:2] + mark + head + data[2:])) as picture:
+        pixels: npt.NDArray[Any] = np.asarray(
+            picture if page.samplesperpixel == 1 else picture.convert("RGB")
+        )
+    return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def _as_rgb(pixels: Pixels, page: Any) -> Pixels:

@@ -1,0 +1,162 @@
+"""What is installed, on which machine, and whether it computes what it should."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import shutil
+import sys
+import time
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from xmil._version import __version__
+from xmil.core.provenance import git_commit
+
+REQUIRED = {  # distribution -> module
+    "torch": "torch",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "scikit-learn": "sklearn",
+    "pyarrow": "pyarrow",
+    "h5py": "h5py",
+    "safetensors": "safetensors",
+    "captum": "captum",
+    "pydantic": "pydantic",
+    "typer": "typer",
+    "rich": "rich",
+    "matplotlib": "matplotlib",
+}
+EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, and its packages
+    "train": (
+        "xmil train: devices, precision, logs",
+        {"lightning-fabric": "lightning_fabric", "tensorboard": "tensorboard"},
+    ),
+    "slides": (
+        "xmil tile, heatmaps over slides, the viewer's images",
+        {
+            "openslide-python": "openslide",
+            "openslide-bin": "openslide_bin",
+            "tifffile": "tifffile",
+            "scikit-image": "skimage",
+        },
+    ),
+    "encoders": (
+        "xmil embed with timm and ONNX encoders",
+        {"timm": "timm", "torchvision": "torchvision", "onnxruntime": "onnxruntime"},
+    ),
+    "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
+    "ray": ("--engine ray: many machines", {"ray": "ray"}),
+    "zarr": ("Zarr feature files (TIAToolbox, SpatialData)", {"zarr": "zarr"}),
+}
+
+
+def diagnosis(*, check: bool = True) -> dict[str, Any]:
+    """Everything `xmil doctor` says, in plain types."""
+    report: dict[str, Any] = {
+        "xmil": {"version": __version__, "commit": git_commit(), "python": platform.python_version()},
+        "machine": _machine(),
+        "packages": {name: _package(name, module) for name, module in REQUIRED.items()},
+        "extras": {name: _extra(name) for name in EXTRAS},
+        "openslide": _openslide(),
+        "devices": _devices(),
+    }
+    report["self_check"] = _self_check() if check else None
+    report["problems"] = _problems(report)
+    return report
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "free_disk_gib": round(shutil.disk_usage(".").free / 2**30, 1),
+        "executable": sys.executable,
+    }
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        return None
+
+
+def _package(name: str, module: str) -> dict[str, Any]:
+    """Its version, and why it cannot be imported where that is so."""
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return {"version": None, "error": "not installed"}
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            import_module(module)
+    except Exception as error:  # a broken installation raises almost any type
+        return {"version": found, "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+    return {"version": found, "error": None}
+
+
+def _extra(name: str) -> dict[str, Any]:
+    purpose, packages = EXTRAS[name]
+    found = {package: _package(package, module) for package, module in packages.items()}
+    absent = [package for package, about in found.items() if about["version"] is None]
+    state = "missing" if absent else "broken" if any(p["error"] for p in found.values()) else "ready"
+    install = None if state == "ready" else f"pip install 'xmil[{name}]'"
+    return {"state": state, "for": purpose, "install": install, "packages": found}
+
+
+def _openslide() -> dict[str, Any]:
+    """The library itself, which may be absent where its Python package is there."""
+    try:
+        import openslide
+    except Exception as error:  # a missing library raises OSError, a missing package ImportError
+        return {"version": None, "error": " ".join(str(error).split())}
+    return {"version": openslide.__library_version__, "error": None}
+
+
+def _devices() -> list[dict[str, Any]]:
+    try:
+        import torch
+    except Exception:  # reported among the packages
+        return []
+    found: list[dict[str, Any]] = [{"device": "cpu", "name": f"{torch.get_num_threads()} threads"}]
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about = torch.cuda.get_device_properties(i)
+        memory = round(about.total_memory / 2**30, 1)
+        found.append({"device": f"cuda:{i}", "name": about.name, "memory_gib": memory})
+    return found
+
+
+def _self_check() -> dict[str, Any]:
+    begin = time.perf_counter()
+    try:
+        from xmil.demo.selfcheck import TOLERANCE, self_check
+
+        checks = self_check()
+    except Exception as error:  # whatever is wrong with the installation shows here
+        return {"passed": False, "error": " ".join(f"{type(error).__name__}: {error}".split())}
+    wrong = [f"{check.model} {check.method}" for check in checks if not check.passed]
+    return {
+        "passed": not wrong,
+        "error": f"scores differ: {', '.join(wrong)}" if wrong else None,
+        "pairs": len(checks),
+        "largest_difference": max(check.difference for check in checks),
+        "tolerance": TOLERANCE,
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+
+
+def _problems(report: dict[str, Any]) -> list[str]:
+    """What must be mended; optional packages that are absent are none."""
+    faults = [f"{name}: {about['error']}" for name, about in report["packages"].items() if about["error"]]
+    check = report["self_check"]
+    if check is not None and not check["passed"]:
+        faults.append(f"self-check: {check['error']}")
+    return faults

@@ -1,0 +1,119 @@
+"""`xmil predict`: what a model, or an ensemble, says of every slide, and how good it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from xmil.cli import _engine
+from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.engine.predict_run import PredictRun, Tally
+
+SHOWN = 20  # failures on the screen; failures.csv has them all
+TITLES = {
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "balanced_accuracy": "balanced accuracy",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R2",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "c_index": "C-index",
+}
+
+
+def predict(
+    model: Annotated[
+        list[Path],
+        typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble."),
+    ],
+    features: Annotated[Path, typer.Option(help="Folder of feature files.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.")],
+    cohort: Annotated[
+        Path | None, typer.Option(help="Table of slides and labels; all files without it.")
+    ] = None,
+    label: Annotated[
+        str, typer.Option(help="Label column; several, with commas, for several labels or values.")
+    ] = "",
+    time: Annotated[str, typer.Option(help="Column of times, for risks.")] = "time",
+    event: Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")] = "event",
+    split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
+    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
+    draws: Annotated[int, typer.Option(help="Draws of the bootstrap, over cases.")] = 1000,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Replace an earlier run with other settings in --out.")
+    ] = False,
+    engine: _engine.Kind = "local",
+    workers: _engine.Workers = 0,
+    address: _engine.Address = "",
+    cpus: _engine.Cpus = 1.0,
+    gpus: _engine.Gpus = 0.0,
+) -> int:
+    """Predict every slide: probabilities, values or risks, with measures where the truth is known."""
+    from xmil.engine.explainer import load_models
+    from xmil.engine.predict_run import PredictRun
+    from xmil.models.checkpoints.files import checkpoint_files
+
+    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    paths = tuple(file for path in model for file in checkpoint_files(path))
+    models = load_models(paths)
+    columns = {"label": label, "time": time, "event": event}
+    cases = task_cases(features, cohort, models[0].spec, **columns, splits=listed(split), by=by)
+    where = device if chosen.kind == "ray" else checked_device(device)
+    settings = {
+        "features": str(features.resolve()),
+        "cohort": None if cohort is None else str(cohort.resolve()),
+        **columns,
+        "split": listed(split),
+        "by": by,
+    }
+    run = PredictRun(out, paths, models, settings, where, draws, seed)
+    with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
+        tally = run.predict(cases, engine=chosen, restart=restart, on_case=advance)
+    return _report(run, tally)
+
+
+def _report(run: PredictRun, tally: Tally) -> int:
+    """A few lines on the screen; the exit code."""
+    for slide, reason in list(tally.failed.items())[:SHOWN]:
+        print(f"{slide}: failed: {reason}")
+    if len(tally.failed) > SHOWN:
+        print(f"... and {len(tally.failed) - SHOWN} more.")
+    if tally.predictions is None:
+        raise InputError(f"No slide could be predicted; {run.out / 'failures.csv'} says why.")
+    if tally.warning:
+        print(f"warning: {tally.warning}")
+    for line in _table(tally):
+        print(line)
+    several = f" by {tally.predictions.models} models" if tally.predictions.models > 1 else ""
+    done, failed = len(tally.predictions), len(tally.failed)
+    print(f"{done} predicted{several}, {failed} failed. Written to {run.out}.")
+    return 1 if tally.failed else 0
+
+
+def _table(tally: Tally) -> list[str]:
+    """The measures with their intervals, one a line."""
+    if not tally.metrics or tally.predictions is None:
+        return ["No label is known: there is nothing to measure against; see --cohort and --label."]
+    known = tally.predictions.labelled()
+    cases = len({case.case_id or case.name for case in known.cases})
+    titles = {name: _title(name) for name in tally.metrics}
+    width = max(map(len, titles.values()))
+    lines = [f"{titles[name]:<{width}}  {found}" for name, found in tally.metrics.items()]
+    return [*lines, f"{len(known)} with a label, of {cases} cases; 95 % intervals over cases."]
+
+
+def _title(name: str) -> str:
+    measure, _, part = name.partition(":")
+    title = TITLES.get(measure, measure.replace("_", " "))
+    return f"{title} {part}" if part else title

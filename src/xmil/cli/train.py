@@ -1,0 +1,138 @@
+"""`xmil train`: models from feature files and a table of labels."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from xmil.training.config import Config
+    from xmil.training.fit import Job, OnStep, Step
+    from xmil.training.run import Outcome
+
+REFRESH = 0.1  # seconds between two changes of the bar
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="TOML file of settings; see docs/training.md.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
+    ] = None,
+    features: Annotated[
+        list[str] | None, typer.Option(help="Folder of feature files; may be repeated.")
+    ] = None,
+    cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    split: Annotated[str | None, typer.Option(help="Column of splits: train, val, test.")] = None,
+    folds: Annotated[
+        int | None, typer.Option(help="Cross-validate over this many folds, made by case.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Models of each fold, from different seeds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Most epochs.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, draws and order.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read bags which memory cannot hold.")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Train anew what the folder holds.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")] = False,
+) -> int:
+    """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
+    from xmil.training.config import load_config, plain
+    from xmil.training.toml import dumps
+
+    flags: dict[str, Any] = {
+        "out": out,
+        "data.features": features[0] if features and len(features) == 1 else features or None,
+        "data.cohort": cohort,
+        "data.label": label,
+        "data.split": split,
+        "data.folds": folds,
+        "train.repeats": repeats,
+        "train.epochs": epochs,
+        "train.device": device,
+        "train.seed": seed,
+        "train.workers": workers,
+    }
+    settings = load_config(config, [*(change or ()), *_as_changes(flags)])
+    if dry_run:
+        print(dumps(plain(settings)), end="")
+        return 0
+    return _report(settings, _train(settings, restart=restart))
+
+
+def _as_changes(flags: dict[str, Any]) -> list[str]:
+    import json
+
+    given = {key: value for key, value in flags.items() if value is not None}
+    return [
+        f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
+        for key, value in given.items()
+    ]
+
+
+def _train(settings: Config, *, restart: bool) -> Outcome:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from xmil.training.run import train as run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        return run(settings, restart=restart, on_job=lambda job, _: _watch(job, progress))
+
+
+def _watch(job: Job, progress: Any) -> OnStep:
+    """A bar for one model: loss so far, the best of the monitored measure, time left."""
+    settings = job.config.train
+    for old in list(progress.task_ids):
+        progress.remove_task(old)
+    bar = progress.add_task(job.name, total=settings.epochs)
+    shown = [0.0]
+
+    def hear(step: Step) -> None:
+        now = time.monotonic()
+        if now - shown[0] < REFRESH and step.batch < step.batches:
+            return
+        shown[0] = now
+        told = f"{job.name}: epoch {step.epoch}, loss {step.loss:.4f}, "
+        told += f"best {job.config.monitor} {step.best:.4f}" if step.best == step.best else "no best yet"
+        progress.update(bar, description=told, completed=step.epoch - 1 + step.batch / step.batches)
+
+    return hear
+
+
+def _report(settings: Config, outcome: Outcome) -> int:
+    """A few lines on the screen; the exit code."""
+    best = outcome.best
+    code = (0 if not outcome.failed else 1) if best else 2
+    if not outcome.reports:
+        return code
+    for note in outcome.notes:
+        print(f"{settings.data.cohort}: {note}")
+    for name, reason in outcome.failed.items():
+        print(f"{name}: failed: {reason}")
+    if best:
+        if best["point"]:
+            print(
+                "best of the grid: " + ", ".join(f"{key} = {value}" for key, value in best["point"].items())
+            )
+        for part in ("validation", "test"):
+            told = [f"{name} {_spread(found)}" for name, found in best[part].items()]
+            if told:
+                print(f"{part:<10}  " + "   ".join(told))
+    done = f"{len(outcome.trained)} models trained, {len(outcome.found)} found done"
+    print(f"{done}, {len(outcome.failed)} failed. Written to {settings.out}.")
+    return code
+
+
+def _spread(found: dict[str, Any]) -> str:
+    spread = f" ± {found['std']:.3f}" if found["models"] > 1 else ""
+    return f"{found['mean']:.3f}{spread}"

@@ -1,0 +1,106 @@
+"""A self-check of seconds: explain tiny models and hold the scores against values stored with the package.
+
+Weights and bags follow a formula rather than a generator of random numbers, so that the values hold for any
+version of any library. `python -m xmil.demo.selfcheck` prints them anew, after a change that is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from xmil.core.bag import FloatArray
+
+STORED = "selfcheck.json"
+TOLERANCE = 2e-4  # of the largest score: float32 on any machine
+IN_DIM, N = 6, 7
+METHODS = ("lrp", "attention", "gxi", "ig", "single", "one_removed")
+MODELS: dict[str, dict[str, Any]] = {
+    "attnmil": {"dim": 8, "attention_dim": 4},
+    "transmil": {"dim": 8, "heads": 2},
+    "addmil": {"hidden": 8},
+    "clam_sb": {"dim": 8, "attention_dim": 4},
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One model and method: the largest difference from the stored scores, and what an audit leaves open.
+
+    Both are shares: of the largest score, and of the explained output.
+    """
+
+    model: str
+    method: str
+    difference: float
+    unexplained: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the scores are the stored ones, and whether the account closes."""
+        closes = self.method != "lrp" or (self.unexplained or 0.0) < TOLERANCE
+        return self.difference < TOLERANCE and closes
+
+
+def self_check() -> list[Check]:
+    """Explain every model by every method that fits it and compare.
+
+    >>> all(check.passed for check in self_check())
+    True
+    """
+    stored = json.loads(files("xmil.demo").joinpath(STORED).read_text(encoding="utf-8"))
+    return [_check(f"{model}:{method}", e, stored) for model, method, e in _explained()]
+
+
+def values() -> dict[str, list[float]]:
+    """The scores of every pair, as they are stored."""
+    return {f"{m}:{method}": [float(f"{s:.6g}") for s in e.scores] for m, method, e in _explained()}
+
+
+def _check(name: str, e: Any, stored: dict[str, list[float]]) -> Check:
+    expected = np.asarray(stored[name])
+    difference = float(np.abs(e.scores - expected).max() / np.abs(expected).max())
+    gap = None if e.audit is None else abs(e.audit.other) / max(abs(e.audit.output), 1e-12)
+    model, _, method = name.partition(":")
+    return Check(model, method, difference if math.isfinite(difference) else math.inf, gap)
+
+
+def _explained() -> Iterator[tuple[str, str, Any]]:
+    from xmil.methods import explain, list_methods
+
+    for name in MODELS:
+        model = _model(name)
+        able = list_methods(model)
+        for method in (method for method in METHODS if method in able):
+            yield name, method, explain(model, _bag(), method=method, target=1)
+
+
+def _model(name: str) -> Any:
+    import torch
+
+    from xmil.models import create_model
+
+    model = create_model(name, in_dim=IN_DIM, n_classes=2, **MODELS[name])
+    with torch.no_grad():
+        for i, (_, parameter) in enumerate(sorted(model.named_parameters())):
+            wave = [math.sin(1.7 * k + 0.9 * i + 0.3) for k in range(parameter.numel())]
+            fan_in = max(1, parameter.numel() // len(parameter))
+            parameter.copy_(torch.tensor(wave).view(parameter.shape) / math.sqrt(fan_in))
+    return model
+
+
+def _bag() -> FloatArray:
+    k = np.arange(N * IN_DIM, dtype=np.float64)
+    return np.cos(1.3 * k + 0.2 * (k % 5)).reshape(N, IN_DIM).astype(np.float32)
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(json.dumps(values(), indent=1) + "\n")

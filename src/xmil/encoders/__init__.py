@@ -1,0 +1,10 @@
+"""Encoders: patches to feature vectors, by name, by file, or by a function of the user's."""
+
+from __future__ import annotations
+
+from xmil.encoders.encoder import Encoder
+from xmil.encoders.load import list_encoders, load_encoder
+from xmil.encoders.registry import ENCODERS
+from xmil.encoders.transform import IMAGENET, Transform
+
+__all__ = ["ENCODERS", "IMAGENET", "Encoder", "Transform", "list_encoders", "load_encoder"]

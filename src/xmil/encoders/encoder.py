@@ -1,0 +1,85 @@
+"""An encoder: a network with what it wants of a patch and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError, unknown_name
+from xmil.encoders.transform import Transform
+
+PRECISIONS = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Patches to vectors: `encoder(batch)` takes a stack of what `encoder.transform` gives.
+
+    >>> from xmil.encoders import load_encoder
+    >>> encoder = load_encoder("resnet18", random=True)
+    >>> tuple(encoder(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)).shape)
+    (2, 512)
+    """
+
+    name: str
+    dim: int
+    network: Callable[[Tensor], Any]
+    transform: Callable[[np.ndarray[Any, Any]], Tensor] = field(default_factory=Transform)
+    device: str = "cpu"
+    precision: str = "float32"
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """Features (b, dim) in float32 on the encoder's device."""
+        with torch.inference_mode(), self._autocast():
+            x = batch.to(self.device, non_blocking=True)
+            if isinstance(self.transform, Transform):
+                x = self.transform.scaled(x)
+            out = self.network(x)
+        return vectors(out, self.name, len(batch)).float()
+
+    def _autocast(self) -> Any:
+        kind = PRECISIONS[self.precision]
+        return nullcontext() if kind is None else torch.autocast(torch.device(self.device).type, dtype=kind)
+
+
+def vectors(given: Any, name: str, count: int) -> Tensor:
+    """A network's output as one vector for each patch; maps are averaged, anything else is refused."""
+    out = given[0] if isinstance(given, tuple | list) and len(given) == 1 else given
+    if not isinstance(out, Tensor):
+        raise InputError(f"The encoder {name!r} gave {type(out).__name__}; it must give one tensor.")
+    if out.ndim == 4:
+        out = torch.mean(out, dim=(2, 3))
+    if out.ndim != 2 or len(out) != count:
+        shape = tuple(out.shape)
+        raise InputError(f"The encoder {name!r} gave the shape {shape}; it must give one vector a patch.")
+    return out
+
+
+def make_encoder(
+    name: str,
+    network: Any,
+    transform: Callable[[np.ndarray[Any, Any]], Tensor],
+    *,
+    device: str = "cpu",
+    precision: str = "auto",
+    about: dict[str, Any] | None = None,
+    on: str | None = None,
+) -> Encoder:
+    """An encoder whose width is found by a trial; `on` is set where the network cannot be moved by torch."""
+    if precision == "auto":
+        precision = "float16" if torch.device(device).type == "cuda" and on is None else "float32"
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, ("auto", *PRECISIONS))
+    if isinstance(network, nn.Module):
+        network = network.eval().to(device)
+    encoder = Encoder(name, 0, network, transform, on or device, precision, about or {})
+    patch = transform(np.full((256, 256, 3), 255, dtype=np.uint8))
+    dim = int(encoder(patch.unsqueeze(0)).shape[1])
+    return Encoder(name, dim, network, transform, on or device, precision, about or {})

@@ -1,0 +1,249 @@
+"""All pictures and exports of one slide: which files, drawn once, kept while they are current."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xmil.core.errors import InputError, XmilError, unknown_name
+from xmil.core.explanation import Explanation
+from xmil.core.storage import read_explanations, read_header, write_atomically
+from xmil.core.target import Target
+from xmil.slides.clipping import CLIPS
+from xmil.slides.colours import Scale, pooled
+from xmil.slides.frames import FRAMES, export_frame
+from xmil.slides.geojson import write_geojson
+from xmil.slides.heat import TISSUES
+from xmil.slides.ometiff import Pyramid, write_colours, write_scores
+from xmil.slides.panel import FORMATS, Picture
+from xmil.slides.picture import KINDS, Look, Scene, draw, only
+from xmil.slides.run import Run
+from xmil.slides.tables import write_table
+
+if TYPE_CHECKING:
+    pass
+
+EXPORTS = ("geojson", "scores", "colours", "csv", "parquet")
+SUFFIXES = {"geojson": "geojson", "scores": "scores.ome.tif", "colours": "colours.ome.tif"}
+EACH = ("overlay", "side", "patches", "map", "colours")  # one file for each explanation
+NEED_SLIDE = ("side", "patches")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to draw and how; `methods` and `targets` empty mean all."""
+
+    pictures: tuple[str, ...] = ("panel", "overlay", "patches")
+    formats: tuple[str, ...] = ("png",)
+    exports: tuple[str, ...] = ("geojson",)
+    methods: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    look: Look = field(default_factory=Look)
+    scales: Mapping[str, Scale] = field(default_factory=dict)  # by method; empty: each slide has its own
+    mpp: float | None = None
+    patch_size: int | None = None
+    frame: str = "bounds"
+    downsample: int | None = None
+
+    def __post_init__(self) -> None:
+        for kind, given, known in (
+            ("picture", self.pictures, KINDS),
+            ("format", self.formats, FORMATS),
+            ("export", self.exports, EXPORTS),
+            ("clip", (self.look.clip,), CLIPS),
+            ("tissue", (self.look.tissue,), TISSUES),
+            ("frame", (self.frame,), FRAMES),
+        ):
+            for name in given:
+                if name not in known:
+                    raise unknown_name(kind, name, known)
+        if not self.pictures and not self.exports:
+            raise InputError("There is nothing to draw; name pictures or exports.")
+
+    def style(self) -> dict[str, Any]:
+        """What decides how a file looks, apart from which files there are."""
+        names = ("look", "scales", "mpp", "patch_size", "frame", "downsample")
+        return {name: value for name, value in asdict(self).items() if name in names}
+
+    def select(self, explanations: Sequence[Explanation]) -> list[Explanation]:
+        """The explanations of the wished methods, in their order, and targets."""
+        for name in self.methods:
+            if name not in {e.method for e in explanations}:
+                raise unknown_name("method", name, {e.method for e in explanations})
+        chosen = [e for e in explanations if not self.targets or str(e.target) in self.targets]
+        chosen = [e for e in chosen if not self.methods or e.method in self.methods]
+        return sorted(chosen, key=lambda e: self.methods.index(e.method)) if self.methods else chosen
+
+
+@dataclass(frozen=True)
+class Job:
+    """One slide to draw: its explanations, and its file where there is one."""
+
+    slide_id: str
+    explanations: Path
+    slide: Path | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """Files written now and files that were current already."""
+
+    written: int = 0
+    kept: int = 0
+
+
+def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
+    """One scale for each method, over all slides and targets; files that cannot be read are passed over."""
+    held: dict[str, list[Explanation]] = {}
+    for path in run.files.values():
+        try:
+            chosen = order.select(read_explanations(path))
+        except XmilError:  # it is reported when its turn comes
+            continue
+        for e in chosen:
+            held.setdefault(e.method, []).append(replace(e, coords=None, raw_coords=None, relevance=None))
+    look = order.look
+    return {
+        method: pooled(
+            (e.scores for e in several),
+            signed=several[0].signed,
+            clip=look.clip,
+            percentile=look.percentile,
+            colours=look.colours.get(several[0].signed),
+        )
+        for method, several in held.items()
+    }
+
+
+def with_targets(run: Run, targets: Sequence[str]) -> Run:
+    """The slides for which one of the targets was explained; an error where there is none."""
+    if not targets:
+        return run
+    held = {name: _targets(path) for name, path in run.files.items()}
+    chosen = {name: run.files[name] for name, found in held.items() if not found or found & set(targets)}
+    known = set().union(*held.values())
+    for target in targets:
+        if target not in known:
+            raise unknown_name("target", target, known)
+    return replace(run, files=chosen)
+
+
+def _targets(path: Path) -> set[str]:
+    """What a file explains; empty where it cannot be read, which is reported when its turn comes."""
+    try:
+        return {str(Target(**about["target"])) for about in read_header(path)["columns"].values()}
+    except (XmilError, KeyError, TypeError):
+        return set()
+
+
+def make_drawer(
+    run: Run, order: Order, out: Path, *, restart: bool = False, slides: Path | None = None
+) -> Callable[[Job], Done]:
+    """The function that draws one slide; `slides` is the folder that must hold it."""
+
+    def drawer(job: Job) -> Done:
+        if slides is not None and job.slide is None:
+            raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
+        return draw_slide(job, run, order, out, restart=restart)
+
+    return drawer
+
+
+def draw_slide(job: Job, run: Run, order: Order, out: Path, *, restart: bool = False) -> Done:
+    """Draw what is not there yet, or is older than the explanations."""
+    from xmil.slides.open import open_slide
+
+    explanations = order.select(read_explanations(job.explanations))
+    if not explanations:
+        raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
+    changed = job.explanations.stat().st_mtime_ns
+    files = list(_files(job, explanations, order, out))
+    due = [file for file in files if restart or not _current(file.path, changed)]
+    if not due:
+        return Done(kept=len(files))
+    caption = run.caption(job.slide_id, explanations)
+    held: Any = nullcontext(None) if job.slide is None else open_slide(job.slide, order.mpp)
+    with held as slide:
+        scales = {e.column: order.scales[e.method] for e in explanations if e.method in order.scales}
+        scene = Scene.of(
+            [replace(e, bag=e.bag or job.slide_id) for e in explanations],
+            slide,
+            look=order.look,
+            caption=caption,
+            scales=scales,
+            mpp=order.mpp,
+            patch_size=order.patch_size,
+            seen=any(file.kind in KINDS for file in due),
+        )
+        for file in due:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            _write(file, scene, order)
+    return Done(len(due), len(files) - len(due))
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to write: its kind, its format, and which explanation it shows, None for all."""
+
+    kind: str
+    format: str
+    path: Path
+    column: str | None = None
+
+
+def _files(job: Job, explanations: Sequence[Explanation], order: Order, out: Path) -> Iterator[File]:
+    """Every file of a slide: `<kind>/<slide>[.<method>.<target>].<suffix>`."""
+    pictures = [kind for kind in order.pictures if job.slide is not None or kind not in NEED_SLIDE]
+    for kind in (*pictures, *order.exports):
+        suffixes = order.formats if kind in pictures and kind != "map" else (SUFFIXES.get(kind, kind),)
+        suffixes = ("png",) if kind == "map" else suffixes
+        for suffix in suffixes:
+            if kind in EACH:
+                for e in explanations:
+                    name = f"{job.slide_id}.{_safe(e.method)}.{_safe(str(e.target))}.{suffix}"
+                    yield File(kind, suffix, out / kind / name, e.column)
+            else:
+                yield File(kind, suffix, out / kind / f"{job.slide_id}.{suffix}")
+
+
+def _write(file: File, scene: Scene, order: Order) -> None:
+    shown = [e for e in scene.explanations if file.column in (None, e.column)]
+    if file.kind in KINDS:
+        picture = draw(file.kind, scene if file.column is None else only(scene, shown[0]))
+        if isinstance(picture, Picture):
+            picture.write(file.path, file.format)
+        else:
+            write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
+    else:
+        _export(file, scene, shown, order)
+
+
+def _export(file: File, scene: Scene, shown: Sequence[Explanation], order: Order) -> None:
+    frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
+    if file.kind == "geojson":
+        write_geojson(file.path, shown, origin=frame[:2], task=scene.caption.task)
+    elif file.kind in ("csv", "parquet"):
+        write_table(file.path, shown, kind=file.kind)
+    else:
+        pyramid = Pyramid.of(frame, downsample=order.downsample, mpp=scene.mpp)
+        if file.kind == "scores":
+            write_scores(file.path, shown, pyramid)
+        else:
+            write_colours(file.path, shown[0], scene.scales[shown[0].column], pyramid)
+
+
+def _current(path: Path, changed: int) -> bool:
+    return path.is_file() and path.stat().st_mtime_ns >= changed
+
+
+def _safe(name: str) -> str:
+    """A name without what file systems refuse.
+
+    >>> _safe("HPV+/-: yes")
+    'HPV+_-_ yes'
+    """
+    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name)

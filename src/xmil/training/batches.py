@@ -1,0 +1,118 @@
+"""Bags in batches: shuffled and drawn anew each epoch, or whole; each process takes its share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from xmil.core.errors import InputError
+from xmil.data.dataset import BagDataset, Draw, EpochSampler
+from xmil.training.targets import Rows
+
+Item = tuple[Tensor, int]  # features (n, d) and the row of the bag
+NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
+
+
+class Bags(Dataset[Item]):
+    """Features of a dataset's bags; values that are not finite are refused by file."""
+
+    def __init__(self, bags: BagDataset) -> None:
+        self.bags = bags
+        self._checked = bags.preloaded
+        if self._checked:
+            for row in range(len(bags)):
+                check_finite(bags, row, bags[row].features)
+
+    def __getitem__(self, which: Draw) -> Item:
+        features = self.bags[which].features
+        if not self._checked:
+            check_finite(self.bags, which[1], features)
+        return features, which[1]
+
+    def drawing(self, draw: int | None, *, seed: int) -> Bags:
+        """The same bags with another draw, not checked again."""
+        other = Bags.__new__(Bags)
+        other.bags, other._checked = self.bags.drawing(draw, seed=seed), self._checked
+        return other
+
+
+class Batches(Sampler[list[Draw]]):
+    """The batches of one epoch; a process takes every `world`-th bag of each, or stands in with the first."""
+
+    def __init__(
+        self, rows: Rows, batch: int, *, seed: int, shuffle: bool, rank: int = 0, world: int = 1
+    ) -> None:
+        self.rows, self.batch, self.rank, self.world = rows, batch, rank, world
+        self._order = EpochSampler(len(rows), seed=seed, shuffle=shuffle)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        self._order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.batch)
+
+    def whole(self) -> list[list[int]]:
+        """The rows of each batch over all processes."""
+        order = [int(self.rows[place]) for _, place in self._order]
+        return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for batch in self.whole():
+            own = batch[self.rank :: self.world] or batch[:1]
+            yield [(self._order.epoch, row) for row in own]
+
+
+class EqualSizes(Sampler[list[Draw]]):
+    """Whole bags: those of one size together as far as memory allows, the others alone."""
+
+    def __init__(self, rows: Rows, bags: BagDataset, *, rank: int = 0, world: int = 1) -> None:
+        by_size: dict[int, list[int]] = {}
+        for row in rows.tolist():
+            by_size.setdefault(len(bags.headers[row]), []).append(row)
+        self._batches: list[list[Draw]] = []
+        for n, members in by_size.items():
+            step = max(1, NUMBERS // max(1, n * bags.dim))
+            self._batches += [
+                [(0, row) for row in members[i : i + step]] for i in range(0, len(members), step)
+            ]
+        self._batches = self._batches[rank::world]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        return iter(self._batches)
+
+
+def make_loader(bags: Bags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False) -> Any:
+    """A loader of lists of items; bags in memory need no worker processes."""
+    workers = 0 if bags.bags.preloaded else workers
+    return DataLoader(
+        bags,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=list,
+        persistent_workers=workers > 0,
+        pin_memory=pin,
+        generator=torch.Generator(),  # of its own: the loader's seed must not move the model's dropout
+    )
+
+
+def padded(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Bags as one tensor (b, n, d) with a mask (b, n) where their sizes differ."""
+    lengths = torch.tensor([len(x) for x in features])
+    if len(lengths.unique()) == 1:
+        return torch.stack(list(features)), None
+    x = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)
+    return x, torch.arange(x.shape[1])[None, :] < lengths[:, None]
+
+
+def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:
+    """Refuse a bag that holds NaN or infinity."""
+    if not bool(torch.isfinite(features).all()):
+        raise InputError(f"{bags.headers[row].path}: holds features that are not finite; extract them again.")

@@ -1,0 +1,322 @@
+"""The settings of a training run: sections of a TOML file, checked, with unknown keys refused by name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.training.toml import parse_value
+
+Task = Literal["classification", "multilabel", "regression", "survival", "cox"]
+Whole = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+MONITORS = {
+    "classification": ("auc", "loss", "accuracy", "balanced_accuracy"),
+    "multilabel": ("auc", "loss", "accuracy"),
+    "regression": ("loss", "mae", "r2", "spearman"),
+    "survival": ("c_index", "loss"),
+    "cox": ("c_index", "loss"),
+}
+FALLING = ("loss", "mae")  # measures that are better when lower
+
+
+class Section(BaseModel):
+    """A table of the file; keys it does not know are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """Where bags and targets come from, and who is held out.
+
+    Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
+    says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
+    fold after the test fold, "shared" the test fold itself, as the paper does for HPV.
+    """
+
+    features: str | list[str] = "features"
+    cohort: str = "cohort.csv"
+    metadata: list[str] = []
+    label: str = "label"
+    labels: list[str] = []
+    class_names: list[str] = []
+    value: str = "value"
+    time: str = "time"
+    event: str = "event"
+    by: Literal["slide", "case"] = "slide"
+    split: str = "split"
+    train: list[str] = ["train"]
+    validation: list[str] = ["val", "validation"]
+    test: list[str] = ["test"]
+    folds: Annotated[int, Field(ge=2)] | None = None
+    fold_column: str | None = None
+    fold_seed: int = 0
+    scheme: Literal["inner", "next", "shared"] = "inner"
+    validation_share: Share = 0.2
+    instances: Annotated[int, Field(ge=0)] = 2048  # drawn from each bag in training; 0 takes all
+    max_instances: Whole | None = None
+    exclude_above: Whole | None = None
+    missing: Literal["refuse", "skip"] = "refuse"
+
+
+class Model(Section):
+    """The model's name; every other key is one of its own parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "attnmil"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The model's own parameters."""
+        return dict(self.model_extra or {})
+
+
+class Loss(Section):
+    """What is minimised: cross entropy, squared error and the like by task."""
+
+    name: Literal["auto", "mse", "mae", "huber"] = "auto"
+    class_weights: Literal["none", "balanced"] | list[NonNegative] = "none"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    bins: Annotated[int, Field(ge=2)] = 4
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
+    reference: float | None = None
+
+
+class Optim(Section):
+    """The optimiser, its learning rate over the epochs, and the clip of the gradient's norm."""
+
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NonNegative = 0.0
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    warmup_epochs: Annotated[int, Field(ge=0)] = 0
+    step_epochs: Whole = 30
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    min_lr: NonNegative = 0.0
+    clip: Annotated[float, Field(gt=0)] | None = None
+
+
+class Train(Section):
+    """How long, in what batches, what chooses the best epoch, and on what machine.
+
+    The first `warmup` epochs never count as best; `patience` epochs without a better one end the training.
+    """
+
+    epochs: Whole = 100
+    batch: Whole = 1
+    patience: Whole | None = None
+    warmup: Annotated[int, Field(ge=0)] = 0
+    monitor: str = "auto"
+    shuffle: bool = True
+    seed: int = 0
+    repeats: Whole = 1
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    deterministic: bool = False
+    device: str = "auto"
+    devices: Whole = 1
+    nodes: Whole = 1
+    workers: Annotated[int, Field(ge=0)] = 0
+    preload_gb: NonNegative | None = None
+    tensorboard: bool = True
+
+
+# Where a run happens, not what it computes: may differ when a run goes on.
+MACHINE = ("device", "devices", "nodes", "workers", "preload_gb", "tensorboard")
+
+
+class Config(Section):
+    """A whole training run.
+
+    `grid` maps keys such as "optim.lr" to lists of values; a key of your own choice maps to a list of tables,
+    whose settings change together.
+    """
+
+    task: Task = "classification"
+    out: str = "train-out"
+    data: Data = Data()
+    model: Model = Model()
+    loss: Loss = Loss()
+    optim: Optim = Optim()
+    train: Train = Train()
+    grid: dict[str, list[Any]] = {}
+
+    @property
+    def monitor(self) -> str:
+        """The measure that chooses the best epoch."""
+        return MONITORS[self.task][0] if self.train.monitor == "auto" else self.train.monitor
+
+    @property
+    def falling(self) -> bool:
+        """Whether the monitored measure is better when lower."""
+        return self.monitor in FALLING
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        if self.monitor not in MONITORS[self.task]:
+            raise ValueError(
+                f"train.monitor must be one of {', '.join(MONITORS[self.task])} for {self.task}. "
+                f"Got {self.monitor!r} instead."
+            )
+        if self.data.folds is not None and self.data.fold_column is not None:
+            raise ValueError("data.folds and data.fold_column exclude each other; leave one out")
+        if self.task == "multilabel" and len(self.data.labels) < 2:
+            raise ValueError("a multilabel task needs data.labels, two or more columns of 0 and 1")
+        if self.task == "cox" and self.train.batch < 2:
+            raise ValueError("Cox compares the bags of a batch; set train.batch to 8 or more")
+        if self.train.warmup >= self.train.epochs:
+            raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
+        for name, values in self.grid.items():
+            if not values:
+                raise ValueError(f"grid.{name} has no values; list some or leave the key out")
+        return self
+
+
+def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
+    """The settings of a TOML file, with `section.key=value` changes on top."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: not a valid TOML file ({error}).") from None
+    for change in changes:
+        content = changed(content, *_parted(change))
+    return make_config(content, source=str(path))
+
+
+def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Config:
+    """Checked settings; the first fault is told in one line."""
+    _check_names(content, source)
+    try:
+        config = Config.model_validate(dict(content))
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_fault(error)}") from None
+    _check_grid(config, source)
+    return config
+
+
+def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The same settings with one of them replaced: key is 'section.name', or a name of the top.
+
+    >>> changed({"train": {"seed": 0}}, "train.seed", 3)
+    {'train': {'seed': 3}}
+    """
+    section, _, name = key.partition(".")
+    if not name:
+        return {**content, section: value}
+    inner = content.get(section, {})
+    return {**content, section: {**(inner if isinstance(inner, Mapping) else {}), name.strip('"'): value}}
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The settings as nested dictionaries; what is None is left out, as TOML has no word for it."""
+    settings: dict[str, Any] = _without_none(config.model_dump())
+    return settings
+
+
+def grid_points(config: Config) -> list[dict[str, Any]]:
+    """Every combination of the grid's values, as {key: value}; one empty point without a grid.
+
+    >>> grid_points(make_config({"grid": {"optim.lr": [0.1, 0.2]}}))
+    [{'optim.lr': 0.1}, {'optim.lr': 0.2}]
+    """
+    points: list[dict[str, Any]] = [{}]
+    for name, values in config.grid.items():
+        options = [value if isinstance(value, Mapping) else {name: value} for value in values]
+        points = [{**point, **option} for point in points for option in options]
+    return points
+
+
+def at_point(config: Config, point: Mapping[str, Any]) -> Config:
+    """The settings at one point of the grid."""
+    content: dict[str, Any] = {**plain(config), "grid": {}}
+    for key, value in point.items():
+        content = changed(content, key, value)
+    return make_config(content, source="The grid")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What two settings disagree on, as 'key: old, now new'; where a run happens does not count."""
+    before, now = _flat(old), _flat(new)
+    ignored = {"out", *(f"train.{name}" for name in MACHINE)}
+    keys = [key for key in dict.fromkeys([*before, *now]) if key not in ignored]
+    return [
+        f"{key} was {before.get(key, 'not set')}, now {now.get(key, 'not set')}"
+        for key in keys
+        if before.get(key) != now.get(key)
+    ]
+
+
+def _parted(change: str) -> tuple[str, Any]:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set must read like train.epochs=50. Got {change!r} instead.")
+    return key.strip(), parse_value(text.strip())
+
+
+def _check_names(content: Mapping[str, Any], source: str) -> None:
+    """Unknown sections and keys, with the nearest name."""
+    try:
+        for name, inner in content.items():
+            if name not in Config.model_fields:
+                raise unknown_name("section or key", name, Config.model_fields)
+            section = Config.model_fields[name].annotation
+            if isinstance(section, type) and issubclass(section, Section) and section is not Model:
+                for key in inner if isinstance(inner, Mapping) else ():
+                    if key not in section.model_fields:
+                        raise unknown_name(f"key of [{name}]", key, section.model_fields)
+        _check_model(content.get("model", {}))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def _check_model(section: Any) -> None:
+    from xmil.models.registry import MODELS, model_parameters
+
+    if not isinstance(section, Mapping):
+        return
+    known = model_parameters(MODELS[section.get("name", "attnmil")])
+    for key in section:
+        if key != "name" and key not in known:
+            raise unknown_name("key of [model]", key, ["name", *known])
+
+
+def _check_grid(config: Config, source: str) -> None:
+    for point in grid_points(config):
+        for key in point:
+            section, _, name = key.partition(".")
+            if section not in ("model", "loss", "optim", "train") or not name:
+                raise InputError(f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'.")
+        if point:
+            at_point(config, point)
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    told = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {told}. Got {fault['input']!r} instead." if where else f"{told.rstrip('.')}."
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        flat.update(_flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
+    return flat

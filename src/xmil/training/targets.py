@@ -1,0 +1,161 @@
+"""Targets by task: class indices, several labels, a value, or a time with its event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import InputError
+from xmil.data import Cohort
+from xmil.training.config import Config
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """One row of numbers for each bag: a class index, 0 or 1 for each label, a value, or (time, event)."""
+
+    task: str
+    values: Floats
+    class_names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: Sequence[int]) -> Targets:
+        """The targets of some bags."""
+        return replace(self, values=self.values[list(rows)])
+
+    @property
+    def strata(self) -> list[str]:
+        """What folds spread evenly: the class, the labels together, or whether the event was seen."""
+        if self.task == "regression":
+            return [""] * len(self)
+        columns = self.values[:, 1:] if self.task in ("survival", "cox") else self.values
+        return ["/".join(f"{value:g}" for value in row) for row in columns]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a model of one fold learns: how many outputs, and what the training bags alone decide.
+
+    `truth` are the targets as they are, `values` what the loss takes: time bins for discrete hazards.
+    """
+
+    task: str
+    outputs: int
+    class_names: tuple[str, ...] | None
+    truth: Floats
+    values: Floats
+    reference: float | None = None
+    time_bins: tuple[float, ...] | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The part of a model's spec that the targets decide."""
+        known = {"task": self.task, "class_names": self.class_names}
+        own = {"reference": self.reference, "time_bins": self.time_bins}
+        return {**known, **{key: value for key, value in own.items() if value is not None}}
+
+
+def read_targets(cohort: Cohort, config: Config) -> Targets:
+    """The targets of a cohort's bags for a task."""
+    data = config.data
+    if config.task == "classification":
+        return _classes(cohort, data.label, tuple(data.class_names))
+    if config.task == "multilabel":
+        columns = [_binary(cohort, name) for name in data.labels]
+        names = tuple(data.class_names or data.labels)
+        _check_names(names, len(columns))
+        return Targets(config.task, np.stack(columns, axis=1), names)
+    if config.task == "regression":
+        values = _finite(cohort.numbers(data.value), data.value)
+        return Targets(config.task, values[:, None], (data.value,))
+    times, events = cohort.survival(data.time, data.event)
+    return Targets(config.task, np.stack([_finite(times, data.time), events.astype(float)], axis=1))
+
+
+def make_goal(targets: Targets, train: Rows, config: Config) -> Goal:
+    """What the training bags of a fold ask of a model; refused where they cannot teach it."""
+    known = targets.values[train]
+    if targets.task in ("classification", "multilabel"):
+        return _class_goal(targets, known)
+    if targets.task == "regression":
+        given = config.loss.reference
+        reference = float(known.mean()) if given is None else given
+        return Goal(targets.task, 1, targets.class_names, targets.values, targets.values, reference=reference)
+    if not known[:, 1].any():
+        raise InputError("No training bag has an event; survival cannot be learnt from censored bags alone.")
+    if targets.task == "cox":
+        return Goal(targets.task, 1, None, targets.values, targets.values)
+    edges = time_bins(known, config.loss.bins)
+    place = np.searchsorted(edges, targets.values[:, 0], side="right")
+    binned = np.stack([place, targets.values[:, 1]], axis=1).astype(float)
+    return Goal(targets.task, len(edges) + 1, None, targets.values, binned, time_bins=tuple(edges))
+
+
+def time_bins(known: Floats, bins: int) -> list[float]:
+    """Inner edges of time bins: quantiles of the times at which events were seen.
+
+    >>> time_bins(np.array([[1.0, 1], [2, 1], [3, 1], [4, 1], [9, 0]]), 4)
+    [1.75, 2.5, 3.25]
+    """
+    seen = known[known[:, 1] > 0, 0]
+    edges = np.unique(np.quantile(seen, np.arange(1, bins) / bins))
+    if len(edges) < bins - 1:
+        raise InputError(
+            f"The training bags have too few different event times for {bins} bins; set loss.bins lower."
+        )
+    return [float(edge) for edge in edges]
+
+
+def _class_goal(targets: Targets, known: Floats) -> Goal:
+    names = targets.class_names or ()
+    for c, name in enumerate(names):
+        hits = known[:, 0] == c if targets.task == "classification" else known[:, c] == 1
+        if not hits.any():
+            raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
+        if targets.task == "multilabel" and hits.all():
+            raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
+    return Goal(targets.task, len(names), targets.class_names, targets.values, targets.values)
+
+
+def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
+    """Class indices: by the given names where the labels are among them, else as numbers or by alphabet."""
+    found, cells = cohort.classes(column), cohort.column(column)
+    if len(set(cells)) < 2:
+        raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
+    if names and set(map(str, cells)) <= set(names):
+        index = np.array([names.index(str(cell)) for cell in cells], dtype=float)
+        return Targets("classification", index[:, None], names)
+    if names:
+        if found != [str(i) for i in range(len(found))]:
+            unknown = sorted(set(map(str, cells)) - set(names))
+            raise InputError(f"data.class_names does not hold the label {unknown[0]!r} of column {column!r}.")
+        _check_names(names, len(found))
+    labels = cohort.labels(column).astype(float)
+    return Targets("classification", labels[:, None], names or tuple(found))
+
+
+def _check_names(names: tuple[str, ...], classes: int) -> None:
+    if len(names) != classes:
+        raise InputError(f"data.class_names has {len(names)} names for {classes} classes; give one for each.")
+
+
+def _binary(cohort: Cohort, column: str) -> Floats:
+    values = cohort.numbers(column)
+    if not np.isin(values, (0, 1)).all():
+        raise InputError(f"The column {column!r} must hold 0 or 1 for every slide; see data.labels.")
+    return values
+
+
+def _finite(values: Floats, column: str) -> Floats:
+    if not np.isfinite(values).all():
+        raise InputError(f"The column {column!r} must hold finite numbers.")
+    return values

@@ -1,0 +1,240 @@
+"""`xmil heatmap` from run folder to files: failures, resuming, styles, workers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffile, write_tiff
+from xmil.cli._app import run as xmil_run
+from xmil.core.storage import write_explanations
+from xmil.core.target import Target
+from xmil.slides.geojson import read_geojson
+from xmil.slides.run import open_run
+
+XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
+NAMES = ("HPV-", "HPV+")
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A run with three slides: one whole, one whose slide is broken, one without a slide; and the slides."""
+    run, slides = tmp_path / "run", tmp_path / "wsi"
+    (run / "slides").mkdir(parents=True)
+    slides.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        several = [
+            explanation(XY, EDGE, scores=rng.normal(size=len(XY)), bag=name),
+            explanation(
+                XY, EDGE, scores=rng.uniform(size=len(XY)), method="attention", signed=False, bag=name
+            ),
+        ]
+        write_explanations(several, run / "slides" / f"{name}.parquet")
+    write_tiff(slides / "a.tif", (600, 480), boxes_of(XY, EDGE), mpp=0.5, steps=(2,))
+    (slides / "b.svs").write_text("not a slide")
+    (run / "run.json").write_text(json.dumps({"task": "classification", "class_names": NAMES}))
+    rows = [
+        ["slide_id", "label", "predicted", "correct", "p:HPV-", "p:HPV+"],
+        ["a", "1", "0", "False", "0.71", "0.29"],
+    ]
+    (run / "slides.csv").write_text("\n".join(",".join(row) for row in rows) + "\n")
+    return tmp_path
+
+
+def heat(place: Path, *more: str, run: str = "run") -> int:
+    return xmil_run(["heatmap", str(place / run), "--size", "200", "--top", "2", *more])
+
+
+def test_a_run(place, capsys):
+    code = heat(
+        place, "--slides", str(place / "wsi"), "--exports", "geojson,scores,colours,csv,parquet",
+        "--pictures", "panel,overlay,side,patches,map", "--formats", "png,svg",
+    )  # fmt: skip
+    told = capsys.readouterr().out
+    assert code == 1
+    assert "b: failed:" in told
+    assert "b.svs" in told
+    assert "c: failed:" in told
+    assert "no slide named 'c'" in told
+    out = place / "run" / "heatmaps"
+    with (out / "failures.csv").open() as handle:
+        assert [row["slide_id"] for row in csv.DictReader(handle)] == ["b", "c"]
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert found == {
+        "failures.csv", "style.json", "panel/a.png", "panel/a.svg", "geojson/a.geojson", "csv/a.csv",
+        "parquet/a.parquet", "scores/a.scores.ome.tif",
+        *(f"colours/a.{m}.HPV+.colours.ome.tif" for m in ("lrp", "attention")),
+        *(f"map/a.{m}.HPV+.png" for m in ("lrp", "attention")),
+        *(
+            f"{kind}/a.{m}.HPV+.{s}"
+            for kind in ("overlay", "side", "patches")
+            for m in ("lrp", "attention")
+            for s in ("png", "svg")
+        ),
+    }  # fmt: skip
+    np.testing.assert_array_equal(read_geojson(out / "geojson/a.geojson").boxes, boxes_of(XY, EDGE))
+    table = pq.read_table(out / "parquet/a.parquet")
+    assert table.column_names == ["x0", "y0", "x1", "y1", "lrp:HPV+", "attention:HPV+"]
+    with (out / "csv/a.csv").open() as handle:
+        rows = list(csv.DictReader(handle))
+    np.testing.assert_allclose(
+        [float(row["lrp:HPV+"]) for row in rows], table["lrp:HPV+"].to_numpy(), rtol=1e-6
+    )
+    with openslide.OpenSlide(out / "colours/a.lrp.HPV+.colours.ome.tif") as slide:
+        assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(0.5)
+    assert tifffile.imread(out / "scores/a.scores.ome.tif").shape == (2, 480, 600)
+    assert "label HPV+" in open_run(place / "run").caption("a", []).facts()
+    assert open_run(place / "run").caption("a", []).facts().endswith("predicted HPV- (p = 0.71), wrong")
+
+
+def test_without_slides(place, capsys):
+    assert heat(place, "--exports", "geojson,scores") == 0
+    out = place / "run" / "heatmaps"
+    assert (out / "panel" / "b.png").is_file()
+    assert not (out / "patches").exists()  # they are cut from slides
+    assert tifffile.imread(out / "scores/c.scores.ome.tif").shape[-2:] == (330, 440)
+    assert "3 slides" in capsys.readouterr().out
+
+
+def test_resume_restart_and_style(place, capsys):
+    panel = place / "run/heatmaps/panel/a.png"
+    assert heat(place) == 0
+    first = panel.stat().st_mtime_ns
+    (place / "run/heatmaps/panel/b.png").unlink()
+    capsys.readouterr()
+    assert heat(place) == 0
+    assert "1 files written" in capsys.readouterr().out
+    assert panel.stat().st_mtime_ns == first
+    assert heat(place, "--alpha", "0.9") == 2
+    assert "another style" in capsys.readouterr().err
+    assert heat(place, "--alpha", "0.9", "--restart") == 0
+    assert panel.stat().st_mtime_ns > first
+
+
+def test_new_explanations_are_drawn_again(place):
+    assert heat(place) == 0
+    panel = place / "run/heatmaps/panel/a.png"
+    before = panel.read_bytes()
+    path = place / "run/slides/a.parquet"
+    write_explanations([explanation(XY, EDGE, bag="a")], path)
+    assert heat(place) == 0
+    assert panel.read_bytes() != before
+
+
+def test_one_scale_for_the_cohort(place):
+    big = explanation(XY, EDGE, scores=np.linspace(-50, 50, len(XY)), bag="b")
+    write_explanations([big], place / "run/slides/b.parquet")
+    (place / "run/slides/c.parquet").unlink()
+    common = ["--pictures", "map", "--exports", "none", "--methods", "lrp", "--clip", "none"]
+    assert heat(place, *common, "--out", str(place / "own")) == 0
+    assert heat(place, *common, "--out", str(place / "all"), "--scale", "cohort") == 0
+    strength = {}
+    for which in ("own", "all"):
+        pixels = np.asarray(_image(place / which / "map" / "a.lrp.HPV+.png")).astype(int)
+        strength[which] = np.abs(pixels[..., 0] - pixels[..., 2]).max()
+    assert strength["own"] > 120
+    assert strength["all"] < 60
+
+
+def _image(path):
+    from PIL import Image
+
+    return Image.open(path)
+
+
+def test_one_explanation_file(place):
+    out = place / "one"
+    assert heat(place, "--out", str(out), run="run/slides/a.parquet") == 0
+    assert (out / "panel" / "a.png").is_file()
+    assert heat(place, run="run/slides/a.parquet") == 0
+    assert (place / "run/heatmaps/panel/a.png").is_file()
+
+
+def test_two_workers_draw_the_same(place):
+    for workers in ("1", "2"):
+        assert heat(place, "--out", str(place / workers), "--workers", workers, "--exports", "none") == 0
+    for path in (place / "1").rglob("*.png"):
+        assert path.read_bytes() == (place / "2" / path.relative_to(place / "1")).read_bytes()
+
+
+def test_choosing(place, capsys):
+    held = explanation(XY, EDGE, bag="c")
+    other = replace(held, target=Target(0, name="HPV-"))
+    write_explanations([held, other], place / "run/slides/c.parquet")
+    common = ["--pictures", "overlay", "--exports", "none"]
+    assert heat(place, *common, "--names", "a", "--methods", "attention") == 0
+    assert [p.name for p in (place / "run/heatmaps/overlay").iterdir()] == ["a.attention.HPV+.png"]
+    assert heat(place, *common, "--out", str(place / "neg"), "--target", "HPV-") == 0
+    assert [p.name for p in (place / "neg/overlay").iterdir()] == ["c.lrp.HPV-.png"]
+    assert heat(place, "--names", "z") == 2
+    assert heat(place, "--target", "HPV") == 2
+    assert "Did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--clip", "box"], "Unknown clip"),
+        (["--scale", "all"], "--scale must be"),
+        (["--alpha", "2"], "--alpha must be"),
+        (["--size", "0"], "--size must be"),
+        (["--region", "1,2,3"], "--region must be"),
+        (["--pictures", "poster"], "Unknown picture"),
+        (["--formats", "bmp"], "Unknown format"),
+        (["--exports", "xml"], "Unknown export"),
+        (["--pictures", "none", "--exports", "none"], "nothing to draw"),
+        (["--frame", "x"], "Unknown frame"),
+        (["--slides", "/nowhere"], "no such folder"),
+        (["--methods", "nope"], "No slide could be drawn"),
+    ],
+)
+def test_bad_arguments(place, capsys, options, words):
+    assert heat(place, *options) == 2
+    told = capsys.readouterr()
+    assert words in told.err
+    assert len(told.err.strip().splitlines()[-1:]) == 1
+
+
+def test_no_run(tmp_path, capsys):
+    assert xmil_run(["heatmap", str(tmp_path)]) == 2
+    assert "no explanations here" in capsys.readouterr().err
+    assert xmil_run(["heatmap", str(tmp_path / "none")]) == 2
+
+
+def test_a_damaged_file_does_not_stop_the_rest(place, capsys):
+    (place / "run/slides/b.parquet").write_bytes(b"PAR1 nonsense")
+    assert heat(place, "--scale", "cohort", "--exports", "none", "--target", "HPV+") == 1
+    assert "b.parquet: not a readable Parquet file" in capsys.readouterr().out
+
+
+def test_patches_that_wait_for_the_slide(place):
+    """Microns are placed by the slide's mpp; without it the line says what is missing."""
+    um = XY * 0.5
+    e = explanation(None, None, raw_coords=um.astype(float), unit="um", raw_edge=50.0, bag="a")
+    for name in "bc":
+        (place / f"run/slides/{name}.parquet").unlink()
+    write_explanations([e], place / "run/slides/a.parquet")
+    assert heat(place) == 2
+    assert heat(place, "--slides", str(place / "wsi"), "--pictures", "overlay") == 0
+    np.testing.assert_array_equal(
+        read_geojson(place / "run/heatmaps/geojson/a.geojson").boxes, boxes_of(XY, EDGE)
+    )
+
+
+def test_drawing_needs_no_torch(place):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, xmil, xmil.slides.drawing; from xmil.core.storage import read_explanations;"
+        f"xmil.heatmap(read_explanations({str(place / 'run/slides/a.parquet')!r}), size=100);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
