@@ -21,12 +21,15 @@ export class Controls {
   private readonly counted = el("p", { class: "muted small" });
   private readonly signs = el("div", { class: "segments", role: "group", ariaLabel: "Signs shown" });
   private readonly fade = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ fade: this.fade.checked }) });
+  private readonly whisker: HTMLButtonElement;
+  private readonly palette: HTMLSelectElement;
   private waiting = 0;
 
   constructor(private readonly view: SlideView) {
-    const whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
-    this.clip.row.append(whisker);
+    this.whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
+    this.clip.row.append(this.whisker);
     const palettes = PALETTES.map((palette) => ({ value: palette.id, text: palette.name }));
+    this.palette = select("Colours", palettes, view.display.palette, (v) => view.setDisplay({ palette: v }), { name: "palette" });
     put(
       this.element,
       el("section", { class: "block" }, el("h3", {}, "Distribution of scores"), this.chart, this.axis, this.threshold.element, this.clip.element, this.counted),
@@ -36,7 +39,7 @@ export class Controls {
         el("h3", {}, "Appearance"),
         this.signs,
         this.opacity.element,
-        el("label", { class: "row" }, "Colours", select("Colours", palettes, view.display.palette, (v) => view.setDisplay({ palette: v }), { name: "palette" })),
+        el("label", { class: "row" }, "Colours", this.palette),
         el("label", { class: "row check" }, this.fade, "Fade weak evidence"),
       ),
       this.gallery,
@@ -49,11 +52,13 @@ export class Controls {
     if (!evidence) return;
     const { display } = this.view;
     const limit = limitOf(evidence, display);
-    const low = evidence.signed ? 0 : evidence.smallest;
-    this.threshold.set(display.threshold, display.threshold === 0 ? "0" : shown(low + display.threshold * (limit - low)));
-    this.clip.set(limit / evidence.largest, `${shown(limit)}${display.clip === null ? " (whisker)" : ""}`);
+    const low = evidence.smallest;
+    this.threshold.set(display.threshold, display.threshold === 0 ? "–" : shown(low + display.threshold * (limit - low)));
+    this.clip.set((limit - low) / (evidence.largest - low), shown(limit));
     this.opacity.set(display.opacity, `${Math.round(100 * display.opacity)} %`);
+    this.whisker.ariaPressed = String(display.clip === null);
     this.fade.checked = display.fade;
+    PALETTES.forEach((palette, i) => (this.palette.options[i].textContent = evidence.signed ? palette.name : palette.sequential));
     this.drawSigns(evidence, display);
     this.drawChart(evidence, display, limit);
   }
@@ -69,7 +74,8 @@ export class Controls {
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {
-    const names = { both: "Both", positive: "For only", negative: "Against only" } as const;
+    const valued = evidence.scores.set.probabilities === null;
+    const names = { both: "Both", positive: valued ? "Raising" : "For only", negative: valued ? "Lowering" : "Against only" };
     const buttons = (Object.keys(names) as Display["sign"][]).map((sign) =>
       button(names[sign], () => this.view.setDisplay({ sign }), { ariaPressed: String(display.sign === sign), data: { sign } }),
     );
@@ -87,7 +93,7 @@ export class Controls {
     const colours = table(display.palette, signed);
     const at = (value: number) => ((value - low) / (high - low || 1)) * width;
     context.clearRect(0, 0, width, height);
-    const base = signed ? 0 : smallest;
+    const base = smallest;
     const least = display.threshold * (limit - base);
     counts.forEach((count, bin) => {
       if (!count) return;

@@ -11,15 +11,12 @@ export interface Choice {
 }
 
 /** One score for each instance as a pane shows it. */
-export interface Evidence {
+export interface Evidence extends Extent {
   choice: Choice;
   scores: Scores;
   values: Float32Array;
   signed: boolean;
   column: Column;
-  largest: number;
-  smallest: number;
-  whisker: number;
 }
 
 export function methodsOf(scores: Scores): string[] {
@@ -58,18 +55,32 @@ function difference(a: Float32Array, b: Float32Array): Float32Array {
   return result;
 }
 
-/** The largest score by size, the smallest, and the box plot's whisker (1.5 IQR) where colours saturate. */
-function scaleOf(values: Float32Array, signed: boolean): { largest: number; smallest: number; whisker: number } {
+interface Extent {
+  /** The score farthest from where the colours start. */
+  largest: number;
+  /** Where the colours start: zero for signed scores, else the lower whisker. */
+  smallest: number;
+  /** Where colours saturate by default: the last score within 1.5 IQR of the quartiles, as a box plot draws. */
+  whisker: number;
+}
+
+function scaleOf(values: Float32Array, signed: boolean): Extent {
   const sorted = Float32Array.from(values.filter(Number.isFinite)).sort();
   if (!sorted.length) return { largest: 1, smallest: 0, whisker: 1 };
+  const [first, last] = [sorted[0], sorted[sorted.length - 1]];
+  let [low, high] = whiskers(sorted);
+  if (!(low < high)) [low, high] = [first, last];
+  if (!signed) return { largest: last > low ? last : low + 1, smallest: low, whisker: high > low ? high : low + 1 };
+  const largest = Math.max(Math.abs(first), Math.abs(last)) || 1;
+  return { largest, smallest: 0, whisker: Math.max(Math.abs(low), Math.abs(high)) || largest };
+}
+
+function whiskers(sorted: Float32Array): [number, number] {
   const [q1, q3] = [quantile(sorted, 0.25), quantile(sorted, 0.75)];
   const reach = 1.5 * (q3 - q1);
   const low = sorted[lowerBound(sorted, q1 - reach)];
   const high = sorted[Math.max(0, upperBound(sorted, q3 + reach) - 1)];
-  const smallest = signed ? 0 : Math.min(0, sorted[0]);
-  const largest = Math.max(Math.abs(sorted[0]), Math.abs(sorted[sorted.length - 1])) || 1;
-  const whisker = signed ? Math.max(Math.abs(low), Math.abs(high)) : high;
-  return { largest, smallest, whisker: reach > 0 && whisker > 0 ? whisker : largest };
+  return [Math.min(low, q1), Math.max(high, q3)];
 }
 
 export function quantile(sorted: Float32Array, q: number): number {

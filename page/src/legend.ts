@@ -10,7 +10,9 @@ import type { Display } from "./settings";
 export function ends(evidence: Evidence): [string, string] {
   const { choice, signed } = evidence;
   if (choice.against !== null) return [`for ${choice.against}`, `for ${choice.target}`];
-  return signed ? [`against ${choice.target}`, `for ${choice.target}`] : ["low", "high"];
+  if (!signed) return ["low", "high"];
+  const valued = evidence.scores.set.probabilities === null; // no classes: a value or a risk
+  return valued ? [`lowers ${choice.target}`, `raises ${choice.target}`] : [`against ${choice.target}`, `for ${choice.target}`];
 }
 
 /** Numbers at the start, middle and end of the bar. */
@@ -24,7 +26,7 @@ export function colourBar(evidence: Evidence, display: Display, limit: number): 
   const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * 255) / 16)).join(", ");
   const [from, to] = ends(evidence);
   const numbers = ticks(evidence, limit).map((value, i) => {
-    const beyond = evidence.largest > limit * 1.001;
+    const beyond = evidence.largest > limit + 1e-3 * Math.abs(limit);
     const sign = beyond && i === 2 ? "≥ " : beyond && evidence.signed && i === 0 ? "≤ " : "";
     return el("span", {}, sign + shown(value));
   });

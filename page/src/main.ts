@@ -44,7 +44,7 @@ function drawBar(): void {
   const dark = isDark();
   put(
     bar,
-    el("a", { href: "#/", class: "brand", title: "All slides" }, "xmil"),
+    el("a", { href: "#/", class: "brand", title: run ? `All slides · xmil ${run.version}` : "xmil" }, "xmil"),
     el("span", { class: "run-name" }, run?.name ?? ""),
     view && el("a", { href: "#/", class: "back" }, "All slides"),
     el("span", { class: "space" }),
@@ -74,6 +74,7 @@ async function route(): Promise<void> {
 async function openSlide(of: Run, key: number): Promise<void> {
   const opened = new SlideView(of, key, say);
   view = opened;
+  drawBar();
   put(content, opened.element);
   try {
     await opened.load();

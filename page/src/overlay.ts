@@ -100,18 +100,19 @@ function gcd(a: number, b: number): number {
 
 /** Where the colours saturate. */
 export function limitOf(evidence: Evidence, display: Display): number {
-  return display.clip === null ? evidence.whisker : Math.max(display.clip, 1e-3) * evidence.largest;
+  const { smallest, largest, whisker } = evidence;
+  return display.clip === null ? whisker : smallest + Math.max(display.clip, 1e-3) * (largest - smallest);
 }
 
 /** The palette's entry of each score, or -1 where it is not drawn. */
 export function indices(evidence: Evidence, display: Display): Int16Array {
   const { values, signed, smallest } = evidence;
   const limit = limitOf(evidence, display);
-  const span = limit - (signed ? 0 : smallest) || 1;
+  const span = limit - smallest || 1;
   const least = display.threshold * span;
   const result = new Int16Array(values.length);
   for (let i = 0; i < values.length; i++) {
-    const value = signed ? values[i] : values[i] - smallest;
+    const value = signed ? values[i] : Math.max(0, values[i] - smallest); // NaN stays NaN and is not drawn
     const size = Math.abs(value);
     const out = !(size >= least) || (signed && ((display.sign === "positive" && value <= 0) || (display.sign === "negative" && value >= 0)));
     const share = Math.max(-1, Math.min(1, value / span));

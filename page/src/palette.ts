@@ -5,6 +5,7 @@ export type Rgb = [number, number, number];
 export interface Palette {
   id: string;
   name: string;
+  sequential: string;
   diverging: Rgb[];
 }
 
@@ -13,9 +14,9 @@ const hex = (codes: string): Rgb[] =>
 
 /** Diverging colours after ColorBrewer (RdBu, PuOr, PRGn), refuting first. */
 export const PALETTES: Palette[] = [
-  { id: "rdbu", name: "Red – blue", diverging: hex("053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f") },
-  { id: "puor", name: "Orange – purple", diverging: hex("2d004b 542788 8073ac b2abd2 f7f7f7 fdb863 e08214 b35806 7f3b08") },
-  { id: "prgn", name: "Green – purple", diverging: hex("40004b 762a83 9970ab c2a5cf f7f7f7 a6dba0 5aae61 1b7837 00441b") },
+  { id: "rdbu", name: "Red – blue", sequential: "Viridis", diverging: hex("053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f") },
+  { id: "puor", name: "Orange – purple", sequential: "Cividis", diverging: hex("2d004b 542788 8073ac b2abd2 f7f7f7 fdb863 e08214 b35806 7f3b08") },
+  { id: "prgn", name: "Green – purple", sequential: "Inferno", diverging: hex("40004b 762a83 9970ab c2a5cf f7f7f7 a6dba0 5aae61 1b7837 00441b") },
 ];
 
 /** Sequential colours for scores without a sign (after cividis and viridis). */

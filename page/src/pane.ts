@@ -24,6 +24,7 @@ export interface PaneHost extends ToolHost {
   hover(pane: Pane, index: number, event: MouseEvent | null): void;
   pick(pane: Pane, index: number): void;
   painted(pane: Pane, milliseconds: number): void;
+  say(text: string, problem?: boolean): void;
 }
 
 export class Pane {
@@ -42,6 +43,7 @@ export class Pane {
   private readonly list = new ScoreList((i) => this.host.pick(this, i));
   /** Whether part of the image has been drawn. */
   pictured = false;
+  private measured = 0;
 
   constructor(
     readonly host: PaneHost,
@@ -68,6 +70,7 @@ export class Pane {
       this.home(true);
       this.draw();
     });
+    viewer.addOnceHandler("tile-load-failed", () => this.host.say("Part of the slide's image could not be read.", true));
     viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
     viewer.addHandler("canvas-click", (event) => {
       if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
@@ -129,7 +132,10 @@ export class Pane {
     const context = cleared(this.overlay, this.stage, ratio);
     if (this.evidence?.scores.x) this.painting.draw(context, t);
     this.drawMarks();
-    put(this.ruler, scaleBar(this.host.info, t.scale / ratio), magnification(this.host.info, t.scale / ratio));
+    if (t.scale / ratio !== this.measured) {
+      this.measured = t.scale / ratio;
+      put(this.ruler, scaleBar(this.host.info, this.measured), magnification(this.host.info, this.measured));
+    }
     this.host.painted(this, 0);
   }
 

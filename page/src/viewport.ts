@@ -32,6 +32,7 @@ export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds
     navigatorPosition: "TOP_RIGHT",
     ...navigatorSize(bounds),
     navigatorOpacity: 1,
+    navigatorAutoFade: false,
     navigatorBackground: "transparent",
     navigatorBorderColor: "transparent",
     navigatorDisplayRegionColor: "#1769d2",

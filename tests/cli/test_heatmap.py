@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffile, write_tiff
+from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffile, write_scn, write_tiff
 from xmil.cli._app import run as xmil_run
 from xmil.core.storage import write_explanations
 from xmil.core.target import Target
@@ -228,10 +230,31 @@ def test_patches_that_wait_for_the_slide(place):
     )
 
 
-def test_drawing_needs_no_torch(place):
-    import subprocess
-    import sys
+@pytest.mark.parametrize(("frame", "corner"), [("bounds", (40, 30)), ("level0", (141, 87))])
+def test_exports_count_as_qupath_does(place, frame, corner):
+    """On a slide with a bounds offset QuPath begins at the bounds; so do the files by default."""
+    xy = XY + np.array([101, 57])
+    for name in "bc":
+        (place / f"run/slides/{name}.parquet").unlink()
+    write_explanations([explanation(xy, EDGE, bag="a")], place / "run/slides/a.parquet")
+    (place / "wsi/a.tif").unlink()
+    bounds, size = (101, 57, 603, 481), (900, 800)
+    write_scn(place / "wsi/a.scn", size, boxes_of(xy, EDGE), mpp=0.25, bounds=bounds)
+    out = place / frame
+    options = ["--slides", str(place / "wsi"), "--exports", "geojson,scores,csv", "--pictures", "none"]
+    assert heat(place, *options, "--frame", frame, "--out", str(out)) == 0
+    held = json.loads((out / "geojson/a.geojson").read_text())
+    assert held["features"][0]["geometry"]["coordinates"][0][0] == list(corner)
+    np.testing.assert_array_equal(read_geojson(out / "geojson/a.geojson").boxes, boxes_of(xy, EDGE))
+    painted = np.squeeze(tifffile.imread(out / "scores/a.scores.ome.tif"))
+    assert painted.shape == ((481, 603) if frame == "bounds" else (800, 900))
+    rows, columns = np.nonzero(~np.isnan(painted))
+    assert (columns.min(), rows.min()) == corner
+    with (out / "csv/a.csv").open() as handle:
+        assert next(csv.DictReader(handle))["x0"] == "141"
 
+
+def test_drawing_needs_no_torch(place):
     code = (
         "import sys, xmil, xmil.slides.drawing; from xmil.core.storage import read_explanations;"
         f"xmil.heatmap(read_explanations({str(place / 'run/slides/a.parquet')!r}), size=100);"

@@ -85,6 +85,7 @@ def refused(arguments: list[str], capsys, *words: str) -> None:
     said = capsys.readouterr().err
     line = [text for text in said.splitlines() if text.startswith("xmil: error:")]
     assert len(line) == 1
+    assert "Traceback" not in line[0]
     for word in words:
         assert word in line[0]
 

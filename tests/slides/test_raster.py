@@ -91,7 +91,7 @@ def test_colours_expand_like_values(rng):
 @pytest.mark.parametrize("seed", range(5))
 def test_whiskers_are_those_of_a_box_plot(seed):
     values = np.random.default_rng(seed).standard_t(2, size=200 + seed)
-    stats = boxplot_stats(values, whis=1.5)[0]
+    stats = boxplot_stats(values)[0]
     assert whiskers(values) == pytest.approx((stats["whislo"], stats["whishi"]))
 
 

@@ -23,7 +23,8 @@ def write_cohort(
     lines = ["slide_id,case_id,label,grade,er,pr,value,time,event,split"]
     for case in range(n):
         y = case % 2
-        part, time = PARTS[case // 2 % 5], rng.exponential(10 - 7 * y) + 0.1
+        part = PARTS[case // 2 % 5]
+        time = (12 - 10 * y) * rng.uniform(0.7, 1.3)  # class 1 is at risk
         cells = f"{('neg', 'pos')[y]},{case % 3},{y},{case // 2 % 2},{50 + 8 * y + rng.normal():.3f},"
         cells += f"{time:.3f},{int(rng.random() < 0.8)},{part}"
         for k in range(slides_per_case):

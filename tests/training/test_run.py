@@ -115,6 +115,7 @@ def test_every_task_learns_and_its_model_says_what_it_is(folder, tmp_path, task)
     out = tmp_path / "out"
     outcome = train(config_of(folder, out=str(out), task=task, **changes))
     assert outcome.best["validation"][measure]["mean"] >= floor
+    assert outcome.best["test"][measure]["mean"] >= floor
     model = xmil.load_model(out / "model" / "model.safetensors")
     assert model.spec.task == task
     assert model.spec.encoder == "enc-a"
@@ -130,6 +131,10 @@ def test_every_task_learns_and_its_model_says_what_it_is(folder, tmp_path, task)
         assert model.spec.reference == pytest.approx(mean)
     if task == "survival":
         assert len(model.spec.time_bins) == 2
+    if task in ("survival", "cox"):
+        at_risk = {row["slide_id"] for row in table if row["label"] == "pos"}
+        risks = [(row["slide_id"] in at_risk, float(row["risk"])) for row in rows(out / "predictions.csv")]
+        assert min(value for high, value in risks if high) > max(value for high, value in risks if not high)
     said = rows(out / "predictions.csv")
     assert [row["slide_id"] for row in said] == [r["slide_id"] for r in table if r["split"] == "test"]
     bag = xmil.read_bag(folder / "features" / f"{said[0]['slide_id']}.h5")

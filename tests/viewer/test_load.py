@@ -21,6 +21,7 @@ import pytest
 import xmil
 from tests.viewer.make_run import Made
 from xmil.viewer.export import tile_numbers
+from xmil.viewer.serve import Background, open_socket
 
 COMMAND = [sys.executable, "-m", "xmil.cli", "view"]
 
@@ -93,6 +94,21 @@ def test_fifty_clients_and_an_interrupt(made: Made) -> None:
         _, error = process.communicate(timeout=20)
         assert process.returncode == 0, error
         assert "Traceback" not in error
+
+
+def test_clients_that_leave_do_no_harm(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Panning breaks off many requests: they are dropped without an error, and others are served."""
+    listening = open_socket("127.0.0.1", 0)
+    port, server = listening.getsockname()[1], Background(app, listening)
+    try:
+        for i in range(150):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+                target = f"/tiles/{i % 3}/12/{i % 12}_{i % 8}.jpeg"
+                client.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        assert fetch(port, ["/tiles/0/12/0_0.jpeg", "/api/run.json"]) == [200, 200]
+    finally:
+        server.stop()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_the_next_free_port_or_a_clear_word(made: Made) -> None:
@@ -196,3 +212,17 @@ def test_view_in_a_notebook(made: Made) -> None:
     with xmil.view(made.runs[0], port=0) as again:
         assert again.running
     assert not again.running
+
+
+def test_missing_pictures_are_told(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from xmil.cli.view import _tell
+    from xmil.viewer.collection import Collection
+
+    _tell(Collection(made.runs, slides=made.slides), made.slides)
+    _tell(Collection(made.runs), None)
+    assert capsys.readouterr().out == ""
+    _tell(Collection(made.runs, slides=tmp_path), tmp_path)
+    assert "3 of 3 slides have no picture" in capsys.readouterr().out
+    (tmp_path / "run" / "slides").mkdir(parents=True)
+    _tell(Collection([tmp_path / "run"]), None)
+    assert "no slides yet" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,46 @@ def test_scripts_in_names_are_text(browser: Any, tmp_path: Path) -> None:
         assert page.title() != "hurt"
 
 
+def test_geojson_from_elsewhere_is_checked(browser: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
+    ring = [[0, 0], [128, 0], [128, 128], [0, 128], [0, 0]]
+    kind = {"name": HOSTILE, "color": [1, 2, 3]}
+    features = [
+        {
+            "type": "Feature",
+            "geometry": {"type": "Polygon", "coordinates": [ring]},
+            "properties": {"name": HOSTILE},
+        },
+        {
+            "type": "Feature",
+            "geometry": {"type": "MultiPolygon", "coordinates": [[ring]]},
+            "properties": {"classification": kind},
+        },
+        {"type": "Feature", "geometry": {"type": "Point", "coordinates": [1, 2]}, "properties": {}},
+        {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0, None], [1, 1]]]}},
+        None,
+    ]
+    good, bad, other = (tmp_path / name for name in ("good.geojson", "bad.geojson", "other.json"))
+    good.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    bad.write_text("{not json")
+    other.write_text("{}")
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        page.keyboard.press("5")
+        for path, said in (
+            (bad, "bad.geojson is not valid JSON"),
+            (other, "holds no GeoJSON features"),
+            (good, "2 annotations read; 3 features that are no polygons left out"),
+        ):
+            page.locator("input[type=file]").set_input_files(path)
+            page.locator(".message", has_text=said).wait_for()
+        assert page.locator(".note-row").count() == 2
+        assert page.locator(".note-row input").first.input_value() == HOSTILE
+        assert HOSTILE in page.locator(".note-row").nth(1).inner_text()
+        assert "4 patches" in page.locator(".note-row").first.inner_text()
+        assert page.locator("img[src=x]").count() == 0
+
+
 def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path: Path) -> None:
     coords = grid(6, 5, 64) + 10_000
     write_run(tmp_path / "run", "bare", {("lrp", "tumour"): signed(30)}, coords=coords)
@@ -65,6 +106,24 @@ def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path
             expected = red_blue(scores[i] / np.abs(scores).max())
             np.testing.assert_allclose(seen[round(y), round(x)], expected, atol=4)
         assert "px" in page.locator(".scale-bar").inner_text()
+
+
+@pytest.mark.parametrize("ending", ["Enter", "double click"])
+def test_a_polygon_selects_the_patches_in_it(browser: Any, tmp_path: Path, ending: str) -> None:
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        page.keyboard.press("p")
+        for x, y in [(10, 10), (140, 10), (140, 140)]:
+            page.mouse.click(*place_of(page, x, y))
+        if ending == "Enter":
+            page.mouse.click(*place_of(page, 10, 140))
+            page.keyboard.press("Enter")
+        else:
+            page.mouse.dblclick(*place_of(page, 10, 140))
+        assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator(".selection-bar").is_hidden()
 
 
 def test_without_coordinates_the_scores_are_a_list(browser: Any, tmp_path: Path) -> None:
@@ -105,7 +164,7 @@ def test_models_without_classes_show_their_value(
         said = page.locator(".facts").inner_text()
         assert f"{name.capitalize()}" in said
         assert f"{logits[0]}" in said
-        assert f"for {name}" in page.locator(".colour-bar").inner_text()
+        assert f"raises {name}" in page.locator(".colour-bar").inner_text()
         assert page.locator("select[name=against]").count() == 0
 
 

@@ -299,8 +299,11 @@ def test_pixels_damaged_inside_the_slide(fresh: Made) -> None:
 
 
 def test_failed_slides_are_listed_with_the_reason(fresh: Made) -> None:
-    (fresh.runs[0] / "failures.csv").write_text("slide_id,error\nlost,no features were found\n")
+    (fresh.runs[0] / "failures.csv").write_text(
+        "slide_id,error\nlost,no features were found\nodd,'/home/me/data/odd.h5: n/a'\n"
+    )
     app = app_of(fresh)
+    assert ask(app, "/api/run.json").json["slides"][3]["error"] == "'odd.h5: n/a'"
     line = ask(app, "/api/run.json").json["slides"][2]
     assert (line["id"], line["error"], line["n"]) == ("lost", "no features were found", None)
     assert ask(app, "/api/slides/2/slide.json").json["error"] == "no features were found"

@@ -95,8 +95,8 @@ def _write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
 
 
 def _fit(net: Any, bags: list[Bag], labels: list[int]) -> None:
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.003)
-    for _ in range(25):
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.002)
+    for _ in range(12):
         for bag, label in zip(bags, labels, strict=True):
             optimiser.zero_grad()
             x = torch.from_numpy(bag.features).unsqueeze(0)
@@ -105,7 +105,7 @@ def _fit(net: Any, bags: list[Bag], labels: list[int]) -> None:
     net.eval()
 
 
-def make_tissue_run(folder: Path, *, slides: int = 4, models: tuple[str, ...] = ("transmil",)) -> Made:
+def make_tissue_run(folder: Path, *, slides: int = 4, models: tuple[str, ...] = ("attnmil",)) -> Made:
     """Slides of drawn tissue with features, a model and a run of its evidence."""
     names = [f"biopsy-{i + 1:02d}" for i in range(slides)]
     runs = [folder / f"run-{name}" for name in models]

@@ -45,9 +45,20 @@ def view(
     from xmil.viewer.collection import Collection
 
     shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
+    _tell(shown, slides)
     if export is not None:
         return _export(shown, export, longest=export_px)
     return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
+
+
+def _tell(shown: Collection, slides: Path | None) -> None:
+    missing, n = shown.missing_pictures()
+    if not n:
+        print("The run holds no slides yet; they appear when the page is loaded again.")
+    elif slides is not None and missing:
+        print(
+            f"{slides}: {missing} of {n} slides have no picture of their name here; a blank canvas is shown."
+        )
 
 
 def _serve(

@@ -211,7 +211,7 @@ class Sheet:
             x = self.left[i] + (self.widths[i] - pixels.shape[1]) // 2
             axes = self.image(pixels, x, self.y)
             if mark is not None:
-                _mark(axes, mark)
+                _mark(axes, mark, self.unit * 72 / DPI)
             if ruler is not None and i == 0:
                 self._ruler(axes, ruler, pixels.shape[0])
         self.y += tallest + round(0.8 * self.unit)
@@ -275,10 +275,10 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(wide) * 1.06
 
 
-def _mark(axes: Any, mark: Mark) -> None:
+def _mark(axes: Any, mark: Mark, size: float) -> None:
     x, y, wide, high = mark
-    for colour, width in (("white", 2.4), ("black", 1.2)):
-        axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width))
+    for colour, width in (("white", 0.3), ("black", 0.15)):
+        axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width * size))
 
 
 def _unit(columns: Sequence[Column]) -> float:

@@ -95,7 +95,7 @@ def number(value: float, digits: int = 3) -> str:
         power = floor(log10(size))
         text = f"{value / 10**power:.{digits}g}{TIMES}10{str(power).translate(SUPERSCRIPTS)}"
     else:
-        text = f"{value:.{digits}g}"
+        text = f"{value:#.{digits}g}".rstrip(".") if digits > 3 else f"{value:.{digits}g}"
     return text.replace("-", MINUS)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
 from xmil.training.targets import Rows
 
@@ -17,8 +17,11 @@ Item = tuple[Tensor, int]  # features (n, d) and the row of the bag
 NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
 
 
-class Bags(Dataset[Item]):
-    """Features of a dataset's bags; values that are not finite are refused by file."""
+class Bags(Dataset[Item | XmilError]):
+    """Features of a dataset's bags; values that are not finite are refused by file.
+
+    Errors are handed over as items, for a worker process would bury them in its traceback.
+    """
 
     def __init__(self, bags: BagDataset) -> None:
         self.bags = bags
@@ -27,10 +30,13 @@ class Bags(Dataset[Item]):
             for row in range(len(bags)):
                 check_finite(bags, row, bags[row].features)
 
-    def __getitem__(self, which: Draw) -> Item:
-        features = self.bags[which].features
-        if not self._checked:
-            check_finite(self.bags, which[1], features)
+    def __getitem__(self, which: Draw) -> Item | XmilError:
+        try:
+            features = self.bags[which].features
+            if not self._checked:
+                check_finite(self.bags, which[1], features)
+        except XmilError as error:
+            return error
         return features, which[1]
 
     def drawing(self, draw: int | None, *, seed: int) -> Bags:
@@ -89,18 +95,27 @@ class EqualSizes(Sampler[list[Draw]]):
         return iter(self._batches)
 
 
-def make_loader(bags: Bags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False) -> Any:
-    """A loader of lists of items; bags in memory need no worker processes."""
-    workers = 0 if bags.bags.preloaded else workers
-    return DataLoader(
-        bags,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=list,
-        persistent_workers=workers > 0,
-        pin_memory=pin,
-        generator=torch.Generator(),  # of its own: the loader's seed must not move the model's dropout
-    )
+class Loader:
+    """Lists of items, batch by batch; bags in memory need no worker processes."""
+
+    def __init__(self, bags: Bags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False) -> None:
+        workers = 0 if bags.bags.preloaded else workers
+        self._loader: DataLoader[Any] = DataLoader(
+            bags,
+            batch_sampler=batches,
+            num_workers=workers,
+            collate_fn=list,
+            persistent_workers=workers > 0,
+            pin_memory=pin,
+            generator=torch.Generator(),  # of its own: the loader's seed must not move the model's dropout
+        )
+
+    def __iter__(self) -> Iterator[list[Item]]:
+        for items in self._loader:
+            for item in items:
+                if isinstance(item, XmilError):
+                    raise item
+            yield items
 
 
 def padded(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Bags, Batches, EqualSizes, make_loader, padded
+from xmil.training.batches import Bags, Batches, EqualSizes, Loader, padded
 from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
@@ -84,7 +84,7 @@ class Fit:
         self.loss = make_loss(job.goal, config.loss)
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
         self.targets = torch.from_numpy(job.goal.values)
-        self._loaders: dict[bytes, Any] = {}
+        self._loaders: dict[bytes, Loader] = {}
         self._make_loader(bags)
 
     def run(self, on_step: OnStep | None = None) -> State:
@@ -148,15 +148,15 @@ class Fit:
             world=self.fabric.world_size,
         )
         pin = self.fabric.device.type == "cuda"
-        self.loader = make_loader(drawn, self.batches, workers=settings.workers, pin=pin)
+        self.loader = Loader(drawn, self.batches, workers=settings.workers, pin=pin)
 
-    def _whole_bags(self, rows: Rows) -> Any:
+    def _whole_bags(self, rows: Rows) -> Loader:
         """A loader of whole bags, kept with its worker processes from epoch to epoch."""
         key = rows.tobytes()
         if key not in self._loaders:
             rank, world = self.fabric.global_rank, self.fabric.world_size
             batches = EqualSizes(rows, self.whole.bags, rank=rank, world=world)
-            self._loaders[key] = make_loader(self.whole, batches, workers=self.job.config.train.workers)
+            self._loaders[key] = Loader(self.whole, batches, workers=self.job.config.train.workers)
         return self._loaders[key]
 
     def _resumed(self) -> State:

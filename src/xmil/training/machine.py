@@ -62,7 +62,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def preload_bytes(settings: Train) -> int:
-    """How many bytes of features each process keeps in memory: as set, or its part of half of what is free."""
+    """How many bytes of features a process keeps: as set, or its part of half of the free memory."""
     if settings.preload_gb is not None:
         return int(settings.preload_gb * 1e9)
     return (available_memory() or 0) // (2 * settings.devices)

@@ -58,6 +58,11 @@ class Collection:
                 known.update(new)
             return list(self._slides)
 
+    def missing_pictures(self) -> tuple[int, int]:
+        """How many slides have no picture, and how many slides there are."""
+        slides = self.refresh()
+        return sum(not self.pictures.look(slide_id)[0] for slide_id in slides), len(slides)
+
     def slide(self, key: int) -> str:
         """The slide of a number."""
         if not 0 <= key < len(self._slides):
@@ -151,8 +156,8 @@ class Collection:
             try:
                 sets.append(self._set(key, slide_id, number))
             except XmilError as error:
-                failed = run.failures.get(slide_id, {}).get("error")
-                faults.append(f"{failed}" if failed and isinstance(error, MissingError) else str(error))
+                failed = run.failure(slide_id) if isinstance(error, MissingError) else None
+                faults.append(failed or str(error))
         return sets, faults
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
@@ -217,7 +222,7 @@ class Collection:
                 path = run.explanation(slide_id)
                 if path is not None:
                     return self._counts.get(path), None
-                faults.append(run.failures.get(slide_id, {}).get("error") or "")
+                faults.append(run.failure(slide_id) or "")
             except FileError as error:
                 faults.append(str(error))
         told = next((fault for fault in faults if fault), "There is no explanation of this slide.")

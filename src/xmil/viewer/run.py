@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from xmil.viewer.files import Files, read_json, under
 
 SUFFIX = ".parquet"
 PATIENCE = 0.5  # seconds
+FOLDERS = re.compile(r"(?<!\w)(?:[A-Za-z]:)?/(?:[^/\s:;,'\"()]+/)*")
 Row = dict[str, str]
 
 
@@ -91,6 +93,11 @@ class Run:
     def failures(self) -> dict[str, Row]:
         """The rows of failures.csv by slide."""
         return self._table("failures.csv")
+
+    def failure(self, slide_id: str) -> str | None:
+        """Why a slide has no explanation, without the folders of this machine."""
+        told = self.failures.get(slide_id, {}).get("error")
+        return FOLDERS.sub("", told) if told else None
 
     def slides(self) -> list[str]:
         """The slides of the run: the table's, then those with a file only, then those that failed."""

@@ -1,4 +1,4 @@
-"""Feature files and a cohort table for `xmil train`: `python -m benchmarks.cohorts digits|colon --out DIR`.
+"""Feature files and a cohort table for `xmil train`: `python -m benchmarks.bags digits|colon --out DIR`.
 
 digits: bags of 30 MNIST features, 2,000 / 500 / 1,000 for training, validation and test, as in Table 1.
 colon: the nuclei of the colon images, a bag for each image, embedded by `benchmarks.colon.features`.
