@@ -56,6 +56,7 @@ def command_reference() -> str:
     group = typer.main.get_command(build())
     with typer.Context(group, info_name="xmil") as context:
         text = get_docs_for_click(obj=group, ctx=context, name="xmil")
+    text = text.replace("][", "]\\[")  # brackets of a usage text are no link
     return text.replace("# `xmil`", "# Commands", 1)
 
 

@@ -1,39 +1,164 @@
-"""The demonstration, in little: LRP is closer to the truth than attention, and the picture is drawn."""
+"""The demonstration in little: the real commands from slides to report, twice."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+import xmil
+from xmil.cli import demo as command
 from xmil.cli._app import run
-from xmil.demo import draw_bags, run_demo
+from xmil.demo import pipeline
+from xmil.demo.bags import draw_bags, evidence, labels
+from xmil.demo.encoder import encode_digits
+from xmil.demo.pipeline import METHODS, Demo, Size
+from xmil.demo.report import verdict
+from xmil.demo.results import read_results
+
+pytest.importorskip("openslide")
+pytest.importorskip("tifffile")
+pytest.importorskip("lightning_fabric")
+
+LITTLE = Size(train=240, validation=40, test=40, slides=3, epochs=5, steps=5, orders=3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, str]:
+    """The folder of a little demonstration, and what it printed."""
+    import contextlib
+    import io
+
+    out = tmp_path_factory.mktemp("demo") / "out"
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.setattr(pipeline, "QUICK", LITTLE)
+        patch.setattr(command, "_cores", lambda: 1)  # all in this process: starting others takes longest here
+        code = run(["demo", "--quick", "--out", str(out)])
+        demo = Demo(out, quick=True)
+        assert len(demo.bags["slide"]) == LITTLE.slides  # drawn now, in the little size
+    assert code == 0, (out / "log.txt").read_text("utf-8")
+    return demo, said.getvalue()
 
 
 def test_labels_and_evidence_follow_the_definition() -> None:
-    bags = draw_bags(200, part="train", seed=3)
-    for digits, label, evidence in zip(bags.digits, bags.labels, bags.evidence, strict=True):
-        assert label == (len({4, 6, 8} & set(digits)) > len({5, 7, 9} & set(digits)))
-        assert evidence.tolist() == [(d in (4, 6, 8)) - (d in (5, 7, 9)) for d in digits]
-    other = draw_bags(200, part="test", seed=3)
-    seen = {image.tobytes() for image in bags.images.reshape(-1, 64)}
-    assert not seen & {image.tobytes() for image in other.images.reshape(-1, 64)}
+    for slide in draw_bags("train", 100, seed=3):
+        present = set(slide.digits.tolist())
+        assert labels(slide)["pos_neg"] == (
+            "yes" if len({4, 6, 8} & present) > len({5, 7, 9} & present) else "no"
+        )
+        assert evidence(slide, "pos_neg").tolist() == [
+            (d in (4, 6, 8)) - (d in (5, 7, 9)) for d in slide.digits
+        ]
+        pairs = [{a, a + 1} for a in range(4) if {a, a + 1} <= present]
+        assert labels(slide)["adjacent_pairs"] == ("yes" if pairs else "no")
+        assert evidence(slide, "adjacent_pairs").tolist() == [
+            int(any(d in p for p in pairs)) for d in slide.digits
+        ]
 
 
-def test_lrp_beats_attention(tmp_path: Path) -> None:
-    said: list[str] = []
-    result = run_demo(tmp_path / "out", quick=True, progress=said.append)
-    for model in ("attnmil", "transmil"):
-        assert result.auprc2[model, "lrp"] > result.auprc2[model, "attention"]
-    assert len(said) == 4
-    with Image.open(result.picture) as picture:
+def test_no_digit_is_in_two_pools() -> None:
+    seen = {
+        split: {row for bag in draw_bags(split, 40, seed=0) for row in bag.rows} for split in ("train", "val")
+    }
+    test = {row for split in ("test", "slide") for bag in draw_bags(split, 40, seed=0) for row in bag.rows}
+    assert not seen["train"] & seen["val"]
+    assert not test & (seen["train"] | seen["val"])
+
+
+def test_a_line_for_each_stage(made: tuple[Demo, str]) -> None:
+    demo, said = made
+    lines = said.splitlines()
+    for number in range(1, 10):
+        assert re.fullmatch(rf"\[{number}/9\] .* \d+\.\d s", lines[number - 1])
+    assert verdict(read_results(demo)) in said
+    assert f"Viewer: xmil view {demo.out}" in said
+
+
+def test_embedded_slides_are_the_digits_embedded(made: tuple[Demo, str]) -> None:
+    """What `xmil tile` and `xmil embed` make of a slide is what further bags hold, to the last bits."""
+    demo, _ = made
+    known = encode_digits()
+    for slide in demo.bags["slide"]:
+        bag = xmil.read_bag(demo.out / "features" / f"{slide.name}.h5")
+        assert np.array_equal(bag.coords, slide.coords)
+        assert (bag.patch_size, bag.mpp, bag.encoder) == (256, 0.5, "digits")
+        np.testing.assert_allclose(bag.features, known[slide.rows], atol=1e-6)
+
+
+def test_numbers_are_those_of_the_files(made: tuple[Demo, str]) -> None:
+    demo, _ = made
+    for result in read_results(demo):
+        assert set(result.auprc2) == set(METHODS)
+        slides = demo.folder("explain", result.task, result.model) / "slides"
+        values = []
+        for slide in demo.bags["slide"]:
+            truth = evidence(slide, result.task)
+            for cls, sign in ((0, -1), (1, 1)):
+                e = xmil.Explanation.load(slides / f"{slide.name}.parquet", method="lrp", target=cls)
+                values.append(xmil.auprc2(sign * truth, e.scores))
+        assert result.auprc2["lrp"] == pytest.approx(np.nanmean(values))
+        assert 0 <= result.auroc <= 1
+
+
+def test_lrp_finds_the_evidence_that_attention_cannot_tell(made: tuple[Demo, str]) -> None:
+    [result] = [r for r in read_results(made[0]) if (r.task, r.model) == ("pos_neg", "attnmil")]
+    assert result.auprc2["lrp"] > result.auprc2["attention"]
+
+
+def test_the_report_stands_alone(made: tuple[Demo, str]) -> None:
+    demo, _ = made
+    text = (demo.out / "report.html").read_text("utf-8")
+    sources = re.findall(r"(?:src|href)='([^']{0,40})", text)
+    assert len(sources) == 6
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert "<script" not in text
+    assert verdict(read_results(demo)) in text
+    for result in read_results(demo):
+        assert f"{result.auprc2['lrp']:.2f}</td>" in text
+    assert "xmil view " in text
+
+
+def test_the_picture_is_red_and_blue(made: tuple[Demo, str]) -> None:
+    with Image.open(made[0].out / "pictures" / "attention-against-lrp.png") as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     red, _, blue = np.moveaxis(pixels, -1, 0)
-    assert ((red - blue) > 60).sum() > 500
-    assert ((blue - red) > 60).sum() > 500
+    assert ((red - blue) > 60).sum() > 2000
+    assert ((blue - red) > 60).sum() > 2000
 
 
-def test_command(tmp_path: Path, capfd: object) -> None:
-    assert run(["demo", "--quick", "--out", str(tmp_path / "o")]) == 0
-    assert (tmp_path / "o" / "evidence.png").is_file()
+def test_a_second_run_leaves_what_is_done(
+    made: tuple[Demo, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo, _ = made
+    monkeypatch.setattr(pipeline, "QUICK", LITTLE)
+    monkeypatch.setattr(command, "_cores", lambda: 1)
+    models = sorted((demo.out / "models").rglob("model.safetensors"))
+    stamps = [path.stat().st_mtime_ns for path in models]
+    (demo.out / "stages.json").write_text(json.dumps(json.loads((demo.out / "stages.json").read_text())[:5]))
+    assert run(["demo", "--quick", "--out", str(demo.out)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("done before") == 5
+    assert [path.stat().st_mtime_ns for path in models] == stamps
+
+
+def test_a_folder_of_another_demonstration_is_refused(
+    made: tuple[Demo, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["demo", "--quick", "--seed", "7", "--out", str(made[0].out)]) == 2
+    assert "holds a demonstration with other settings; choose another --out" in capsys.readouterr().err
+
+
+def test_a_stage_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "QUICK", LITTLE)
+    monkeypatch.setattr(Demo, "draw_slides", lambda self: (self.out / "slides").mkdir())
+    assert run(["demo", "--quick", "--out", str(tmp_path / "o")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "'xmil tile" in err
+    assert "no slides here" in (tmp_path / "o" / "log.txt").read_text("utf-8")

@@ -49,8 +49,8 @@ def made_up_bag(name: str, seed: int) -> xmil.Bag:
     return xmil.Bag(values, corners, patch_size=EDGE, mpp=MPP, slide_id=name, encoder="made_up")
 
 
-def write_files(folder: Path) -> None:
-    """Feature files, a cohort and checkpoints."""
+def write_files(folder: Path, text: str) -> None:
+    """Feature files, a cohort and checkpoints; slides and a run where the text speaks of them."""
     for place in ("features", "slides", "annotations"):
         (folder / place).mkdir()
     names = [f"s{i}" for i in range(12)]
@@ -73,6 +73,30 @@ def write_files(folder: Path) -> None:
     shutil.copytree(producers.tiatoolbox(folder / "made"), folder / "slide.zarr")
     with h5py.File(folder / "mytool.h5", "w") as file:
         file["my_features"] = made_up_bag("mytool", 0).features
+
+    if ".svs" in text:
+        for path in (folder / "slide.svs", folder / "slides" / "s1.svs"):
+            _write_slide(path)
+    if "run/slides" in text:
+        (folder / "run" / "slides").mkdir(parents=True)
+        e = xmil.explain(model, made_up_bag("s1", 1), method="lrp", target=1)
+        e.save(folder / "run" / "slides" / "s1.parquet")
+
+
+def _write_slide(path: Path) -> None:
+    """A slide under the patches of a bag: tiled, two levels, with mpp."""
+    import tifffile
+
+    pixels = np.full((EDGE * N // 8, EDGE * 8, 3), 220, dtype=np.uint8)
+    with tifffile.TiffWriter(path) as file:
+        for scale in (1, 4):
+            unit = {
+                "resolution": (1e4 / (MPP * scale),) * 2,
+                "resolutionunit": "CENTIMETER",
+                "metadata": None,
+            }
+            level, kind = pixels[::scale, ::scale], {"tile": (256, 256), "photometric": "rgb"}
+            file.write(level, compression="zlib", subfiletype=int(scale > 1), **kind, **unit)
 
 
 def _write_published(path: Path, n_classes: int) -> None:
@@ -104,5 +128,11 @@ def names(folder: Path) -> dict[str, Any]:
         "paths": paths,
         "labels": [i % 2 for i in range(len(paths))],
         "probabilities": np.random.default_rng(0).dirichlet((1, 1), size=len(paths)),
+        "other": xmil.explain(
+            xmil.load_model(folder / "model.safetensors"), made_up_bag("s1", 1), method="gxi"
+        ),
+        "network": torch.nn.Flatten(),
+        "x": 0,
+        "y": 0,
         "case_ids": [f"c{i // 2}" for i in range(len(paths))],
     }

@@ -35,9 +35,9 @@ def test_python_blocks_run(
         return
     monkeypatch.chdir(tmp_path)
     xmil.list_formats()  # the built-in readers are there; what a page adds goes with its test
-    monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
-    monkeypatch.setattr(ENCODERS, "_entries", dict(ENCODERS._entries))
-    write_files(tmp_path)
+    for registry in (READERS, ENCODERS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    write_files(tmp_path, page.read_text("utf-8"))
     space = names(tmp_path)
     for block in found:
         code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")

@@ -53,12 +53,13 @@ def demo(
 
 
 def _run(commands: Sequence[list[str]], log: Path) -> list[int]:
-    """One command in this process; several in processes of their own, as many at once as there are cores."""
+    """Alone in this process; several in processes of their own, as many at once as there are cores."""
     from concurrent.futures import ThreadPoolExecutor
 
-    if len(commands) < 2:
+    at_once = min(len(commands), _cores())
+    if at_once < 2:
         return [_run_here(words, log) for words in commands]
-    with ThreadPoolExecutor(max_workers=min(len(commands), _cores())) as pool:
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
         return list(pool.map(lambda words: _run_apart(words, log), commands))
 
 

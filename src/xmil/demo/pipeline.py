@@ -48,7 +48,7 @@ class Size:
     orders: int
 
 
-FULL = Size(train=1200, validation=200, test=200, slides=16, epochs=15, steps=20, orders=8)
+FULL = Size(train=1200, validation=200, test=200, slides=12, epochs=15, steps=20, orders=6)
 QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, orders=5)
 
 
