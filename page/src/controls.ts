@@ -74,7 +74,8 @@ export class Controls {
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {
-    const names = { both: "Both", positive: "For only", negative: "Against only" } as const;
+    const valued = evidence.scores.set.probabilities === null;
+    const names = { both: "Both", positive: valued ? "Raising" : "For only", negative: valued ? "Lowering" : "Against only" };
     const buttons = (Object.keys(names) as Display["sign"][]).map((sign) =>
       button(names[sign], () => this.view.setDisplay({ sign }), { ariaPressed: String(display.sign === sign), data: { sign } }),
     );

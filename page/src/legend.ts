@@ -10,7 +10,9 @@ import type { Display } from "./settings";
 export function ends(evidence: Evidence): [string, string] {
   const { choice, signed } = evidence;
   if (choice.against !== null) return [`for ${choice.against}`, `for ${choice.target}`];
-  return signed ? [`against ${choice.target}`, `for ${choice.target}`] : ["low", "high"];
+  if (!signed) return ["low", "high"];
+  const valued = evidence.scores.set.probabilities === null; // no classes: a value or a risk
+  return valued ? [`lowers ${choice.target}`, `raises ${choice.target}`] : [`against ${choice.target}`, `for ${choice.target}`];
 }
 
 /** Numbers at the start, middle and end of the bar. */

@@ -3,6 +3,7 @@
 import { patchUrl, tileUrl, type SlideInfo } from "./api";
 import { el } from "./dom";
 import { shown, top, type Evidence } from "./evidence";
+import { ends } from "./legend";
 import { Layout, indices } from "./overlay";
 import { css, table } from "./palette";
 import type { Display } from "./settings";
@@ -87,9 +88,9 @@ export function patchButton(info: SlideInfo, evidence: Evidence, index: number, 
 
 /** The instances that say most for and against. */
 export function galleries(info: SlideInfo, evidence: Evidence, display: Display, jump: (index: number) => void): HTMLElement[] {
-  const { signed, values, choice } = evidence;
-  const other = choice.against !== null ? `Most for ${choice.against}` : `Most against ${choice.target}`;
-  const kinds: [string, 1 | -1][] = signed ? [[`Most for ${choice.target}`, 1], [other, -1]] : [["Highest scores", 1]];
+  const { signed, values } = evidence;
+  const [against, supporting] = ends(evidence);
+  const kinds: [string, 1 | -1][] = signed ? [[`Strongest: ${supporting}`, 1], [`Strongest: ${against}`, -1]] : [["Highest scores", 1]];
   return kinds.map(([title, sign]) => {
     const found = top(values, signed ? 8 : 12, sign, signed);
     const buttons = found.map((i) => patchButton(info, evidence, i, display, shown(values[i]), jump));

@@ -27,7 +27,7 @@ export class ScoreList {
       const open = button(`Patch ${i}`, () => this.pick(i), { class: "link" });
       return el("tr", { class: i === picked ? "current" : "", data: { index: i } }, el("td", { class: "number" }, String(place + 1)), el("td", {}, open), el("td", { class: "number" }, shown(values[i])), el("td", { class: "wide" }, el("span", { class: "track" }, fill)));
     });
-    const head = ["Rank", "Patch", "Score", ""].map((text) => el("th", { scope: "col" }, text));
+    const head = ["Rank", "Patch", "Score", ""].map((text) => el("th", { scope: "col", class: text === "Rank" || text === "Score" ? "number" : "" }, text));
     put(
       this.element,
       el("p", { class: "muted" }, "The features hold no coordinates, so the scores cannot be placed on the slide."),

@@ -14,6 +14,7 @@ from torch import nn
 import xmil
 from tests.data import producers
 from tests.models.test_checkpoints import CASES, in_family
+from tests.slides.pyramids import textured, write_pyramid
 
 N, D, EDGE, MPP = 40, 1024, 512, 0.25
 CONFIG = """
@@ -67,6 +68,8 @@ def write_files(folder: Path, text: str) -> None:
     _write_published(folder / "published.pt", n_classes=4)
     (folder / "config.toml").write_text(CONFIG)
     _write_paper_tables(folder)
+    pixels = textured([(0, 0, 900, 700)], (1200, 900))
+    write_pyramid(folder / "slide.tif", pixels, mpp=MPP, compression="zlib")
     shutil.copytree(producers.tiatoolbox(folder / "made"), folder / "slide.zarr")
     with h5py.File(folder / "mytool.h5", "w") as file:
         file["my_features"] = made_up_bag("mytool", 0).features

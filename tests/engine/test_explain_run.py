@@ -123,7 +123,11 @@ def test_other_settings_are_refused_by_name_and_restart_begins_anew(
     assert run(command(folder, models=2)) == 2
     assert "models" in capsys.readouterr().err
     assert bytes_of(folder / "run") == kept
+    mine = folder / "run" / "slides" / "s001.svs"
+    mine.write_text("not of a run")
     assert run(command(folder, "--methods", "gxi", "--restart")) == 0
+    assert mine.exists()
+    mine.unlink()
     assert {column for _, column in scores(folder / "run")} <= {"gxi:neg", "gxi:pos"}
     assert run(["evaluate", *command(folder, "--restart")[1:]]) == 2
     assert "holds a run of `xmil explain`" in capsys.readouterr().err

@@ -128,6 +128,11 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     pytest.fail(f"workers {pids} outlived their parent")
 
 
+def test_without_items_no_worker_is_made() -> None:
+    for engine in (HERE, TWO, RAY):
+        assert list(process([], make_broken, engine)) == []
+
+
 def test_an_engine_says_what_is_wrong_with_it() -> None:
     with pytest.raises(UnknownNameError, match=r"Unknown engine 'rya'\. Did you mean 'ray'"):
         Engine("rya")

@@ -195,5 +195,9 @@ def test_coordinates_that_wait_for_the_mpp(tmp_path):
 
 def test_a_slide_of_another_case_is_refused(tmp_path):
     path = write_tiff(tmp_path / "s1.tif", (600, 500), boxes_of(grid(2, 2, 100), 100), mpp=0.5)
-    with pytest.raises(XmilError, match="no patch lies on this slide"):
+    with pytest.raises(XmilError, match="0 of 4 patches lie on this slide of 600 x 500 px"):
         xmil.heatmap(explanation(grid(2, 2, 512, at=(9000, 9000)), 512), path)
+    with pytest.raises(XmilError, match="6 of 30 patches"):  # coordinates of twice the resolution
+        xmil.heatmap(
+            explanation(grid(6, 5, 200), 200), write_tiff(tmp_path / "s2.tif", (550, 410), [], mpp=0.5)
+        )

@@ -108,6 +108,24 @@ def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path
         assert "px" in page.locator(".scale-bar").inner_text()
 
 
+@pytest.mark.parametrize("ending", ["Enter", "double click"])
+def test_a_polygon_selects_the_patches_in_it(browser: Any, tmp_path: Path, ending: str) -> None:
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, 64))
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        page.keyboard.press("p")
+        for x, y in [(10, 10), (140, 10), (140, 140)]:
+            page.mouse.click(*place_of(page, x, y))
+        if ending == "Enter":
+            page.mouse.click(*place_of(page, 10, 140))
+            page.keyboard.press("Enter")
+        else:
+            page.mouse.dblclick(*place_of(page, 10, 140))
+        assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator(".selection-bar").is_hidden()
+
+
 def test_without_coordinates_the_scores_are_a_list(browser: Any, tmp_path: Path) -> None:
     write_run(tmp_path / "run", "lost", {("lrp", "tumour"): signed(30)})
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
@@ -146,7 +164,7 @@ def test_models_without_classes_show_their_value(
         said = page.locator(".facts").inner_text()
         assert f"{name.capitalize()}" in said
         assert f"{logits[0]}" in said
-        assert f"for {name}" in page.locator(".colour-bar").inner_text()
+        assert f"raises {name}" in page.locator(".colour-bar").inner_text()
         assert page.locator("select[name=against]").count() == 0
 
 

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +19,12 @@ from xmil.core.provenance import provenance
 from xmil.core.storage import write_text
 
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
-_MADE = ("slides", "results", "certificates", "summary")  # folders that a run may fill
+_MADE = {  # what a run may write into each of its folders; whatever else lies there is the user's
+    "slides": (".parquet",),
+    "results": (".parquet",),
+    "certificates": (".json", ".png"),
+    "summary": (".json", ".csv", ".png"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,10 @@ class RunFolder:
 
     def _clear(self) -> None:
         try:
-            for name in _MADE:
-                if (self.path / name).is_dir():
-                    shutil.rmtree(self.path / name)
+            for name, suffixes in _MADE.items():
+                for file in (self.path / name).glob("*"):
+                    if file.name.endswith(suffixes) and file.is_file():
+                        file.unlink()
             for name in (SLIDES, FAILURES):
                 (self.path / name).unlink(missing_ok=True)
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 from xmil.core.errors import InputError, StopError, bad_parameter, unknown_name
@@ -79,7 +80,11 @@ def process(
     >>> [(o.item, o.result) for o in process(["a", "bb"], partial(partial, len))]
     [('a', 1), ('bb', 2)]
     """
-    engine = engine or Engine()
+    engine, source = engine or Engine(), iter(items)
+    first = list(islice(source, 1))
+    if not first:
+        return iter(())  # nothing to do: no worker is made, no Ray is started
+    items = chain(first, source)
     if engine.kind == "ray":
         from xmil.engine.cluster import process_on_ray
 

@@ -29,6 +29,7 @@ from xmil.engine.settings import Settings
 from xmil.models import MILModel
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
+AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
 RESTING = 20  # times as long as the tables took to write, they are left alone
 
 
@@ -117,35 +118,39 @@ class ExplainRun:
     ) -> Iterator[Case]:
         """The cases that are not done; rows of the others go into the tally."""
         with ThreadPoolExecutor(LOOKING) as threads:
-            for case, rows in zip(
-                cases, threads.map(lambda c: self._done(job, c, known), cases), strict=True
-            ):
-                if rows is None:
-                    yield case
-                    continue
-                tally.found += case.slides
-                tally.rows |= {row["slide_id"]: row for row in rows}
-                on_case()
+            for start in range(0, len(cases), AT_A_TIME):
+                some = cases[start : start + AT_A_TIME]
+                looked = threads.map(lambda case: self._done(job, case, known), some)
+                for case, rows in zip(some, looked, strict=True):
+                    if rows is None:
+                        yield case
+                        continue
+                    tally.found += case.slides
+                    tally.rows |= {row["slide_id"]: row for row in rows}
+                    on_case()
 
     def _done(self, job: Job, case: Case, known: dict[str, float]) -> list[Row] | None:
         """The rows of a case whose files are all there, of these settings and of these feature files."""
         try:
             found = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
             wanted = [file_provenance(job, case, source_of(path)) for path in case.paths]
-        except (FileError, OSError, ValueError):
-            return None
-        rows = []
-        for i, ((header, n), about) in enumerate(zip(found, wanted, strict=True)):
-            stored = header.get("provenance", {})
-            if any(stored.get(key) != value for key, value in about.items()):
+            if not all(_made_of(case, *pair) for pair in zip(found, wanted, strict=True)):
                 return None
-            if len(case.slides) > 1 and stored.get("case", {}).get("slides") != list(case.slides):
-                return None
-            logits = next(iter(header["columns"].values()))["logits"]
-            seconds = known.get(case.slides[i])
-            spec = vars(self.models[0].spec)
-            rows.append(slide_row(case, i, logits=logits, spec=spec, n=n, seconds=seconds))
-        return rows
+            logits = [next(iter(header["columns"].values()))["logits"] for header, _ in found]
+        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return None  # not there, or damaged: it is explained again
+        spec = vars(self.models[0].spec)
+        return [
+            slide_row(case, i, logits=logits[i], spec=spec, n=n, seconds=known.get(case.slides[i]))
+            for i, (_, n) in enumerate(found)
+        ]
+
+
+def _made_of(case: Case, found: tuple[dict[str, Any], int], wanted: dict[str, Any]) -> bool:
+    """Whether a file was made from what would be used again."""
+    stored = found[0].get("provenance", {})
+    together = len(case.slides) == 1 or stored["case"]["slides"] == list(case.slides)
+    return together and all(stored.get(key) == value for key, value in wanted.items())
 
 
 def _note(tally: Tally, case: Case, done: Done | None, error: str | None) -> None:

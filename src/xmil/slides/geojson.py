@@ -114,8 +114,9 @@ def _feature(i: int, space: UUID, box: list[int], measured: str, classified: str
 def _box(geometry: dict[str, Any]) -> list[float]:
     if geometry.get("type") != "Polygon":
         raise ValueError(f"a {geometry.get('type')} is not a tile")
-    ring = np.asarray(geometry["coordinates"][0], dtype=np.float64)[:, :2]
-    return [*ring.min(axis=0).tolist(), *ring.max(axis=0).tolist()]
+    ring = geometry["coordinates"][0]
+    xs, ys = [float(point[0]) for point in ring], [float(point[1]) for point in ring]
+    return [min(xs), min(ys), max(xs), max(ys)]
 
 
 def _numbers(properties: dict[str, Any]) -> dict[str, float]:

@@ -38,13 +38,14 @@ def place_on(
 
 
 def check_fit(boxes: IntArray, slide: Slide) -> None:
-    """Refuse boxes none of which lies on the slide: the slide or the coordinates are of another one."""
+    """Refuse boxes most of whose centres lie off the slide: slide or coordinates are of another one."""
     width, height = slide.dimensions
-    x0, y0, x1, y1 = boxes.T
-    if len(boxes) and not ((x1 > 0) & (y1 > 0) & (x0 < width) & (y0 < height)).any():
+    x, y = (boxes[:, :2] + boxes[:, 2:]).T / 2
+    inside = int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+    if 2 * inside < len(boxes):
         raise InputError(
-            f"{slide.path}: no patch lies on this slide of {width} x {height} px; it is not the slide that "
-            "was explained, or the coordinates are of another resolution."
+            f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
+            "it is not the slide that was explained, or the coordinates are of another resolution."
         )
 
 
