@@ -271,7 +271,37 @@ def test_features_of_another_encoder_are_warned_of(
     assert run(["predict", "--model", f"{tmp_path}/m.safetensors", *where]) == 0
     said = capsys.readouterr().out
     assert "trained on features of 'conch_v15', but 24 slides have those of 'UNI'" in said
-    assert "conch_v15" in json.loads((tmp_path / "out" / "metrics.json").read_text())["warning"]
+    assert "conch_v15" in json.loads((tmp_path / "out" / "metrics.json").read_text())["warnings"][0]
+
+
+def test_cases_seen_in_training_are_warned_of(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = tmp_path / "trained"
+    for m in range(2):
+        (trained / f"grid0-fold{m}").mkdir(parents=True)
+        model = (cohort / f"cox{m}.safetensors").read_bytes()
+        (trained / f"grid0-fold{m}" / "model.safetensors").write_bytes(model)
+    (trained / "run.json").write_text('{"kind": "train"}')
+    rows = [f"s{i},c{i // 2},{'test' if i < 4 else f'fold{i // 2 % 2}'}" for i in range(N)]
+    (trained / "cohort.csv").write_text("\n".join(["slide_id,case_id,split", *rows]) + "\n")
+    models = [f"--model={trained}/grid0-fold{m}/model.safetensors" for m in range(2)]
+    where = ["--features", f"{cohort}/features", "--cohort", f"{cohort}/cohort.csv", "--draws", "5"]
+    assert run(["predict", *models, *where, "--out", str(tmp_path / "both")]) == 0
+    assert f"{N - 4} of {N} predictions are of cases that were in the training" in capsys.readouterr().out
+    assert run(["predict", models[0], *where, "--out", str(tmp_path / "one")]) == 0
+    assert f"10 of {N} predictions" in capsys.readouterr().out
+    (trained / "run.json").write_text('{"kind": "other"}')
+    assert run(["predict", models[0], *where, "--out", str(tmp_path / "none")]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_bins_of_their_own_have_no_common_names(cohort: Path, tmp_path: Path) -> None:
+    model = xmil.create_model("meanpool", in_dim=D, dim=8, n_classes=3, task="survival", time_bins=(3.0, 7.0))
+    xmil.save_model(model, tmp_path / "m.safetensors")
+    models = ["--model", f"{cohort}/survival0.safetensors", "--model", f"{tmp_path}/m.safetensors"]
+    assert run(["predict", *models, "--features", f"{cohort}/features", "--out", f"{tmp_path}/out"]) == 0
+    assert "S:bin0" in table(tmp_path / "out")[0]
 
 
 def test_other_settings_need_restart(cohort: Path, tmp_path: Path, capsys) -> None:

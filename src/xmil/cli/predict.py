@@ -91,8 +91,8 @@ def _report(run: PredictRun, tally: Tally) -> int:
         print(f"... and {len(tally.failed) - SHOWN} more.")
     if tally.predictions is None:
         raise InputError(f"No slide could be predicted; {run.out / 'failures.csv'} says why.")
-    if tally.warning:
-        print(f"warning: {tally.warning}")
+    for warning in tally.warnings:
+        print(f"warning: {warning}")
     for line in _table(tally):
         print(line)
     several = f" by {tally.predictions.models} models" if tally.predictions.models > 1 else ""

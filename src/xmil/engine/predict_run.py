@@ -22,7 +22,8 @@ from xmil.data.encoder_names import encoder_warning
 from xmil.engine.folder import RunFolder, file_digest, write_json
 from xmil.engine.pool import Engine
 from xmil.engine.predict import Answer, predict_cases
-from xmil.engine.predictions import Predictions, write_predictions
+from xmil.engine.predictions import Predictions, shared_spec, write_predictions
+from xmil.engine.seen import seen_warning
 from xmil.evaluate.measures import Interval
 from xmil.models import MILModel
 from xmil.models.tasks import CLASS_TASKS
@@ -90,8 +91,10 @@ class PredictRun:
             return tally
 
     def _write(self, tally: Tally, found: list[tuple[Case, Answer]]) -> None:
-        spec = self.models[0].spec
-        tally.warning = encoder_warning(spec.encoder, [answer.encoder for _, answer in found])
+        spec = shared_spec([model.spec for model in self.models])
+        encoders = [answer.encoder for _, answer in found]
+        warnings = encoder_warning(spec.encoder, encoders), seen_warning(self.paths, [c for c, _ in found])
+        tally.warnings = [warning for warning in warnings if warning is not None]
         tally.predictions = Predictions.of(spec, found)
         write_predictions(tally.predictions.columns(), self.out)
         tally.metrics = tally.predictions.metrics(draws=self.draws, seed=self.seed)
@@ -111,7 +114,7 @@ class PredictRun:
             "labelled": len(known),
             "cases": len({case.case_id or case.name for case in known.cases}),
             "failed": len(tally.failed),
-            "warning": tally.warning,
+            "warnings": tally.warnings,
             "interval": {"level": 0.95, "draws": self.draws, "seed": self.seed, "drawn": "cases"},
             "metrics": {name: _plain(found) for name, found in tally.metrics.items()},
         }
@@ -132,7 +135,7 @@ class Tally:
     predictions: Predictions | None = None
     metrics: dict[str, Interval] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    warning: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:

@@ -7,7 +7,7 @@ of the number that counts: the probability of the predicted class, the value, th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,12 @@ class Predictions:
     def alone(self, model: int) -> Predictions:
         """The predictions of one model of the ensemble."""
         return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
+
+
+def shared_spec(specs: Sequence[ModelSpec]) -> ModelSpec:
+    """The spec of an ensemble: its first model's; time bins of their own have no common names."""
+    same = all(spec.time_bins == specs[0].time_bins for spec in specs)
+    return specs[0] if same else replace(specs[0], time_bins=None)
 
 
 def risks(outputs: Floats, task: str) -> Floats:
