@@ -127,12 +127,13 @@ def test_every_command_has_a_place_and_panels_keep_their_order(capsys: pytest.Ca
 
 
 def test_flags_are_the_same_everywhere() -> None:
-    """A flag means one thing: the same kind of value in every command."""
+    """A flag means one thing: the same kind of value in every command, where it may be repeated or not."""
     kinds: dict[str, set[object]] = {}
     for name in command_panels():
         function = getattr(import_module(f"xmil.cli.{name}"), name)
         for flag, kind in get_type_hints(function).items():
-            kinds.setdefault(flag, set()).update(set(get_args(kind) or [kind]) - {type(None)})
+            one = [inner for part in get_args(kind) or [kind] for inner in get_args(part) or [part]]
+            kinds.setdefault(flag, set()).update({*one} - {type(None), list})
     shared = (
         "out",
         "device",

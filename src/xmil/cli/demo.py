@@ -27,7 +27,6 @@ def demo(
 
     import torch
 
-    from xmil.demo import encoder  # noqa: F401  # registers `digits` where the package is not installed
     from xmil.demo.pipeline import Demo, run_stages
     from xmil.demo.report import verdict, viewer_command, write_report
     from xmil.demo.results import read_results
@@ -36,10 +35,10 @@ def demo(
     begin = time.perf_counter()
     made = Demo(out, quick=quick, seed=seed)
     made.prepare()
+    from xmil.demo import encoder  # noqa: F401  # registers `digits` where the package is not installed
+
     log = out / "log.txt"
-    timings = run_stages(
-        made, lambda commands: _run(commands, log), lambda text: print(text, end="", flush=True)
-    )
+    timings = run_stages(made, lambda commands, side: _run(commands, side, log), _say)
     print("report ...", flush=True)
     report = write_report(made, timings)
     results = read_results(made)
@@ -52,12 +51,16 @@ def demo(
     return 0
 
 
-def _run(commands: Sequence[list[str]], log: Path) -> list[int]:
-    """Alone in this process; several in processes of their own, as many at once as there are cores."""
+def _say(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _run(commands: Sequence[list[str]], side_by_side: bool, log: Path) -> list[int]:
+    """One after another here, or in processes of their own, as many at once as there are cores."""
     from concurrent.futures import ThreadPoolExecutor
 
     at_once = min(len(commands), _cores())
-    if at_once < 2:
+    if not side_by_side or at_once < 2:
         return [_run_here(words, log) for words in commands]
     with ThreadPoolExecutor(max_workers=at_once) as pool:
         return list(pool.map(lambda words: _run_apart(words, log), commands))

@@ -26,7 +26,7 @@ def train(
         Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
     ] = None,
     features: Annotated[
-        list[str] | None, typer.Option(help="Folder of feature files; may be repeated.")
+        list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
     cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
@@ -50,7 +50,7 @@ def train(
 
     flags: dict[str, Any] = {
         "out": out,
-        "data.features": features[0] if features and len(features) == 1 else features or None,
+        "data.features": _one_or_many(features),
         "data.cohort": cohort,
         "data.label": label,
         "data.split": split,
@@ -66,6 +66,11 @@ def train(
         print(dumps(plain(settings)), end="")
         return 0
     return _report(settings, _train(settings, restart=restart))
+
+
+def _one_or_many(folders: list[Path] | None) -> str | list[str] | None:
+    names = [str(folder) for folder in folders or ()]
+    return names[0] if len(names) == 1 else names or None
 
 
 def _as_changes(flags: dict[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from xmil._version import __version__
@@ -29,9 +30,10 @@ METHODS = (
     "lrp", "ig", "gxi", "one_removed", "milli", "combined", "attention", "single", "grad2", "random",
 )  # fmt: skip
 MEASURED = ("lrp", "ig", "single", "attention", "random")  # by flip curves, which take longer
+NEEDED = ("openslide", "tifffile", "skimage", "lightning_fabric")  # beyond what is always installed
 FURTHER = ("train", "val", "test")  # splits whose bags are not drawn as slides
 DONE = "stages.json"
-Run = Callable[[Sequence[list[str]]], list[int]]  # commands side by side, their exit codes
+Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, side by side or not; their exit codes
 Say = Callable[[str], None]  # hears pieces of lines
 
 
@@ -54,11 +56,15 @@ QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, or
 
 @dataclass(frozen=True)
 class Stage:
-    """A step with its title: commands of the program, or work that it does itself."""
+    """A step with its title: commands of the program, or work that it does itself.
+
+    Commands that take long run side by side, each in a process of its own.
+    """
 
     title: str
     commands: tuple[list[str], ...] = ()
     work: Callable[[], None] | None = None
+    side_by_side: bool = False
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -114,6 +120,11 @@ class Demo:
 
     def prepare(self) -> None:
         """Make the folder; one that holds a demonstration of another size or seed is refused."""
+        missing = [module for module in NEEDED if find_spec(module) is None]
+        if missing:
+            raise InputError(
+                f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'."
+            )
         about = {"version": __version__, "quick": self.quick, "seed": self.seed}
         path = self.out / "demo.json"
         try:
@@ -133,13 +144,14 @@ class Demo:
         yield Stage("tile", (["tile", str(slides), "--out", str(tiles)],))
         yield Stage("embed", (self._embed(slides, tiles, features),))
         yield Stage(f"embed {more} further bags without drawing slides", work=self.embed_further)
-        yield Stage("train 4 models", tuple(self._train(*pair) for pair in self.pairs))
-        yield Stage("predict", tuple(self._over("predict", *pair) for pair in self.pairs))
-        yield Stage(f"explain by {len(METHODS)} methods", tuple(self._explain(*pair) for pair in self.pairs))
-        yield Stage(
-            "evaluate: drop tiles by their scores", tuple(self._evaluate(*pair) for pair in self.pairs)
-        )
-        yield Stage("heatmaps", tuple(self._heatmap(*pair) for pair in self.pairs))
+        yield Stage("train 4 models", self._each(self._train), side_by_side=True)
+        yield Stage("predict", self._each(self._predict))
+        yield Stage(f"explain by {len(METHODS)} methods", self._each(self._explain), side_by_side=True)
+        yield Stage("evaluate: drop tiles by score", self._each(self._evaluate), side_by_side=True)
+        yield Stage("heatmaps", self._each(self._heatmap))
+
+    def _each(self, command: Callable[[str, str], list[str]]) -> tuple[list[str], ...]:
+        return tuple(command(task, model) for task, model in self.pairs)
 
     def draw_slides(self) -> None:
         """Slides, the cohort's table and the true evidence; slides that are there are kept."""
@@ -196,7 +208,7 @@ class Demo:
         write_text(path, text)
         return ["train", str(path)]
 
-    def _over(self, command: str, task: str, model: str, kind: str = "") -> list[str]:
+    def _over(self, command: str, task: str, model: str) -> list[str]:
         """A command over the slides for one task and model."""
         where = {
             "--model": self.checkpoint(task, model),
@@ -204,9 +216,12 @@ class Demo:
             "--cohort": self.out / "cohort.csv",
             "--label": task,
             "--split": "slide",
-            "--out": self.folder(kind or command, task, model),
+            "--out": self.folder(command, task, model),
         }
         return [command, *(str(part) for pair in where.items() for part in pair)]
+
+    def _predict(self, task: str, model: str) -> list[str]:
+        return self._over("predict", task, model)
 
     def _explain(self, task: str, model: str) -> list[str]:
         return [*self._over("explain", task, model), "--methods", ",".join(METHODS), "--target", "all"]
@@ -220,7 +235,8 @@ class Demo:
     def _heatmap(self, task: str, model: str) -> list[str]:
         run, out = self.folder("explain", task, model), self.folder("heatmap", task, model)
         where = ["--slides", str(self.out / "slides"), "--out", str(out)]
-        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1], "--pictures", "panel"]
+        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1]]
+        what += ["--pictures", "panel", "--size", "600"]
         return ["heatmap", str(run), *where, *what]
 
 
@@ -274,7 +290,7 @@ def _run_stage(stage: Stage, run: Run, out: Path) -> Timing:
     begin = time.perf_counter()
     if stage.work is not None:
         stage.work()
-    for line, code in zip(stage.lines, run(stage.commands), strict=True):
+    for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
         if code:
             raise DemoError(f"'{line}' failed; {out / 'log.txt'} says why.")
     return Timing(stage.title, stage.lines, time.perf_counter() - begin)

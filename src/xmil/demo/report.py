@@ -16,7 +16,6 @@ from xmil.demo.bags import QUESTIONS, evidence
 from xmil.demo.picture import TITLES, Panel, draw_panels, method_title
 from xmil.demo.pipeline import METHODS, Demo, Timing
 from xmil.demo.results import PairResult, certificate, read_results
-from xmil.evaluate.evidence import auprc2
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
@@ -115,26 +114,28 @@ def _panels(demo: Demo, result: PairResult) -> str:
     panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
     for method in METHODS:
         e = result.shown[method]
-        panels.append(Panel(method_title(method, auprc2(truth, e.scores)), e.scores, e.signed))
+        panels.append(Panel(method_title(method, result.shown_auprc2[method]), e.scores, e.signed))
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
     title = f"{_name(result)}: {QUESTIONS[result.task]}"
     draw_panels(slide, truth, panels, path, title=title)
-    caption = f"Slide {slide.name}, evidence for “yes”; beside each method its AUPRC-2 on this slide."
+    caption = (
+        f"Slide {slide.name}, scores for “yes”; beside each method its AUPRC-2 on this slide, both classes."
+    )
     return f"<h2>{escape(_name(result))}</h2>{_figure(path, caption)}"
 
 
 def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
     """Attention against LRP on one slide; the README shows this picture."""
-    result = next(r for r in results if (r.task, r.model) == ("pos_neg", "transmil"))
+    result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
     for method in ("attention", "lrp"):
         e = result.shown[method]
-        title = f"{TITLES.get(method, method)}: AUPRC-2 {auprc2(truth, e.scores):.2f}"
+        title = f"{TITLES.get(method, method)}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
         panels.append(Panel(title, e.scores, e.signed))
     path = demo.out / "pictures" / "attention-against-lrp.png"
-    draw_panels(slide, truth, panels, path, title=f"TransMIL: {QUESTIONS[result.task]}", columns=4)
+    draw_panels(slide, truth, panels, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
     return ""
 
 
@@ -153,7 +154,7 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
     """One panel of mean curves for each task and model."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.4 * len(results), 3.4), dpi=130)
+    figure = Figure(figsize=(3.4 * len(results), 4.6), dpi=130)
     figure.set_layout_engine("constrained")
     for axis, result in zip(
         figure.subplots(1, len(results), sharey=True, squeeze=False)[0], results, strict=True
@@ -165,7 +166,7 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)
         axis.set_ylim(0, 1.02)
-        axis.legend(fontsize=7, loc="best")
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
     figure.axes[0].set_ylabel("probability of the class", fontsize=9)
     figure.savefig(path)
 

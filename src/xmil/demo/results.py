@@ -36,6 +36,7 @@ class PairResult:
     auprc2: dict[str, float]
     curves: dict[str, Floats]
     shown: dict[str, Explanation]
+    shown_auprc2: dict[str, float]
 
     @property
     def aupc(self) -> dict[str, float]:
@@ -59,14 +60,15 @@ def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
 def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
     folder = demo.folder("explain", task, model) / "slides"
     found = {slide.name: read_explanations(folder / f"{slide.name}.parquet") for slide in demo.bags["slide"]}
-    quality = {
-        method: float(np.nanmean(_qualities(demo.bags["slide"], found, task, method))) for method in METHODS
-    }
+    quality, here = (
+        {method: float(np.nanmean(_qualities(slides, found, task, method))) for method in METHODS}
+        for slides in (demo.bags["slide"], [shown])
+    )
     metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
     for_yes = {e.method: e for e in found[shown.name] if e.target.cls == 1}
     test: dict[str, Any] = metrics["test"]
     curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
-    return PairResult(task, model, test["auc"], test["accuracy"], quality, curves, for_yes)
+    return PairResult(task, model, test["auc"], test["accuracy"], quality, curves, for_yes, here)
 
 
 def _qualities(
