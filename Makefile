@@ -19,7 +19,7 @@ help:
 	@echo "make dist        build sdist and wheel into dist/"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@

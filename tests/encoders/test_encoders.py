@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,7 @@ def test_published_weights_come_from_torchs_cache(tmp_path: Path, monkeypatch: p
     torch.testing.assert_close(encoder.network.conv1.weight, source.conv1.weight)
     assert encoder.about["weights"] == "published, resnet18"
     (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").unlink()
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urllib keeps the proxies that it saw first
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     with pytest.raises(FileError, match=r"cannot be downloaded .* pass --weights"):

@@ -59,6 +59,8 @@ def run(arguments: list[str]) -> int:
         asked = [argument for argument in arguments if argument != "--debug"] or ["--help"]
         code = build()(asked, prog_name="xmil", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer has caught the interrupt
+            return _fail("interrupted.", code=INTERRUPTED)
         return code if isinstance(code, int) else 0
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,6 +30,7 @@ REQUIRED = {  # distribution -> module
     "typer": "typer",
     "rich": "rich",
     "matplotlib": "matplotlib",
+    "pillow": "PIL",
 }
 EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, and its packages
     "train": (
