@@ -2,7 +2,7 @@
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
-EXTRAS    ?= dev,zarr,slides,train,encoders,viewer,ray
+EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
@@ -41,11 +41,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python $(PIP) -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(STAMP)
-	$(BIN)/python $(PIP) -c constraints.txt build
 	rm -rf dist
 	$(BIN)/python -m build
 
