@@ -75,7 +75,7 @@ def test_a_line_for_each_stage(made: tuple[Demo, str]) -> None:
     for number in range(1, 10):
         assert re.fullmatch(rf"\[{number}/9\] .* \d+\.\d s", lines[number - 1])
     assert verdict(read_results(demo)) in said
-    assert f"Viewer: xmil view {demo.out}" in said
+    assert f"xmil view {demo.out / 'explain'}" in said
 
 
 def test_embedded_slides_are_the_digits_embedded(made: tuple[Demo, str]) -> None:

@@ -117,6 +117,14 @@ def test_certificate_of_another_run_of_the_same_model(made: Made, tmp_path: Path
     assert ask(alone, "/api/slides/0/slide.json").json["sets"][0]["certificate"] is None
 
 
+def test_runs_of_one_name_are_told_apart(made: Made, tmp_path: Path) -> None:
+    for kind in ("explain", "evaluate"):
+        shutil.copytree(made.runs[0], tmp_path / kind / "model")
+    folders = [tmp_path / "explain" / "model", tmp_path / "evaluate" / "model", made.runs[1]]
+    runs = ask(create_app(Collection(folders)), "/api/run.json").json["runs"]
+    assert [run["name"] for run in runs] == ["explain/model", "evaluate/model", made.runs[1].name]
+
+
 def test_tiles_show_the_patches_in_place(app: Any) -> None:
     colours = patch_colours(96, seed=2)
     for index in (0, 17, 95):

@@ -48,6 +48,7 @@ def demo(
     print(verdict(results))
     print(f"Done in {time.perf_counter() - begin:.0f} s. Report: {report}")
     print(f"Viewer: {viewer_command(made)}")
+    print("It opens http://127.0.0.1:8787/ in your browser, or the next free port.")
     return 0
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import platform
+import shutil
+import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -191,12 +194,21 @@ evidence as GeoJSON in <code>{escape(str(demo.out / "truth"))}</code>.</p>"""
 
 
 def viewer_command(demo: Demo) -> str:
-    """The command that opens the viewer on one of the runs."""
-    run = demo.folder("explain", "pos_neg", "transmil")
+    """The command that opens the viewer on one model: its evidence, and how faithful it is."""
+    runs = " ".join(str(demo.folder(kind, "pos_neg", "transmil")) for kind in ("explain", "evaluate"))
     model = demo.checkpoint("pos_neg", "transmil")
     return (
-        f"xmil view {run} --slides {demo.out / 'slides'} --model {model} --features {demo.out / 'features'}"
+        f"{_program()} view {runs} --slides {demo.out / 'slides'} --model {model} "
+        f"--features {demo.out / 'features'}"
     )
+
+
+def _program() -> str:
+    """`xmil`, or where it is when the shell does not find it."""
+    beside = Path(sys.executable).parent / "xmil"
+    if shutil.which("xmil") or not beside.is_file():
+        return "xmil"
+    return os.path.relpath(beside)
 
 
 def _figure(path: Path, caption: str) -> str:

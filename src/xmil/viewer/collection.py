@@ -37,6 +37,7 @@ class Collection:
         if not runs:
             raise InputError("There is no run to show; name the folder of one.")
         self.runs = [Run(Path(folder), follow_links=follow_links) for folder in runs]
+        _tell_apart(self.runs)
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
         self.follow_links, self._given_mpp = follow_links, mpp
         self.features = [_checked(Path(folder)) for folder in features]
@@ -253,6 +254,14 @@ def _checked(folder: Path) -> Path:
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder.")
     return folder
+
+
+def _tell_apart(runs: Sequence[Run]) -> None:
+    """Runs in folders of one name are called by the folder above too."""
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = f"{run.folder.resolve().parent.name}/{run.name}"
 
 
 def _named_methods(about: dict[str, Any]) -> list[str]:
