@@ -6,16 +6,18 @@ import json
 import socket
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import anyio
 import numpy as np
 from PIL import Image
 
-from tests.viewer.make_run import Made
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
+
+if TYPE_CHECKING:
+    from tests.viewer.make_run import Made
 
 HOST = (b"host", b"127.0.0.1:8787")
 
