@@ -61,16 +61,21 @@ def find_cases(
         if by != "slide" or splits:
             raise InputError("Splits and --by case need a --cohort that names them.")
         return _every_file(features)
-    joined, _ = joined_cohort(features, cohort, splits=splits)
+    joined = joined_cohort(features, cohort, splits=splits)
     if label is None:
         return group_cases(joined, by)
     return group_cases(joined, by, labels=class_labels(joined, label, names))
 
 
-def joined_cohort(
+def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
+    """The rows of a cohort that have features, of some splits; a line says what did not match."""
+    return parted_cohort(features, cohort, splits=splits)[0]
+
+
+def parted_cohort(
     features: Path, cohort: Path, *, splits: list[str] | None = None
 ) -> tuple[Cohort, dict[str, str]]:
-    """The rows of a cohort that have features, of some splits, and the other slides with their case.
+    """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
 
     A line says what did not match.
     """
@@ -165,7 +170,7 @@ def task_cases(
 
     if cohort is None:
         return find_cases(features, None, splits=splits, by=by), Missing()
-    joined, gone = joined_cohort(features, cohort, splits=splits)
+    joined, gone = parted_cohort(features, cohort, splits=splits)
     labels = task_labels(joined, spec, label=label, time=time, event=event)
     cases = group_cases(joined, by, labels=labels)
     return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})

@@ -161,7 +161,7 @@ def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> in
     from xmil.engine.explainer import slide_file
     from xmil.engine.summary import summarise_run
 
-    for warning in run.warnings(tally):
+    for warning in run.warnings(tally, cases):
         print(f"warning: {warning}")
     for slide, reason in list(tally.failed.items())[:SHOWN]:
         print(f"{slide}: failed: {reason}")

@@ -27,6 +27,7 @@ from xmil.engine.folder import SLIDES, RunFolder, file_digest, write_table
 from xmil.engine.missing import Missing
 from xmil.engine.pool import Engine, process
 from xmil.engine.rows import Row, columns, slide_row, source_of
+from xmil.engine.seen import seen_warning
 from xmil.engine.settings import Settings
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
@@ -114,9 +115,10 @@ class ExplainRun:
                     save()
             return tally
 
-    def warnings(self, tally: Tally) -> list[str]:
-        """Sentences on encoders, time bins and slides that do not fit together."""
+    def warnings(self, tally: Tally, cases: Sequence[Case]) -> list[str]:
+        """Sentences on encoders, time bins, slides that are missing and cases of the training."""
         every = (
+            seen_warning(self.paths, cases),
             encoder_warning(self.spec.encoder, tally.encoders),
             bins_warning([model.spec for model in self.models]) if self.settings.asks_bins else None,
             self.missing.warning(),

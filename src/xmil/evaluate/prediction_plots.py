@@ -79,7 +79,7 @@ def draw_calibration(
         label=f"calibration error {error}",
     )  # fmt: skip
     axis.set(ylabel=f"share in which {what} was true", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axis.set_title(f"calibration, {_counted(len(hits), cases)}; bars: 95 % (Wilson, by case)", fontsize=10)
+    axis.set_title(f"calibration, {_counted(len(hits), cases)}\nbars: 95 % (Wilson, by case)", fontsize=10)
     axis.legend(loc="upper left", fontsize=8, frameon=False)
     axis.grid(alpha=0.3)
     below.hist(chances, bins=np.linspace(0, 1, BINS + 1).tolist(), color=COLOURS[0], alpha=0.6)
