@@ -49,10 +49,11 @@ def find_cases(
     splits: list[str] | None = None,
     names: tuple[str, ...] | None = None,
     by: str = "slide",
+    spec: ModelSpec | None = None,
 ) -> list[Case]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    Labels are class indices; a label column of None asks for none.
+    Labels are class indices; a label column of None asks for none, "" for the one the model was trained on.
     """
     from xmil.data import group_cases
 
@@ -63,7 +64,14 @@ def find_cases(
     joined = joined_cohort(features, cohort, splits=splits)
     if label is None:
         return group_cases(joined, by)
-    return group_cases(joined, by, labels=class_labels(joined, label, names))
+    column = label or (trained_columns(joined, spec) if spec and len(spec.columns or ()) == 1 else "")
+    return group_cases(joined, by, labels=class_labels(joined, column or "label", names))
+
+
+def trained_columns(cohort: Cohort, spec: ModelSpec) -> str:
+    """The columns that the model was trained on, with commas; empty where the cohort lacks one."""
+    columns = spec.columns or ()
+    return ",".join(columns) if set(columns) <= set(cohort.columns) else ""
 
 
 def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
@@ -137,10 +145,15 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
     """What is true of each row, None where it is not known.
 
     A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
-    name several columns; labels and values without it are the columns with the model's class names, a single
-    value else the column `label` where that holds numbers.
+    name several columns; without it they are those the model was trained on, where the cohort has them. Else
+    labels and values are the columns with the model's class names, a single value the column `label` where
+    that holds numbers. Times and events are those of the training where the cohort lacks the default ones.
     """
+    trained = trained_columns(cohort, spec)
+    label = label or trained
     if spec.task in ("survival", "cox"):
+        if trained and (time, event) == ("time", "event") and not {time, event} <= set(cohort.columns):
+            time, event = trained.split(",")
         return _survival_labels(cohort, time, event)
     if spec.task == "classification":
         return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))
