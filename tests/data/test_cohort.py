@@ -61,7 +61,8 @@ def test_whole_number_labels_are_class_indices() -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n", "a cohort needs a column 'slide_id'. Found: a, b"),
-        ("slide_id,label\ns1,0\ns1,1\n", "s1 stand in several rows"),
+        ("slide_id,label\ns1,0\ns1,1\n", "s1 stands in several rows"),
+        ("slide_id\ns1\ns1\ns2\ns2\n", "s1, s2 stand in several rows"),
         ("slide_id,label\n,0\n", "row 2 has no slide_id"),
         ("slide_id,label\ns1\n", "row 2 has 1 cells, the header 2"),
         ("slide_id,slide_id\ns1,s2\n", "slide_id more than once"),

@@ -174,7 +174,12 @@ def test_an_interrupted_run_keeps_its_slides_and_leaves_no_worker(tmp_path: Path
     folder = make_cohort(tmp_path, 60, instances=2000)
     arguments = script(command(folder, *METHODS, "--workers", "2"))
     process = subprocess.Popen(
-        arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells in the background ignore it
     )
     wait_for(lambda: done(folder / "run") >= 4)
     process.send_signal(signal.SIGINT)

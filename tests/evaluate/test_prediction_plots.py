@@ -7,9 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from scipy.stats import binomtest
 
 from xmil.evaluate.measures import Interval
-from xmil.evaluate.prediction_plots import draw_calibration, draw_roc, draw_survival, draw_values
+from xmil.evaluate.prediction_plots import (
+    calibration_bins,
+    draw_calibration,
+    draw_roc,
+    draw_survival,
+    draw_values,
+)
 
 UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
 
@@ -62,3 +69,25 @@ def test_values(values: list[float], tmp_path: Path) -> None:
 def test_survival(times: list[float], events: list[int], risks: list[float], tmp_path: Path) -> None:
     draw_survival(np.array(times), np.array(events, dtype=bool), np.array(risks), UNKNOWN, tmp_path / "s.png")
     assert looks_drawn(tmp_path / "s.png")
+
+
+def test_a_patient_counts_once_in_the_survival_curves(tmp_path: Path, rng: np.random.Generator) -> None:
+    times, events, risks = rng.exponential(size=20), rng.random(20) < 0.6, rng.normal(size=20)
+    cases = [f"c{i:02}" for i in range(20)]
+    draw_survival(times, events, risks, UNKNOWN, tmp_path / "one.png", cases=cases)
+    shift = np.tile([-0.3, 0.3], 20)  # two slides of a case, whose mean risk is the case's
+    each = (np.repeat(times, 2), np.repeat(events, 2), np.repeat(risks, 2) + shift)
+    draw_survival(*each, UNKNOWN, tmp_path / "two.png", cases=[c for c in cases for _ in range(2)])
+    np.testing.assert_array_equal(imread(tmp_path / "one.png"), imread(tmp_path / "two.png"))
+
+
+def test_calibration_bars_count_cases(rng: np.random.Generator) -> None:
+    hits, chances = rng.random(60) < 0.5, rng.random(60)
+    alone = np.array(calibration_bins(hits, chances))
+    for mean, share, low, high in alone:
+        inside = np.minimum((chances * 10).astype(int), 9) == int(mean * 10)
+        known = binomtest(int(hits[inside].sum()), int(inside.sum())).proportion_ci(method="wilson")
+        assert (share, low, high) == pytest.approx((hits[inside].mean(), known.low, known.high))
+    cases = np.repeat(np.arange(60), 3).tolist()
+    thrice = np.array(calibration_bins(np.repeat(hits, 3), np.repeat(chances, 3), cases))
+    np.testing.assert_allclose(thrice, alone)

@@ -254,6 +254,15 @@ def test_headers_bind_the_browser(open_app: Any) -> None:
         assert "server" not in headers
 
 
+def test_a_person_without_the_token_reads_a_sentence(made: Made) -> None:
+    locked = create_app(Collection(made.runs), rules=Rules("0.0.0.0", "a-long-token"))  # noqa: S104
+    page = ask(locked, "/", headers={"accept": "text/html,*/*"})
+    assert page.status == 401
+    assert page.headers["content-type"].startswith("text/html")
+    assert b"open the address that the server printed" in page.body
+    assert ask(locked, "/", headers={"accept": "*/*"}).json["error"]
+
+
 @pytest.mark.parametrize("given", ["", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "é", "\x00", "%00"])
 def test_wrong_tokens_are_refused(locked: Any, given: str) -> None:
     for route in (*ROUTES, "/", "/index.html", "/assets/index.js"):

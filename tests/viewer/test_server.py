@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,16 @@ def test_certificate_of_another_run_of_the_same_model(made: Made, tmp_path: Path
     assert sets[3]["certificate"] is None  # other bags, other predictions
     alone = create_app(Collection([bare]))
     assert ask(alone, "/api/slides/0/slide.json").json["sets"][0]["certificate"] is None
+
+
+def test_another_slide_of_the_name_is_told(made: Made, tmp_path: Path) -> None:
+    ids = [row["id"] for row in ask(create_app(Collection(made.runs)), "/api/run.json").json["slides"]]
+    Image.new("RGB", (1500, 1000), "pink").save(tmp_path / f"{ids[0]}.png")
+    shown = Collection(made.runs[:1], slides=tmp_path, mpp=0.5)
+    error = ask(create_app(shown), "/api/slides/0/slide.json").json["error"]
+    assert re.search(r"\d+ of 96 patches of the run .* lie off this slide of 1500 x 1000 px", error)
+    right = Collection(made.runs[:1], slides=made.slides)
+    assert ask(create_app(right), "/api/slides/0/slide.json").json["error"] is None
 
 
 def test_runs_of_one_name_are_told_apart(made: Made, tmp_path: Path) -> None:

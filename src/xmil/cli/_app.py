@@ -93,7 +93,8 @@ def _options(
 def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
-    return str(error.format_message()) + hint
+    message = str(error.format_message()).rstrip()
+    return message + ("" if message.endswith((".", "?", "!")) else ".") + hint
 
 
 def _fail(message: str, *, code: int = NOTHING, debug: bool = False) -> int:

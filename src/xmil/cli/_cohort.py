@@ -12,6 +12,7 @@ from xmil.core.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from xmil.data import Cohort
     from xmil.data.cases import Case
+    from xmil.engine.missing import Missing
     from xmil.models import MILModel
     from xmil.models.base import ModelSpec
 
@@ -76,6 +77,16 @@ def trained_columns(cohort: Cohort, spec: ModelSpec) -> str:
 
 def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
     """The rows of a cohort that have features, of some splits; a line says what did not match."""
+    return parted_cohort(features, cohort, splits=splits)[0]
+
+
+def parted_cohort(
+    features: Path, cohort: Path, *, splits: list[str] | None = None
+) -> tuple[Cohort, dict[str, str]]:
+    """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
+
+    A line says what did not match.
+    """
     from xmil.data import join_features, read_cohort
 
     table = read_cohort(cohort)
@@ -83,22 +94,26 @@ def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = No
     joined, report = join_features(table, features)
     if report.without_features or report.doubled:
         print(f"{cohort}: {report}")
-    return joined
+    case_of = dict(zip(table.slides, table.cases, strict=True))
+    return joined, {slide: case_of[slide] for slide in report.without_features}
 
 
 def class_labels(
     cohort: Cohort, column: str, names: tuple[str, ...] | None, *, n_classes: int | None = None
 ) -> list[int | None]:
-    """Class indices: by the model's class names where the labels are among them, else as numbers.
+    """Class indices: by the model's class names where labels are among them, else as numbers.
 
-    Labels by other names than the model's are refused: their order would be a guess.
+    Labels by other names than the model's are refused: their order would be a guess. Where some are the
+    model's, the others count as unknown, and a line names them.
     """
     if not _has_labels(cohort, column):
         return [None] * len(cohort)
     cells = cohort.column(column)
-    if names and all(cell is None or cell in names for cell in cells):
-        return [None if cell is None else names.index(cell) for cell in cells]
-    strange = [cell for cell in cells if cell is not None and not _is_whole(cell)]
+    given = [cell for cell in cells if cell is not None]
+    strange = [cell for cell in given if not _is_whole(cell)]
+    if names and (set(given) <= set(names) or (strange and set(given) & set(names))):
+        _tell_foreign(cohort, column, names)
+        return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     if names and strange:
         raise InputError(
             f"The label {strange[0]!r} in column {column!r} is no class of the model, which knows "
@@ -112,6 +127,28 @@ def class_labels(
     if most and top >= max(2, most):
         raise InputError(f"The column {column!r} has a class {top}, but the model knows {max(2, most)}.")
     return labels
+
+
+def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...]) -> None:
+    """A line on the slides whose label is no class of the model."""
+    cells = zip(cohort.slides, cohort.column(column), strict=True)
+    foreign = {slide: cell for slide, cell in cells if cell is not None and cell not in names}
+    if foreign:
+        labels = named([repr(cell) for cell in dict.fromkeys(foreign.values())])
+        print(
+            f"The column {column!r} has labels that are no class of the model ({', '.join(names)}): {labels} "
+            f"of {named(list(foreign))}. They count as unlabelled."
+        )
+
+
+def named(slides: list[str], most: int = 5) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> named(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(slides) - most} more" if len(slides) > most else ""
+    return ", ".join(slides[:most]) + more
 
 
 def number_labels(cohort: Cohort, column: str) -> list[float | None]:
@@ -131,14 +168,28 @@ def task_cases(
     event: str = "event",
     splits: list[str] | None = None,
     by: str = "slide",
-) -> list[Case]:
-    """The bags to go over, each with what is true of it as the model's task has it, where it is known."""
+) -> tuple[list[Case], Missing]:
+    """The bags to go over, each with what is true of it as the model's task has it, where it is known.
+
+    With them what the cohort names and the features lack.
+    """
     from xmil.data import group_cases
+    from xmil.engine.missing import Missing
 
     if cohort is None:
-        return find_cases(features, None, splits=splits, by=by)
-    joined = joined_cohort(features, cohort, splits=splits)
-    return group_cases(joined, by, labels=task_labels(joined, spec, label=label, time=time, event=event))
+        return find_cases(features, None, splits=splits, by=by), Missing()
+    joined, gone = parted_cohort(features, cohort, splits=splits)
+    labels = task_labels(joined, spec, label=label, time=time, event=event)
+    cases = group_cases(joined, by, labels=labels)
+    return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
+
+
+def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """The cases that are there without some of their slides, and which these are."""
+    lacking: dict[str, list[str]] = {case.name: [] for case in cases}
+    for slide, owner in gone.items():
+        lacking.get(owner, []).append(slide)
+    return {name: tuple(slides) for name, slides in lacking.items() if slides}
 
 
 def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from xmil.core.errors import InputError
 from xmil.engine.pool import Engine
 
 _PANEL = "Engine"
@@ -45,6 +46,8 @@ def engine_of(
     device: str = "cpu",
 ) -> Engine:
     """The engine that the options ask for."""
+    if workers < 0:
+        raise InputError(f"--workers must be a whole number, 0 or more. Got {workers} instead.")
     if kind == "ray" and device.startswith("cuda") and not gpus:
         gpus = 1.0
     count = workers or (0 if kind == "ray" else 1)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmil.cli import _engine
-from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
-from xmil.core.errors import InputError
+from xmil.cli._cohort import checked_device, listed, named, progress_bar, task_cases
+from xmil.core.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from xmil.data import Case
     from xmil.engine.run import ExplainRun, Tally
+    from xmil.engine.settings import Settings
+    from xmil.models import MILModel
+    from xmil.models.base import ModelSpec
 
 SHOWN = 20  # failures on the screen; failures.csv has them all
 
@@ -90,16 +94,31 @@ def explain(
         raise InputError("--target label needs a --cohort with the labels.")
     paths = tuple(file for path in model for file in checkpoint_files(path))
     models = load_models(paths)
-    for net in models:
-        settings.check(net)
-    spec = models[0].spec
+    spec = _checked(settings, models)
     truth = {"label": label, "time": time, "event": event}
-    cases = task_cases(features, cohort, spec, **truth, splits=listed(split), by=by)
+    cases, missing = task_cases(features, cohort, spec, **truth, splits=listed(split), by=by)
     where = device if chosen.kind == "ray" else checked_device(device)
-    run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory))
+    run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory), missing)
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
         tally = run.explain(cases, engine=chosen, restart=restart, on_case=advance)
     return _report(run, cases, tally, chosen)
+
+
+def _checked(settings: Settings, models: Sequence[MILModel]) -> ModelSpec:
+    """What the models have in common, once each of them can do what the settings ask for."""
+    from xmil.engine.ensemble import bins_warning, shared_spec
+
+    specs = [model.spec for model in models]
+    shared = shared_spec(specs)
+    try:
+        for model in models:
+            settings.check(model, shared)
+    except UnknownNameError as error:
+        warning = bins_warning(specs) if settings.asks_bins else None
+        if warning is None:
+            raise
+        raise InputError(f"{error} Here {warning}") from None
+    return shared
 
 
 def memory_bytes(text: str) -> int:
@@ -142,8 +161,7 @@ def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> in
     from xmil.engine.explainer import slide_file
     from xmil.engine.summary import summarise_run
 
-    warning = run.encoder_warning(tally)
-    if warning:
+    for warning in run.warnings(tally, cases):
         print(f"warning: {warning}")
     for slide, reason in list(tally.failed.items())[:SHOWN]:
         print(f"{slide}: failed: {reason}")
@@ -153,8 +171,9 @@ def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> in
         raise InputError(f"No slide could be explained; {run.out / 'failures.csv'} says why.")
     files = [slide_file(run.out, slide) for case in cases for slide in case.slides if slide in tally.rows]
     far = summarise_run(run.out, files, engine=engine)
-    for name, count in far.items():
-        print(f"{name}: {count} slides stand out from the others (summary/outliers.csv)") if count else None
+    if far:
+        who = "1 slide stands" if len(far) == 1 else f"{len(far)} slides stand"
+        print(f"{who} out from the others: {named(far)} (summary/outliers.csv)")
     counts = f"{len(tally.explained)} explained, {len(tally.found)} found done, {len(tally.failed)} failed"
     print(f"{counts}. Written to {run.out}.")
     return 1 if tally.failed else 0

@@ -68,7 +68,7 @@ def predict(
     paths = tuple(file for path in model for file in checkpoint_files(path))
     models = load_models(paths)
     columns = {"label": label, "time": time, "event": event}
-    cases = task_cases(features, cohort, models[0].spec, **columns, splits=listed(split), by=by)
+    cases, missing = task_cases(features, cohort, models[0].spec, **columns, splits=listed(split), by=by)
     where = device if chosen.kind == "ray" else checked_device(device)
     settings = {
         "features": str(features.resolve()),
@@ -77,7 +77,7 @@ def predict(
         "split": listed(split),
         "by": by,
     }
-    run = PredictRun(out, paths, models, settings, where, draws, seed)
+    run = PredictRun(out, paths, models, settings, where, draws, seed, missing)
     with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
         tally = run.predict(cases, engine=chosen, restart=restart, on_case=advance)
     return _report(run, tally)

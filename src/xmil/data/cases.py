@@ -85,7 +85,8 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
     """
     if len(bags) == 1:
         return named(bags[0], name), [slice(0, len(bags[0]))]
-    for bag in bags[1:]:
+    for bag in bags:
+        _check_part(bag, name)
         if bag.dim != bags[0].dim:
             raise InputError(
                 f"Case {name!r}: {bag.slide_id} has features of width {bag.dim} and {bags[0].slide_id} of "
@@ -106,6 +107,22 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
 def named(bag: Bag, name: str) -> Bag:
     """The bag under a slide's name in the cohort."""
     return bag if bag.slide_id == name else replace(bag, slide_id=name)
+
+
+def _check_part(bag: Bag, case: str) -> None:
+    """Refuse a slide that would be lost in its case: one without instances, or with numbers that are none."""
+    if not len(bag):
+        raise InputError(
+            f"Case {case!r}: {bag.slide_id} has no instances; extract its features again, or take the slide "
+            "out of the cohort."
+        )
+    if np.isfinite(bag.features.sum(dtype=np.float64)):
+        return
+    rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
+    raise InputError(
+        f"Case {case!r}: features of {bag.slide_id} are not finite (NaN or inf) in {len(rows)} of {len(bag)} "
+        f"rows, the first is row {rows[0]}; extract the features again or drop those rows."
+    )
 
 
 def _agreed(bags: Sequence[Bag], key: str) -> Any:

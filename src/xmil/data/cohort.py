@@ -47,8 +47,9 @@ class Cohort:
             )
         if len(set(slides)) != len(slides):
             doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
+            stand = "stands" if len(doubled) == 1 else "stand"
             raise InputError(
-                f"{self._name}: {', '.join(doubled[:5])} stand in several rows; one row a slide."
+                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row a slide."
             )
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from xmil.core.storage import write_explanations
 from xmil.data.bags import read_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
-from xmil.engine.ensemble import average, check_ensemble, predicted_by
+from xmil.engine.ensemble import average, check_ensemble, predicted_by, shared_spec
 from xmil.engine.pool import Stages
 from xmil.engine.rows import Row, slide_row, source_of
 from xmil.engine.settings import PREDICTED, Settings
@@ -77,6 +77,7 @@ class Explainer:
 
     def __init__(self, job: Job, models: Sequence[MILModel]) -> None:
         self.job, self.models = job, models
+        self.spec = shared_spec([model.spec for model in models])
 
     def read(self, case: Case) -> Read:
         """The bags of a case; runs ahead in a thread."""
@@ -95,35 +96,36 @@ class Explainer:
     def work(self, case: Case, read: Read) -> Done:
         """Explain a case and write its slides' files."""
         start = time.perf_counter()
-        explanations = self._within_memory(case, read.bag)
+        explanations, logits = self._within_memory(case, read.bag)
         for place in range(len(read.parts)):
-            self._write(case, read, place, explanations)
+            self._write(case, read, place, explanations, logits)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
-        logits = [float(value) for value in explanations[0].logits]
-        spec = vars(self.models[0].spec)
         rows = [
-            slide_row(case, i, logits=logits, spec=spec, n=len(part), seconds=seconds)
+            slide_row(case, i, logits=logits, spec=vars(self.spec), n=len(part), seconds=seconds)
             for i, part in enumerate(read.parts)
         ]
         return Done(rows, read.bag.encoder)
 
-    def explain(self, case: Case, bag: Bag) -> list[Explanation]:
-        """Every method and target of a bag; over the models of an ensemble the mean."""
+    def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+        """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
         settings, predicted = self.job.settings, None
         if len(self.models) > 1 and PREDICTED in settings.targets:
             predicted = predicted_by(self.models, bag)
-        targets = settings.targets_of(case, self.models[0].spec, predicted)
+        targets = settings.targets_of(case, self.spec, predicted)
         found: list[Explanation] = []
+        logits: list[list[float]] = []
         for method in settings.methods:
             params = settings.method_params(method, case.name)
             each = [
                 explain_targets(m, bag, targets, method=method, output=settings.output, **params)
                 for m in self.models
             ]
-            found += each[0] if len(each) == 1 else [average(same) for same in zip(*each, strict=True)]
-        return list({e.column: e for e in found}.values())  # the predicted class may be the label
+            logits = logits or [[float(value) for value in own[0].logits] for own in each]
+            pairs = zip(*each, strict=True)
+            found += each[0] if len(each) == 1 else [average(same, self.spec) for same in pairs]
+        return list({e.column: e for e in found}.values()), logits  # the predicted class may be the label
 
-    def _within_memory(self, case: Case, bag: Bag) -> list[Explanation]:
+    def _within_memory(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Explain with batches that fit the budget; where memory runs out, with smaller ones."""
         budget = self.job.memory
         while True:
@@ -142,10 +144,19 @@ class Explainer:
             if self.job.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _write(self, case: Case, read: Read, place: int, explanations: list[Explanation]) -> None:
+    def _write(
+        self,
+        case: Case,
+        read: Read,
+        place: int,
+        explanations: list[Explanation],
+        logits: list[list[float]],
+    ) -> None:
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
         about = file_provenance(self.job, case, read.sources[place])
+        if len(logits) > 1:
+            about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         try:

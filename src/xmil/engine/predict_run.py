@@ -19,10 +19,12 @@ import numpy as np
 
 from xmil.data.cases import Case
 from xmil.data.encoder_names import encoder_warning
+from xmil.engine.ensemble import bins_warning, shared_spec
 from xmil.engine.folder import RunFolder, file_digest, write_json
+from xmil.engine.missing import Missing
 from xmil.engine.pool import Engine
 from xmil.engine.predict import Answer, predict_cases
-from xmil.engine.predictions import Predictions, shared_spec, write_predictions
+from xmil.engine.predictions import Predictions, write_predictions
 from xmil.engine.seen import seen_warning
 from xmil.evaluate.measures import Interval
 from xmil.models import MILModel
@@ -43,6 +45,7 @@ class PredictRun:
     device: str = "cpu"
     draws: int = 1000
     seed: int = 0
+    missing: Missing = field(default_factory=Missing)
 
     @property
     def folder(self) -> RunFolder:
@@ -57,9 +60,10 @@ class PredictRun:
             {"path": str(path), "digest": file_digest(path), "spec": asdict(model.spec)}
             for path, model in zip(self.paths, self.models, strict=True)
         ]
-        spec = self.models[0].spec
+        spec = shared_spec([model.spec for model in self.models])
         shared = {"class_names": spec.class_names, "task": spec.task, "features": self.settings["features"]}
-        return {"model": models[0], "models": models, **shared}
+        first = {**models[0], "spec": asdict(spec)}
+        return {"model": first, "models": models, **shared, **self.missing.as_dict()}
 
     def predict(
         self,
@@ -93,7 +97,12 @@ class PredictRun:
     def _write(self, tally: Tally, found: list[tuple[Case, Answer]]) -> None:
         spec = shared_spec([model.spec for model in self.models])
         encoders = [answer.encoder for _, answer in found]
-        warnings = encoder_warning(spec.encoder, encoders), seen_warning(self.paths, [c for c, _ in found])
+        warnings = (
+            encoder_warning(spec.encoder, encoders),
+            seen_warning(self.paths, [case for case, _ in found]),
+            bins_warning([model.spec for model in self.models]),
+            self.missing.warning(),
+        )
         tally.warnings = [warning for warning in warnings if warning is not None]
         tally.predictions = Predictions.of(spec, found)
         write_predictions(tally.predictions.columns(), self.out)
@@ -150,8 +159,10 @@ def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Pa
         draw_values(truth, known.mean[:, 0], metrics, folder / "values.png", name=known.names[0])
     elif task != "regression":
         times, events = (np.array(column) for column in zip(*labels, strict=True))
-        c = metrics["c_index"]
-        draw_survival(times.astype(float), events.astype(bool), known.risks, c, folder / "survival.png")
+        draw_survival(
+            times.astype(float), events.astype(bool), known.risks, metrics["c_index"],
+            folder / "survival.png", cases=[case.case_id or case.name for case in known.cases],
+        )  # fmt: skip
 
 
 def _draw_classes(known: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:

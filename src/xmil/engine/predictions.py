@@ -1,13 +1,14 @@
 """Predictions of a cohort as a table, and how good they are.
 
-An ensemble's outputs are the mean of its models' outputs; `spread` is the standard deviation over the models
+An ensemble's outputs are the mean of its models' outputs, its risk and survival function the mean of theirs,
+as the explained risk is; `spread` is the standard deviation over the models
 of the number that counts: the probability of the predicted class, the value, the risk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,8 @@ class Predictions:
 
     @property
     def risks(self) -> Floats:
-        """Risks (n,) of a survival or Cox model."""
-        return risks(self.mean, self.spec.task)
+        """Risks (n,) of a survival or Cox model; of an ensemble the mean of its models' risks."""
+        return np.asarray(self._each_risk().mean(axis=1))
 
     @property
     def names(self) -> list[str]:
@@ -108,8 +109,11 @@ class Predictions:
             return np.asarray(probabilities(self.outputs, task)[rows, :, chosen].std(axis=1, ddof=1))
         if task == "regression":
             return np.asarray(self.outputs.std(axis=1, ddof=1).mean(axis=1))
-        each = np.stack([risks(self.outputs[:, m], task) for m in range(self.models)], axis=1)
-        return np.asarray(each.std(axis=1, ddof=1))
+        return np.asarray(self._each_risk().std(axis=1, ddof=1))
+
+    def _each_risk(self) -> Floats:
+        """The risks (n, m) of each model."""
+        return np.stack([risks(self.outputs[:, m], self.spec.task) for m in range(self.models)], axis=1)
 
     def _classes(self) -> Columns:
         p, names = self.chances, self.names
@@ -144,7 +148,7 @@ class Predictions:
             "risk": self.risks.tolist(),
         }
         if self.spec.task == "survival":
-            alive: Floats = np.cumprod(1 - self.chances, axis=1).astype(np.float64)
+            alive = np.cumprod(1 - probabilities(self.outputs, "survival"), axis=2).mean(axis=1)
             found |= {**_numbered("S", self.names, alive), **_numbered("logit", self.names, self.mean)}
         return found
 
@@ -183,12 +187,6 @@ class Predictions:
     def alone(self, model: int) -> Predictions:
         """The predictions of one model of the ensemble."""
         return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
-
-
-def shared_spec(specs: Sequence[ModelSpec]) -> ModelSpec:
-    """The spec of an ensemble: its first model's; time bins of their own have no common names."""
-    same = all(spec.time_bins == specs[0].time_bins for spec in specs)
-    return specs[0] if same else replace(specs[0], time_bins=None)
 
 
 def risks(outputs: Floats, task: str) -> Floats:

@@ -14,18 +14,19 @@ from xmil.data.cases import Case
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
 LAST = ("n", "features", "seconds")
 Row = dict[str, Any]
+Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
 
 def slide_row(
     case: Case,
     place: int,
     *,
-    logits: Sequence[float],
+    logits: Logits,
     spec: Mapping[str, Any],
     n: int,
     seconds: float | None = None,
 ) -> Row:
-    """The row of a case's slide number `place`, from the outputs of the model for the case."""
+    """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
     said = prediction(logits, spec)
     predicted, index = said.pop("predicted"), said.pop("index")
     label = _label(case.label, spec)
@@ -36,24 +37,28 @@ def slide_row(
         "predicted": predicted,
         "correct": None if label is None or index is None else index == case.label,
         **said,
+        **_survival(case.label, spec),
         "n": n,
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
     }
 
 
-def prediction(logits: Sequence[float], spec: Mapping[str, Any]) -> Row:
+def prediction(logits: Logits, spec: Mapping[str, Any]) -> Row:
     """What outputs mean: the predicted class with a probability for each, or a value, or a risk.
+
+    An ensemble's class, probabilities and value come from its mean outputs; its risk is the mean of risks.
 
     >>> prediction([0.0, 1.0], {"task": "classification", "class_names": ["benign", "tumour"]})
     {'predicted': 'tumour', 'index': 1, 'p:benign': 0.268941, 'p:tumour': 0.731059}
     >>> prediction([1.5], {"task": "regression"})
     {'predicted': None, 'index': None, 'value': 1.5}
     """
-    z, task = np.asarray(logits, dtype=np.float64), str(spec.get("task", "classification"))
-    names = spec.get("class_names")
+    each, task = np.atleast_2d(np.asarray(logits, dtype=np.float64)), str(spec.get("task", "classification"))
+    z, names = each.mean(axis=0), spec.get("class_names")
     if task == "survival":
-        return {"predicted": None, "index": None, "risk": _rounded(-np.cumprod(_sigmoid(-z)).sum())}
+        risks = -np.cumprod(_sigmoid(-each), axis=1).sum(axis=1)
+        return {"predicted": None, "index": None, "risk": _rounded(risks.mean())}
     if task in ("regression", "cox"):
         word = "value" if task == "regression" else "risk"
         keys = [word] if len(z) == 1 else [f"{word}:{name}" for name in _names(names, len(z))]
@@ -93,6 +98,14 @@ def _label(label: Any, spec: Mapping[str, Any]) -> Any:
     if task == "multilabel":
         return "+".join(name for name, on in zip(_names(names, len(label)), label, strict=True) if on)
     return ";".join(f"{value:g}" for value in label)
+
+
+def _survival(label: Any, spec: Mapping[str, Any]) -> Row:
+    """The columns `time` and `event` of models of risks, as `xmil predict` writes them."""
+    if spec.get("task") not in ("survival", "cox"):
+        return {}
+    time, event = label if isinstance(label, tuple) else (None, None)
+    return {"time": time, "event": event}
 
 
 def _names(names: Any, n: int) -> list[str]:

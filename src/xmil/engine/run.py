@@ -21,12 +21,16 @@ from xmil.core.errors import FileError, XmilError
 from xmil.core.storage import read_provenance
 from xmil.data.cases import Case
 from xmil.data.encoder_names import encoder_warning
+from xmil.engine.ensemble import bins_warning, shared_spec
 from xmil.engine.explainer import Done, Job, file_provenance, make_explainer, slide_file
 from xmil.engine.folder import SLIDES, RunFolder, file_digest, write_table
+from xmil.engine.missing import Missing
 from xmil.engine.pool import Engine, process
 from xmil.engine.rows import Row, columns, slide_row, source_of
+from xmil.engine.seen import seen_warning
 from xmil.engine.settings import Settings
 from xmil.models import MILModel
+from xmil.models.base import ModelSpec
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
@@ -56,6 +60,12 @@ class ExplainRun:
     cohort: Path | None = None
     device: str = "cpu"
     memory: int = 1 << 30
+    missing: Missing = field(default_factory=Missing)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the models have in common."""
+        return shared_spec([model.spec for model in self.models])
 
     @property
     def folder(self) -> RunFolder:
@@ -71,7 +81,7 @@ class ExplainRun:
             for path, spec in zip(self.paths, specs, strict=True)
         ]
         return {
-            "model": models[0],
+            "model": {**models[0], "spec": asdict(self.spec)},
             "models": models,
             "class_names": specs[0]["class_names"],
             "task": specs[0]["task"],
@@ -80,6 +90,7 @@ class ExplainRun:
             "features": str(self.features.resolve()),
             "cohort": None if self.cohort is None else str(self.cohort.resolve()),
             "seed": self.settings.seed,
+            **self.missing.as_dict(),
         }
 
     def explain(
@@ -104,9 +115,15 @@ class ExplainRun:
                     save()
             return tally
 
-    def encoder_warning(self, tally: Tally) -> str | None:
-        """One sentence where slides have features of another encoder than the model's."""
-        return encoder_warning(self.models[0].spec.encoder, tally.encoders)
+    def warnings(self, tally: Tally, cases: Sequence[Case]) -> list[str]:
+        """Sentences on encoders, time bins, slides that are missing and cases of the training."""
+        every = (
+            seen_warning(self.paths, cases),
+            encoder_warning(self.spec.encoder, tally.encoders),
+            bins_warning([model.spec for model in self.models]) if self.settings.asks_bins else None,
+            self.missing.warning(),
+        )
+        return [warning for warning in every if warning is not None]
 
     def _waiting(
         self,
@@ -136,20 +153,26 @@ class ExplainRun:
             wanted = [file_provenance(job, case, source_of(path)) for path in case.paths]
             if not all(_made_of(case, *pair) for pair in zip(found, wanted, strict=True)):
                 return None
-            logits = [next(iter(header["columns"].values()))["logits"] for header, _ in found]
+            logits = [self._logits(header) for header, _ in found]
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return None  # not there, or damaged: it is explained again
-        spec = vars(self.models[0].spec)
+        spec = vars(self.spec)
         return [
             slide_row(case, i, logits=logits[i], spec=spec, n=n, seconds=known.get(case.slides[i]))
             for i, (_, n) in enumerate(found)
         ]
 
+    def _logits(self, header: dict[str, Any]) -> Any:
+        """The logits that a slide's file holds: the model's, or each model's."""
+        if len(self.models) > 1:
+            return header["provenance"]["logits"]
+        return next(iter(header["columns"].values()))["logits"]
+
 
 def _made_of(case: Case, found: tuple[dict[str, Any], int], wanted: dict[str, Any]) -> bool:
     """Whether a file was made from what would be used again."""
     stored = found[0].get("provenance", {})
-    together = len(case.slides) == 1 or stored["case"]["slides"] == list(case.slides)
+    together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
     return together and all(stored.get(key) == value for key, value in wanted.items())
 
 

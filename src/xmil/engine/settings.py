@@ -41,8 +41,13 @@ class Settings:
         """The settings in plain types."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
-    def check(self, model: MILModel) -> None:
-        """Refuse what the model or its methods cannot do."""
+    @property
+    def asks_bins(self) -> bool:
+        """Whether a survival model is asked for more than its risk."""
+        return not set(self.targets) <= {PREDICTED, RISK}
+
+    def check(self, model: MILModel, spec: ModelSpec | None = None) -> None:
+        """Refuse what the model or its methods cannot do; `spec` is that of the model's ensemble."""
         if self.by not in BY:
             raise unknown_name("grouping", self.by, BY)
         if not self.methods or not self.targets:
@@ -51,9 +56,9 @@ class Settings:
             self._check_method(method, model)
         for method in self.params:
             if method not in self.methods:
-                raise InputError(f"A parameter is for {method!r}, which is not among the methods.")
+                raise InputError(_stray(method, self.params[method], self.methods))
         for text in self.targets:
-            _check_target(text, model.spec)
+            _check_target(text, spec or model.spec)
 
     def _check_method(self, name: str, model: MILModel) -> None:
         if name not in METHODS:
@@ -84,7 +89,7 @@ class Settings:
                 case "all":
                     found += classes
                 case _:
-                    found.append(parse_target(text, spec.target_names))
+                    found.append(resolved_target(text, spec))
         if ALL in self.targets:
             return [t for t in dict.fromkeys(map(Target.of, found)) if t.cls is not None]
         return list(dict.fromkeys(map(Target.of, found)))
@@ -113,6 +118,18 @@ def parse_target(text: str, names: Sequence[str] | None) -> Target:
     return Target(text)
 
 
+def resolved_target(text: str, spec: ModelSpec) -> Target:
+    """A target by the number it has in every model of an ensemble, whatever each calls it."""
+    n, names = count_targets(spec.task, spec.n_classes), spec.target_names
+    return parse_target(text, names).resolve(n_classes=n, predicted=0, class_names=names)
+
+
+def _stray(method: str, params: Mapping[str, Any], methods: Sequence[str]) -> str:
+    """The sentence on parameters of a method that is not asked for."""
+    given = "--preset" if list(params) == ["preset"] else f"--param {method}.{next(iter(params), '...')}"
+    return f"{given} is for {method!r}, which is not among the methods ({', '.join(methods)})."
+
+
 def _check_target(text: str, spec: ModelSpec) -> None:
     if text in (PREDICTED, ALL):
         return
@@ -122,11 +139,8 @@ def _check_target(text: str, spec: ModelSpec) -> None:
                 f"The target 'label' is for classes; a {spec.task} model has none: use 'predicted'."
             )
         return
-    target = parse_target(text, spec.target_names)
-    target.resolve(
-        n_classes=count_targets(spec.task, spec.n_classes), predicted=0, class_names=spec.target_names
-    )
-    if target.against is not None and (spec.task == "cox" or RISK in (target.cls, target.against)):
+    target = resolved_target(text, spec)
+    if target.against is not None and (spec.task == "cox" or RISK in (target.name, target.against_name)):
         raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
 
 

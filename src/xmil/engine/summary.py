@@ -90,8 +90,8 @@ class _Column:
         }
 
 
-def summarise_run(out: Path, files: Sequence[Path], *, engine: Engine | None = None) -> dict[str, int]:
-    """Write `summary/` from the files of the slides; gives the number of outlying slides by explanation.
+def summarise_run(out: Path, files: Sequence[Path], *, engine: Engine | None = None) -> list[str]:
+    """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
 
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
     """
@@ -165,7 +165,7 @@ def _patch(e: Explanation, name: str, i: int) -> Patch:
     return name, i, x0, y0, e.patch_size, float(e.scores[i])
 
 
-def _write(folder: Path, columns: list[_Column]) -> dict[str, int]:
+def _write(folder: Path, columns: list[_Column]) -> list[str]:
     scales = [column.scale() for column in columns]
     names = list(scales[0]) if scales else ["explanation"]
     write_table(folder / "scales.csv", names, ([_short(scale[key]) for key in names] for scale in scales))
@@ -178,9 +178,9 @@ def _write(folder: Path, columns: list[_Column]) -> dict[str, int]:
         for slide, statistics in sorted(column.slides.items())
     ]
     write_table(folder / "slides.csv", ("slide_id", "explanation", *_STATISTICS), each)
-    far = {column.name: outliers(column.name, dict(sorted(column.slides.items()))) for column in columns}
-    write_table(folder / "outliers.csv", _FAR_HEADER, (row for rows in far.values() for row in rows))
-    return {name: len({row[0] for row in rows}) for name, rows in far.items()}
+    far = [row for column in columns for row in outliers(column.name, dict(sorted(column.slides.items())))]
+    write_table(folder / "outliers.csv", _FAR_HEADER, far)
+    return sorted({str(row[0]) for row in far})
 
 
 def _patch_rows(columns: list[_Column], which: str) -> list[list[Any]]:

@@ -65,19 +65,21 @@ def draw_calibration(
     what: str,
     cases: Sequence[Any] | None = None,
 ) -> None:
-    """How often what was predicted with a chance came true, by bins of the chance, above their histogram."""
+    """How often what was predicted with a chance came true, by bins of the chance, above their histogram.
+
+    The bars are as wide as the number of cases in a bin says: slides of one patient are not independent.
+    """
     figure = Figure(figsize=(5.2, 6.4), layout="constrained")
     axis, below = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
     axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfect")
-    rows = [_bin(hits, chances, b) for b in range(BINS)]
-    points = np.array([row for row in rows if row is not None])
+    points = np.array(calibration_bins(hits, chances, cases))
     errors = np.abs(points[:, 2:4].T - points[:, 1])
     axis.errorbar(
         points[:, 0], points[:, 1], yerr=errors, fmt="o-", color=COLOURS[0], capsize=3, lw=1.5, ms=5,
         label=f"calibration error {error}",
     )  # fmt: skip
     axis.set(ylabel=f"share in which {what} was true", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    axis.set_title(f"calibration, {_counted(len(hits), cases)}; bars: 95 % (Wilson)", fontsize=10)
+    axis.set_title(f"calibration, {_counted(len(hits), cases)}\nbars: 95 % (Wilson, by case)", fontsize=10)
     axis.legend(loc="upper left", fontsize=8, frameon=False)
     axis.grid(alpha=0.3)
     below.hist(chances, bins=np.linspace(0, 1, BINS + 1).tolist(), color=COLOURS[0], alpha=0.6)
@@ -99,10 +101,24 @@ def draw_values(
     _finish(figure, axis, path)
 
 
-def draw_survival(times: Floats, events: Bools, risks: Floats, c_index: Interval, path: Path) -> None:
-    """Kaplan-Meier curves of the half with the higher risk and the half with the lower, and their test."""
+def draw_survival(
+    times: Floats,
+    events: Bools,
+    risks: Floats,
+    c_index: Interval,
+    path: Path,
+    *,
+    cases: Sequence[Any] | None = None,
+) -> None:
+    """Kaplan-Meier curves of the half with the higher risk and the half with the lower, and their test.
+
+    A case counts once, with the mean risk of its rows: patients are compared, not slides.
+    """
     from scipy.stats import CensoredData, ecdf, logrank
 
+    first, member = _members(len(times), cases)
+    risks = np.bincount(member, weights=risks) / np.bincount(member)
+    times, events = times[first], events[first]
     figure, axis = _square()
     high = risks > np.median(risks)
     groups = {"higher risk": high, "lower risk": ~high}
@@ -124,6 +140,7 @@ def draw_survival(times: Floats, events: Bools, risks: Floats, c_index: Interval
         with np.errstate(all="ignore"):  # too few events to tell: nan
             p = float(logrank(*samples.values()).pvalue)
         told += "" if np.isnan(p) else f"; log-rank p = {p:.2g}"
+    told += "" if cases is None else f"; {len(times)} cases"
     axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
     axis.set_title(told, fontsize=10)
     _finish(figure, axis, path, upper=True)
@@ -148,21 +165,41 @@ def _band(
     return grid, low, high
 
 
-def _bin(hits: Bools, chances: Floats, b: int) -> tuple[float, ...] | None:
-    """Mean chance, frequency and its Wilson interval in one bin."""
-    from scipy.stats import binomtest
+def calibration_bins(
+    hits: Bools, chances: Floats, cases: Sequence[Any] | None = None
+) -> list[tuple[float, float, float, float]]:
+    """Mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
 
-    inside = np.minimum((chances * BINS).astype(int), BINS - 1) == b
-    n = int(inside.sum())
-    if not n:
-        return None
-    interval = binomtest(int(hits[inside].sum()), n).proportion_ci(method="wilson")
-    return (
-        float(chances[inside].mean()),
-        float(hits[inside].mean()),
-        float(interval.low),
-        float(interval.high),
-    )
+    The frequency is over predictions, the interval that of as many draws as there are cases in the bin.
+    """
+    _, member = _members(len(hits), cases)
+    place = np.minimum((chances * BINS).astype(int), BINS - 1)
+    found = []
+    for b in np.unique(place):
+        inside = place == b
+        share = float(hits[inside].mean())
+        low, high = wilson(share, len(np.unique(member[inside])))
+        found.append((float(chances[inside].mean()), share, low, high))
+    return found
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a frequency among n; scipy's takes whole counts only.
+
+    >>> [round(end, 4) for end in wilson(0.5, 10)]
+    [0.2366, 0.7634]
+    """
+    z = 1.959963984540054
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _members(n: int, cases: Sequence[Any] | None) -> tuple[Any, Any]:
+    """The first row of each case, and the case's number for each of n rows."""
+    names = np.arange(n) if cases is None else np.array([str(case) for case in cases])
+    _, first, member = np.unique(names, return_index=True, return_inverse=True)
+    return first, member
 
 
 def _counted(n: int, cases: Sequence[Any] | None) -> str:

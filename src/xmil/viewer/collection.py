@@ -139,6 +139,8 @@ class Collection:
         about = self._about(slide_id)
         image, fault = self.pictures.describe(slide_id)
         sets, faults = self._sets(key, slide_id)
+        if image:
+            faults += self._misfits(key, sets, image["image"])
         facts = ("case", "label", "predicted", "correct", "probability")
         return {
             "key": key,
@@ -160,6 +162,19 @@ class Collection:
                 failed = run.failure(slide_id) if isinstance(error, MissingError) else None
                 faults.append(failed or str(error))
         return sets, faults
+
+    def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> list[str]:
+        """A sentence for each run with patches that lie off the slide: one of the two is of another slide."""
+        found, width, height = [], image["width"], image["height"]
+        for run in (entry["run"] for entry in sets if entry["placed"]):
+            inside, n = self.evidence(key, run).count_inside(width, height)
+            if inside < n:
+                where = f"{self.runs[run].name!r} lie off this slide of {width} x {height} px"
+                found.append(
+                    f"{n - inside} of {n} patches of the run {where}: "
+                    "it is not the slide that was explained, or the coordinates are of another resolution."
+                )
+        return found
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
         run, found = self.runs[number], self.evidence(key, number)

@@ -41,6 +41,13 @@ class Evidence:
         """Whether it is known where the patches lie."""
         return self.corners is not None and self.edge is not None
 
+    def count_inside(self, width: int, height: int) -> tuple[int, int]:
+        """How many patches have their centre on a slide of this size, and how many there are."""
+        if self.corners is None or self.edge is None:
+            return self.n, self.n
+        x, y = self.corners.astype(np.int64) + self.edge // 2
+        return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum()), self.n
+
     def at(self, mpp: float | None) -> Evidence:
         """The evidence with its places, where they had to wait for the slide's mpp."""
         if self.placed or self.raw is None or self.unit is None or mpp is None:

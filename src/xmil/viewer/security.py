@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -84,7 +85,7 @@ class Guard:
         refused = self._refusal(scope, headers)
         guarded = self._guarded(send)
         if refused is not None:
-            await _answer(guarded, *refused)
+            await _refuse(guarded, headers, *refused)
         elif self.rules.token is not None and (place := self._without_token(scope)) is not None:
             await _answer(guarded, 303, "", {"location": place, "set-cookie": self._set_cookie(scope)})
         else:
@@ -168,8 +169,19 @@ def _bounded(receive: Receive) -> Receive:
     return bounded
 
 
-async def _answer(send: Send, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-    body = to_json({"error": sentence}) if sentence else b""
+async def _refuse(send: Send, headers: Headers, status: int, sentence: str) -> None:
+    """A person who opened the page gets words, a program gets JSON."""
+    if not headers.get("accept", "").startswith("text/html"):
+        return await _answer(send, status, sentence)
+    words = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
+    return await _answer(send, status, sentence, {"content-type": "text/html; charset=utf-8"}, words.encode())
+
+
+async def _answer(
+    send: Send, status: int, sentence: str, headers: dict[str, str] | None = None, body: bytes | None = None
+) -> None:
+    if body is None:
+        body = to_json({"error": sentence}) if sentence else b""
     told = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     raw = [(key.encode(), value.encode("latin-1")) for key, value in told.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})

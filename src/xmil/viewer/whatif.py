@@ -5,9 +5,9 @@ A model is loaded once and embeds the patches of a slide once; torch is imported
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xmil.evaluate.bags import Parts
     from xmil.models import MILModel
 
+logger = logging.getLogger(__name__)
 LIMIT_BYTES = 1 << 30
 CLOSE = 1e-2  # logits that differ by more than this are another model's
 
@@ -69,10 +70,17 @@ class WhatIf:
         }
 
     def warm(self) -> None:
-        """Load the models; one that cannot be loaded is told when it is asked."""
-        with self._lock, suppress(XmilError):
-            for path in dict.fromkeys(path for paths in self._paths for path in paths):
-                self._model(path)
+        """Load the models and warn of those that cannot answer; the page says so when one is asked."""
+        for path, run in {path: run for run, paths in enumerate(self._paths) for path in paths}.items():
+            try:
+                with self._lock:
+                    width = self._model(path).in_dim
+            except XmilError as error:
+                logger.warning("%s", error)
+                continue
+            expected = self._collection.run(run).spec.get("in_dim")
+            if expected not in (None, width):
+                logger.warning("%s: takes features of width %s; the run's have %s.", path, width, expected)
 
     def _answer(
         self, key: int, run: int, kept: npt.NDArray[np.bool_]
