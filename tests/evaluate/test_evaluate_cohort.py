@@ -128,3 +128,20 @@ def test_times_and_events_of_the_training_are_the_default(tmp_path, task):
     places = ["--features", f"{folder}/features", "--cohort", str(table), "--out", f"{folder}/told"]
     assert run(["predict", "--model", f"{folder}/out", *places]) == 0
     assert json.loads((folder / "told" / "metrics.json").read_text())["labelled"] == 20
+
+
+def test_a_case_that_lacks_a_slide_is_named(tmp_path, capsys):
+    folder = write_cohort(tmp_path, n=20, slides_per_case=2)
+    train(config_of(folder, data={"by": "case"}, train={"epochs": 1}))
+    (folder / "features" / "s8_1.h5").unlink()
+    capsys.readouterr()
+    assert run(command(folder, "--by", "case", "--split", "test", "--modes", "remove")) == 0
+    assert "c8 (without s8_1)" in capsys.readouterr().out
+    assert json.loads((folder / "told" / "run.json").read_text())["incomplete_cases"] == {"c8": ["s8_1"]}
+
+
+def test_the_viewer_finds_the_curves_of_a_case(by_case):
+    from xmil.viewer.run import Run
+
+    methods = Run(by_case).certificate("s8_1")["methods"]
+    assert len(methods[0]["morf"]) == 11

@@ -87,11 +87,11 @@ def evaluate(
     if net.task not in CLASS_TASKS:
         print(f"A {net.task} model is neither right nor wrong: every slide counts.")
     column = label if net.task in CLASS_TASKS else None
-    cases = find_cases(
+    cases, missing = find_cases(
         features, cohort, label=column, splits=listed(split), names=net.class_names, by=by, spec=net.spec
     )
     slides = [Slide.of(case) for case in cases]
-    warning = seen_warning([model], cases)
+    warnings = [said for said in (missing.warning(), seen_warning([model], cases)) if said is not None]
     reading = {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
     known = (
         None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
@@ -113,7 +113,8 @@ def evaluate(
         "targets": ["predicted"],
         "features": inputs["features"],
         "cohort": None if cohort is None else str(cohort.resolve()),
-        "warnings": [] if warning is None else [warning],
+        **missing.as_dict(),
+        "warnings": warnings,
     }
     run = Run(out, settings, inputs, about, reading)
     with (
@@ -128,7 +129,7 @@ def evaluate(
             engine=chosen,
             device=device,
         )
-    if warning:
+    for warning in warnings:
         print(f"warning: {warning}")
     return _report(run, slides, outcome, best=best)
 
