@@ -205,3 +205,47 @@ def test_two_processes_train_the_model_of_one(folder):
     refused_now = subprocess.run([*command, "--epochs", "2"], capture_output=True, text=True, env=environment)
     assert refused_now.returncode == 2
     assert refused_now.stderr.count("train.epochs was 3, now 2") == 1
+
+
+def test_every_broken_file_is_named_or_all_are_skipped(folder, capsys):
+    features = folder / "features"
+    (features / "s5.h5").write_bytes(b"damaged")
+    (features / "s8.h5").write_bytes((features / "s8.h5").read_bytes()[:500])
+    xmil.write_bag(xmil.Bag(np.zeros((0, 6)), slide_id="s9", encoder="enc-a"), features / "s9.h5")
+    refused(["train", write_config(folder)], capsys, "3 of 20", "s5.h5", "s8.h5", "s9.h5", "data.missing")
+    config = write_config(folder, data={"missing": "skip"}, train={"epochs": 1})
+    assert run(["train", config]) == 0
+    assert "3 feature files cannot be used and are left out (s5.h5, s8.h5, s9.h5)" in capsys.readouterr().out
+    assert json.loads((folder / "out" / "run.json").read_text())["bags"]["count"] == 17
+
+
+def test_an_empty_slide_of_a_case_is_named(tmp_path, capsys):
+    folder = write_cohort(tmp_path, n=20, slides_per_case=2)
+    path = folder / "features" / "s4_1.h5"
+    xmil.write_bag(xmil.Bag(np.zeros((0, 6)), slide_id="s4_1", encoder="enc-a"), path)
+    refused(
+        ["train", write_config(folder, data={"by": "case"})], capsys, "1 of 40", "s4_1.h5", "no instances"
+    )
+
+
+def test_numbers_that_are_names_ask_for_class_names(folder, capsys):
+    edit(folder, lambda row: {**row, "label": str(1 + int(row["grade"]))})
+    config = write_config(folder, train={"monitor": "loss", "epochs": 1})
+    refused(["train", config], capsys, "no 0", 'data.class_names = ["1", "2", "3"]')
+    assert run(["train", config, "--set", 'data.class_names=["1", "2", "3"]']) == 0
+    model = xmil.load_model(folder / "out" / "model" / "model.safetensors")
+    assert model.class_names == ("1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--label", "lable"], "Did you mean 'label'"),
+        (["--split", "splt"], "Did you mean 'split'"),
+        (["--set", "task='survival'", "--set", "data.time='tme'"], "Did you mean 'time'"),
+    ],
+)
+def test_a_dry_run_checks_the_columns(folder, capsys, flags, words):
+    refused(["train", write_config(folder), "--dry-run", *flags], capsys, words)
+    assert run(["train", write_config(folder), "--dry-run", "--folds", "3"]) == 0
+    assert run(["train", write_config(folder), "--dry-run", "--cohort", "not here.csv", *flags]) == 0

@@ -364,3 +364,49 @@ def test_run_json_says_what_was_run(folder, tmp_path):
     assert said["encoder"] == "enc-a"
     assert said["bags"]["count"] == 30
     assert "torch" in said["versions"]
+
+
+def test_folds_share_their_time_bins(folder, tmp_path):
+    """Otherwise an ensemble would average intervals that differ under one name."""
+    changes = {"task": "survival", "data": {"folds": 3}, "loss": {"bins": 3}, "train": {"epochs": 1}}
+    train(config_of(folder, out=str(tmp_path / "out"), **changes))
+    files = [tmp_path / "out" / f"fold{k}" / "model.safetensors" for k in range(3)]
+    assert len({xmil.load_model(path).spec.time_bins for path in files}) == 1
+    seen = [float(row["time"]) for row in rows(folder / "cohort.csv") if row["event"] == "1"]
+    assert xmil.load_model(files[0]).spec.time_bins == pytest.approx(np.quantile(seen, [1 / 3, 2 / 3]))
+    own = make_plan(config_of(folder, **{**changes, "loss": {"bins": 3, "bins_from": "fold"}}))
+    assert len({job.goal.time_bins for job in own.jobs}) == 3
+
+
+def test_bins_of_a_split_come_from_its_training_rows(folder):
+    plan = make_plan(config_of(folder, task="survival", loss={"bins": 3}))
+    table = [row for row in rows(folder / "cohort.csv") if row["split"] == "train" and row["event"] == "1"]
+    edges = np.quantile([float(row["time"]) for row in table], [1 / 3, 2 / 3])
+    assert plan.jobs[0].goal.time_bins == pytest.approx(edges)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_predictions_are_those_of_predict(folder, tmp_path, task):
+    """The same columns and cells as `xmil predict` writes for the same bags, apart from who was held out."""
+    from xmil.cli._app import run
+
+    out, told = tmp_path / "out", tmp_path / "told"
+    train(config_of(folder, out=str(out), task=task, **{"train": {"epochs": 1}, **TASKS[task][0]}))
+    places = ["--features", str(folder / "features"), "--cohort", str(folder / "cohort.csv")]
+    assert run(["predict", "--model", str(out), *places, "--split", "test", "--out", str(told)]) == 0
+    ours, theirs = rows(out / "predictions.csv"), rows(told / "predictions.csv")
+    added = ("subset", "reference", "fold", "repeat", "model")
+    assert [name for name in ours[0] if name not in added] == list(theirs[0])
+    for a, b in zip(ours, theirs, strict=True):
+        for name, cell in b.items():
+            if name.partition(":")[0] in ("p", "logit", "S", "value", "risk"):
+                assert float(a[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5)
+            else:
+                assert a[name] == cell, name
+
+
+def test_predictions_by_case_name_their_slides(tmp_path):
+    folder = write_cohort(tmp_path, n=20, slides_per_case=2)
+    train(config_of(folder, data={"by": "case"}, train={"epochs": 1}))
+    first = rows(folder / "out" / "predictions.csv")[0]
+    assert (first["slide_id"], first["case_id"]) == ("s8_0;s8_1", "c8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,26 +50,41 @@ def find_cases(
     splits: list[str] | None = None,
     names: tuple[str, ...] | None = None,
     by: str = "slide",
-) -> list[Case]:
+    spec: ModelSpec | None = None,
+) -> tuple[list[Case], Missing]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    Labels are class indices; a label column of None asks for none.
+    With them what the cohort names and the features lack.
+
+    Labels are class indices; a label column of None asks for none, "" for the one the model was trained on.
     """
-    from xmil.data import group_cases
+    from xmil.engine.missing import Missing
 
     if cohort is None:
         if by != "slide" or splits:
             raise InputError("Splits and --by case need a --cohort that names them.")
-        return _every_file(features)
-    joined = joined_cohort(features, cohort, splits=splits)
+        return _every_file(features), Missing()
+    joined, gone = parted_cohort(features, cohort, splits=splits)
     if label is None:
-        return group_cases(joined, by)
-    return group_cases(joined, by, labels=class_labels(joined, label, names))
+        return _grouped(joined, gone, by, None)
+    column = label or (trained_columns(joined, spec) if spec and len(spec.columns or ()) == 1 else "")
+    return _grouped(joined, gone, by, class_labels(joined, column or "label", names))
 
 
-def joined_cohort(features: Path, cohort: Path, *, splits: list[str] | None = None) -> Cohort:
-    """The rows of a cohort that have features, of some splits; a line says what did not match."""
-    return parted_cohort(features, cohort, splits=splits)[0]
+def _grouped(
+    joined: Cohort, gone: dict[str, str], by: str, labels: Sequence[Any] | None
+) -> tuple[list[Case], Missing]:
+    from xmil.data import group_cases
+    from xmil.engine.missing import Missing
+
+    cases = group_cases(joined, by, labels=labels)
+    return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
+
+
+def trained_columns(cohort: Cohort, spec: ModelSpec) -> str:
+    """The columns that the model was trained on, with commas; empty where the cohort lacks one."""
+    columns = spec.columns or ()
+    return ",".join(columns) if set(columns) <= set(cohort.columns) else ""
 
 
 def parted_cohort(
@@ -165,15 +180,11 @@ def task_cases(
 
     With them what the cohort names and the features lack.
     """
-    from xmil.data import group_cases
-    from xmil.engine.missing import Missing
-
     if cohort is None:
-        return find_cases(features, None, splits=splits, by=by), Missing()
+        return find_cases(features, None, splits=splits, by=by)
     joined, gone = parted_cohort(features, cohort, splits=splits)
     labels = task_labels(joined, spec, label=label, time=time, event=event)
-    cases = group_cases(joined, by, labels=labels)
-    return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
+    return _grouped(joined, gone, by, labels)
 
 
 def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ...]]:
@@ -188,10 +199,15 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
     """What is true of each row, None where it is not known.
 
     A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
-    name several columns; labels and values without it are the columns with the model's class names, a single
-    value else the column `label` where that holds numbers.
+    name several columns; without it they are those the model was trained on, where the cohort has them. Else
+    labels and values are the columns with the model's class names, a single value the column `label` where
+    that holds numbers. Times and events are those of the training where the cohort lacks the default ones.
     """
+    trained = trained_columns(cohort, spec)
+    label = label or trained
     if spec.task in ("survival", "cox"):
+        if trained and (time, event) == ("time", "event") and not {time, event} <= set(cohort.columns):
+            time, event = trained.split(",")
         return _survival_labels(cohort, time, event)
     if spec.task == "classification":
         return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))

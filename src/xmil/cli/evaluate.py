@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Option(help="Checkpoint of the model.")],
+    model: Annotated[Path, typer.Option(help="Checkpoint, or a folder of `xmil train` with one model.")],
     features: Annotated[Path, typer.Option(help="Folder of feature files.")],
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
     cohort: Annotated[
         Path | None, typer.Option(help="Table of slides and labels; all files without it.")
     ] = None,
     label: Annotated[
-        str, typer.Option(help="Label column; slides classified wrongly do not count.")
-    ] = "label",
+        str, typer.Option(help="Label column, that of the training by default; only correct slides count.")
+    ] = "",
     split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
+    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; 'all' that fit the model.")
     ] = "",
@@ -42,6 +43,10 @@ def evaluate(
     ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
+    mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")
+    ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="End with the method to trust for this model.")
     ] = False,
@@ -58,6 +63,7 @@ def evaluate(
 ) -> int:
     """Drop instances by each method's scores and see whether the prediction follows."""
     from xmil.engine.pool import Engine
+    from xmil.engine.seen import seen_warning
     from xmil.models import load_model
     from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness import Settings
@@ -65,6 +71,7 @@ def evaluate(
     from xmil.study.faithfulness_truth import Truth
 
     chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    model = _one_model(model)
     net = load_model(model)
     net = net.to(checked_device(device)) if chosen == Engine() else net
     settings = Settings(
@@ -80,8 +87,12 @@ def evaluate(
     if net.task not in CLASS_TASKS:
         print(f"A {net.task} model is neither right nor wrong: every slide counts.")
     column = label if net.task in CLASS_TASKS else None
-    cases = find_cases(features, cohort, label=column, splits=listed(split), names=net.class_names)
-    slides = [Slide(case.name, case.paths[0], case.label, case.case_id) for case in cases]
+    cases, missing = find_cases(
+        features, cohort, label=column, splits=listed(split), names=net.class_names, by=by, spec=net.spec
+    )
+    slides = [Slide.of(case) for case in cases]
+    warnings = [said for said in (missing.warning(), seen_warning([model], cases)) if said is not None]
+    reading = {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
     known = (
         None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
     )
@@ -91,6 +102,8 @@ def evaluate(
         "truth": None if truth is None else str(truth.resolve()),
         "truth_names": listed(truth_names),
         "mask_downsample": mask_downsample,
+        "by": by,
+        "reading": reading,
     }
     about = {
         "model": {"path": str(model), "digest": inputs["model"], "spec": asdict(net.spec)},
@@ -100,9 +113,14 @@ def evaluate(
         "targets": ["predicted"],
         "features": inputs["features"],
         "cohort": None if cohort is None else str(cohort.resolve()),
+        **missing.as_dict(),
+        "warnings": warnings,
     }
-    run = Run(out, settings, inputs, about)
-    with run.opened(restart=restart), progress_bar("slides", len(slides)) as advance:
+    run = Run(out, settings, inputs, about, reading)
+    with (
+        run.opened(restart=restart),
+        progress_bar("slides" if by == "slide" else "cases", len(slides)) as advance,
+    ):
         outcome = run.measure(
             net if chosen == Engine() else model,
             slides,
@@ -111,7 +129,22 @@ def evaluate(
             engine=chosen,
             device=device,
         )
+    for warning in warnings:
+        print(f"warning: {warning}")
     return _report(run, slides, outcome, best=best)
+
+
+def _one_model(path: Path) -> Path:
+    """The checkpoint a path stands for; an ensemble has several, whose curves would be of several outputs."""
+    from xmil.models.checkpoints.files import checkpoint_files
+
+    files = checkpoint_files(path)
+    if len(files) > 1:
+        names = ", ".join(map(str, files))
+        raise InputError(
+            f"{path}: xmil evaluate takes one model, and here are {len(files)}; name one: {names}."
+        )
+    return files[0]
 
 
 def _methods(text: str, net: Any) -> tuple[str, ...]:

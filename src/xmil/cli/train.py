@@ -42,9 +42,13 @@ def train(
         int | None, typer.Option(help="Processes that read bags which memory cannot hold.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Train anew what the folder holds.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the resolved settings, check the cohort's columns and stop."),
+    ] = False,
 ) -> int:
     """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
+    from xmil.training.cohort import check_columns
     from xmil.training.config import load_config, plain
     from xmil.training.toml import dumps
 
@@ -64,6 +68,7 @@ def train(
     settings = load_config(config, [*(change or ()), *_as_changes(flags)])
     if dry_run:
         print(dumps(plain(settings)), end="")
+        check_columns(settings)
         return 0
     return _report(settings, _train(settings, restart=restart))
 

@@ -153,7 +153,7 @@ class Explainer:
         logits: list[list[float]],
     ) -> None:
         part, rows = read.parts[place], read.rows[place]
-        own = explanations if len(read.parts) == 1 else [_share(e, part, rows) for e in explanations]
+        own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
         about = file_provenance(self.job, case, read.sources[place])
         if len(logits) > 1:
             about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
@@ -184,7 +184,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _share(e: Explanation, part: Bag, rows: slice) -> Explanation:
+def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
     """The scores of one slide of a case, with the case's account."""
     return replace(
         e,

@@ -24,6 +24,7 @@ class ModelSpec:
     sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox" (one
     log risk). `reference` is what a regression's value is explained against, such as the mean of the training
     labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
+    `columns` of the training cohort held the targets: a label, several labels, a value, or time and event.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelSpec:
     encoder: str | None = None
     reference: float | tuple[float, ...] | None = None
     time_bins: tuple[float, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def target_names(self) -> tuple[str, ...] | None:

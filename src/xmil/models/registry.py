@@ -37,11 +37,13 @@ def create_model(
     encoder: str | None = None,
     reference: float | Sequence[float] | None = None,
     time_bins: Sequence[float] | None = None,
+    columns: Sequence[str] | None = None,
     **params: Any,
 ) -> MILModel:
     """A model with fresh weights, in eval mode; `params` are the model's own.
 
-    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, see `ModelSpec`.
+    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, `columns` where a cohort has
+    what they predict; see `ModelSpec`.
 
     >>> create_model("transmil", in_dim=768, n_classes=2, dim=64).in_dim
     768
@@ -56,6 +58,7 @@ def create_model(
         encoder=encoder,
         reference=tuple(reference) if isinstance(reference, Sequence) else reference,
         time_bins=None if time_bins is None else tuple(time_bins),
+        columns=None if columns is None else tuple(columns),
     )
     if seed is None:
         return build(spec)

@@ -10,6 +10,7 @@ results.parquet, summary.*, statistics.csv, faithfulness.png
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,15 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import nn
 
+from xmil.core.bag import Bag
 from xmil.core.errors import InputError, StopError, WriteError
 from xmil.core.storage import write_atomically, write_explanations
 from xmil.data.bags import read_bag
-from xmil.data.cases import Case, named
+from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
+from xmil.engine.explainer import slide_share
 from xmil.engine.folder import SLIDES, RunFolder, file_digest, write_json, write_table
 from xmil.engine.pool import Engine, process
 from xmil.engine.rows import columns, slide_row
@@ -45,22 +50,38 @@ SCHEMA = pa.schema(
     + [(name, pa.bool_()) for name in ("correct", "flipped_at_zero")]
     + [
         (name, pa.float64())
-        for name in ("output", "aupc", "srg", "aopc", "sufficiency", "necessity", "at_zero")
+        for name in ("seconds", "output", "aupc", "srg", "aopc", "sufficiency", "necessity", "at_zero")
     ]
     + [(name, pa.float64()) for name in ("random_aupc", "unexplained")]
     + [(name, pa.float64()) for name in ("auprc2", "auroc2", "ap", "ndcg", "pointing", "mass")]
     + [(name, pa.list_(pa.float64())) for name in ("logits", "morf", "lerf")]
+    + [("parts", pa.list_(pa.int64()))]
 )
 
 
 @dataclass(frozen=True)
 class Slide:
-    """A slide of the cohort: its name, feature file, true class and case, where they are known."""
+    """A slide of the cohort: its name, feature file, true class and case, where they are known.
+
+    Where all slides of a case are one bag, it is the case: `parts` are its slides and their files.
+    """
 
     slide_id: str
     path: Path
     label: int | None = None
     case_id: str | None = None
+    parts: tuple[tuple[str, Path], ...] = ()
+
+    @classmethod
+    def of(cls, case: Case) -> Slide:
+        """What is one bag of a cohort."""
+        parts = tuple(zip(case.slides, case.paths, strict=True))
+        return cls(case.name, case.paths[0], case.label, case.case_id, parts)
+
+    @property
+    def slides(self) -> tuple[tuple[str, Path], ...]:
+        """The slides that make the bag, with their files."""
+        return self.parts or ((self.slide_id, self.path),)
 
 
 @dataclass
@@ -76,13 +97,15 @@ class Outcome:
 class Run:
     """A run's folder with its settings; `inputs` (model, features, ...) must stay the same as well.
 
-    `about` is written into run.json beside them: the model's spec and where things lie.
+    `about` is written into run.json beside them: the model's spec and where things lie. `reading` are options
+    of `read_bag`.
     """
 
     folder: Path
     settings: Settings
     inputs: dict[str, Any]
     about: Mapping[str, Any] = field(default_factory=dict)
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -134,13 +157,18 @@ class Run:
 
     def measure_slide(self, model: nn.Module, slide: Slide, truth: Truth | None = None) -> None:
         """Measure one slide and write its files."""
-        if not is_plain(slide.slide_id):
-            raise InputError(f"The slide_id {slide.slide_id!r} cannot name a file; rename the slide.")
-        bag = named(read_bag(slide.path), slide.slide_id)
-        evidence = None if truth is None else truth.evidence(bag)
+        for name in (slide.slide_id, *(part for part, _ in slide.slides)):
+            if not is_plain(name):
+                raise InputError(f"The name {name!r} cannot name a file; rename the slide or case.")
+        start = time.perf_counter()
+        bags = [named(read_bag(path, **self.reading), name) for name, path in slide.slides]
+        bag, _ = join_bags(bags, name=slide.slide_id)
+        evidence = None if truth is None else _evidence(truth, bags)
         result = evaluate_slide(model, bag, self.settings, label=slide.label, evidence=evidence)
+        for row in result.rows:
+            row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}
         try:
-            self._write_slide(slide, result)
+            self._write_slide(slide, result, bags)
         except WriteError as error:  # the next slide would fare no better
             raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
 
@@ -161,25 +189,38 @@ class Run:
         spec = self.about.get("model", {}).get("spec", {})
         first = {row["slide_id"]: row for row in reversed(rows)}
         table = [
-            slide_row(_case(slide), 0, logits=row["logits"], spec=spec, n=row["n"])
+            slide_row(_case(slide), i, logits=row["logits"], spec=spec, n=n, seconds=_share_of_time(row))
             for slide in slides
             if (row := first.get(slide.slide_id)) is not None
+            for i, n in enumerate(row["parts"])
         ]
         names = columns(table)
         write_table(self.folder / SLIDES, names, ([row.get(name) for name in names] for row in table))
 
-    def _write_slide(self, slide: Slide, result: SlideResult) -> None:
+    def _write_slide(self, slide: Slide, result: SlideResult, bags: Sequence[Bag]) -> None:
         """The result goes last: once it is there, the slide is done."""
         from xmil.study.faithfulness_plots import draw_certificate
 
-        write_explanations(
-            result.explanations,
-            self.folder / "slides" / f"{slide.slide_id}.parquet",
-            provenance={"fingerprint": self.fingerprint, **self.inputs},
-        )
-        paper = self.folder / "certificates" / slide.slide_id
-        write_json(_with(paper, ".json"), certificate_dict(slide, result))
-        draw_certificate(slide.slide_id, result, _with(paper, ".png"))
+        about = {"fingerprint": self.fingerprint, **self.inputs}
+        if len(bags) > 1:
+            n = sum(map(len, bags))
+            about["case"] = {
+                "name": slide.slide_id,
+                "slides": [name for name, _ in slide.slides],
+                "instances": n,
+            }
+        start = 0
+        for (name, _), bag in zip(slide.slides, bags, strict=True):
+            rows, start = slice(start, start + len(bag)), start + len(bag)
+            own = (
+                [slide_share(e, bag, rows) for e in result.explanations]
+                if len(bags) > 1
+                else result.explanations
+            )
+            write_explanations(own, self.folder / "slides" / f"{name}.parquet", provenance=about)
+            paper = self.folder / "certificates" / name
+            write_json(_with(paper, ".json"), certificate_dict(slide, result, self.about.get("class_names")))
+            draw_certificate(slide.slide_id, result, _with(paper, ".png"))
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA.with_metadata({KEY: self.fingerprint}))
         write_atomically(self._result(slide), lambda part: pq.write_table(table, part, compression="zstd"))
 
@@ -206,18 +247,39 @@ def _make_measurer(
 
 
 def _case(slide: Slide) -> Case:
-    return Case(slide.slide_id, (slide.slide_id,), (slide.path,), slide.label, slide.case_id)
+    names, paths = zip(*slide.slides, strict=True)
+    return Case(slide.slide_id, names, paths, slide.label, slide.case_id)
 
 
-def certificate_dict(slide: Slide, result: SlideResult) -> dict[str, Any]:
-    """What a slide's certificate says, in plain types."""
+def _evidence(truth: Truth, bags: Sequence[Bag]) -> npt.NDArray[np.float64] | None:
+    """The ground truth of a bag's slides, one after another; None unless all of them have one."""
+    found = [truth.evidence(bag) for bag in bags]
+    known = [part for part in found if part is not None]
+    return np.concatenate(known) if len(known) == len(bags) else None
+
+
+def _share_of_time(row: Row) -> float:
+    return float(row["seconds"]) / len(row["parts"])
+
+
+def certificate_dict(
+    slide: Slide, result: SlideResult, class_names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """What a slide's certificate says, in plain types; classes by number, and by name where they have one."""
     first = result.rows[0]
+    named_classes = {
+        f"{key}_name": class_names[first[key]]
+        for key in ("label", "predicted")
+        if class_names and first[key] is not None and first[key] < len(class_names)
+    }
     band = {
         name: [round(float(v), 6) for v in getattr(result.band, name)] for name in ("mean", "low", "high")
     }
     return {
         "slide_id": slide.slide_id,
+        **({"slides": [name for name, _ in slide.slides]} if len(slide.slides) > 1 else {}),
         **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
+        **named_classes,
         "methods": [certificate.as_dict() for certificate in result.certificates],
         "random_band": band,
     }

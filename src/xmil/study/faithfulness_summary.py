@@ -61,7 +61,7 @@ class Summary:
     @property
     def heading(self) -> str:
         """Which slides count, in a sentence."""
-        auroc = "" if self.auroc is None else f" Test AUROC {self.auroc:.3f}."
+        auroc = "" if self.auroc is None else f" AUROC {self.auroc:.3f}."
         left = f" Left out: {self.misclassified} misclassified by arg max"
         left += f", {self.unlabelled} without a label." if self.unlabelled else "."
         if self.misclassified + self.unlabelled == 0:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
 from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
+from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
 from xmil.data.siblings import slide_name
 from xmil.training.config import Config, Data
-from xmil.training.targets import Targets, read_targets
+from xmil.training.targets import Targets, read_targets, target_columns
 
 logger = logging.getLogger(__name__)
 SHOWN = 5
+FILES = 20  # feature files that one line names
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,67 @@ def read_training_set(config: Config, *, preload: int = 0) -> TrainingSet:
     data = config.data
     cohort, notes = _joined(data)
     cohort, more = _labelled(cohort, config)
+    found = _readable_set(cohort, config)
+    found = replace(found, notes=(*notes, *more, *found.notes))
+    found = _without_large(found, data.exclude_above)
+    if preload:
+        found = replace(found, bags=found.bags.preloading(preload))
+    return found
+
+
+def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
+    """The bags of a cohort; feature files that cannot be used are refused together, or skipped."""
+    found, fault = None, None
+    try:
+        found = _training_set(cohort, config)
+    except XmilError as error:
+        fault = error
+    if found is not None and not _has_empty(found.bags):
+        return found
+    broken = _broken(cohort)
+    if not broken and fault is not None:
+        raise fault
+    kept = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
+    if config.data.missing == "refuse" or not len(kept):
+        told = "; ".join([reason.rstrip(".") for reason in broken.values()][:FILES])
+        told += f"; and {len(broken) - FILES} more" if len(broken) > FILES else ""
+        raise InputError(
+            f"{config.data.cohort}: the feature files of {len(broken)} of {len(cohort)} slides cannot be "
+            f"used: {told}. Repair them, or set data.missing to 'skip'."
+        )
+    note = _said("feature files cannot be used and are left out", [Path(path).name for path in broken])
+    return replace(_training_set(kept, config), notes=(note,))
+
+
+def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
     cohort, files = _bags(cohort, config)
     targets = read_targets(cohort, config)
     bags = BagDataset(
         [paths if len(paths) > 1 else paths[0] for paths in files],
         [0] * len(files),
-        max_instances=data.max_instances,
+        max_instances=config.data.max_instances,
         seed=config.train.seed,
     )
-    found = TrainingSet(cohort, files, targets, bags, _encoder(bags), (*notes, *more))
-    found = _without_large(found, data.exclude_above)
-    _check_bags(found.bags)
-    if preload:
-        found = replace(found, bags=found.bags.preloading(preload))
-    return found
+    return TrainingSet(cohort, files, targets, bags, _encoder(bags))
+
+
+def _has_empty(bags: BagDataset) -> bool:
+    parts = [part for header in bags.headers for part in getattr(header, "parts", (header,))]
+    return not all(len(part) and part.dim for part in parts)
+
+
+def _broken(cohort: Cohort) -> dict[str, str]:
+    """The feature files that cannot be opened or hold no instances, with the reason."""
+    broken = {}
+    for path in cohort.column("path"):
+        try:
+            header = open_bag(str(path))
+        except XmilError as error:
+            broken[str(path)] = str(error)
+        else:
+            if not len(header) or not header.dim:
+                broken[str(path)] = f"{path}: holds no instances"
+    return broken
 
 
 def _joined(data: Data) -> tuple[Cohort, list[str]]:
@@ -87,6 +136,17 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
     return kept.with_column("path", [paths[name] for name in kept.slides]), notes
 
 
+def check_columns(config: Config) -> None:
+    """Refuse a cohort without the columns that a config names; one that is not here is not checked."""
+    data = config.data
+    if not Path(data.cohort).exists():
+        return
+    cohort = read_cohort(data.cohort, metadata=data.metadata or None)
+    side = [data.fold_column] if data.fold_column else [data.split] if data.folds is None else []
+    for name in [*target_columns(config), *side]:
+        cohort.column(name)
+
+
 def _labelled(cohort: Cohort, config: Config) -> tuple[Cohort, list[str]]:
     """The slides that have a target; missing ones are refused unless they are to be skipped."""
     columns = target_columns(config)
@@ -99,18 +159,6 @@ def _labelled(cohort: Cohort, config: Config) -> tuple[Cohort, list[str]]:
     if config.data.missing == "refuse" or not known:
         raise InputError(f"{config.data.cohort}: {told}; fill them in, or set data.missing to 'skip'.")
     return cohort.take(known), [f"{told} and are left out"]
-
-
-def target_columns(config: Config) -> list[str]:
-    """The columns that hold the targets of a task."""
-    data = config.data
-    return {
-        "classification": [data.label],
-        "multilabel": data.labels,
-        "regression": [data.value],
-        "survival": [data.time, data.event],
-        "cox": [data.time, data.event],
-    }[config.task]
 
 
 def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...], ...]]:
@@ -157,12 +205,6 @@ def _without_large(found: TrainingSet, limit: int | None) -> TrainingSet:
     )
 
 
-def _check_bags(bags: BagDataset) -> None:
-    for header in bags.headers:
-        if not len(header) or not header.dim:
-            raise InputError(f"{header.path}: holds no instances; take the slide out of the cohort.")
-
-
 def _encoder(bags: BagDataset) -> str | None:
     """The encoder all files name; None where they name none, refused where they differ."""
     named: dict[str, Path] = {}
@@ -177,14 +219,21 @@ def _encoder(bags: BagDataset) -> str | None:
     return next(iter(named), None)
 
 
+def bag_slides(found: TrainingSet) -> list[tuple[str, ...]]:
+    """The slides that each bag is made of."""
+    return [
+        tuple(name if len(files) == 1 and name != case else slide_name(path) for path in files)
+        for name, case, files in zip(found.names, found.cohort.cases, found.files, strict=True)
+    ]
+
+
 def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]:
     """The slides of a training set as a cohort table, with the part that each bag plays."""
     rows = []
-    for name, case, files, part, *cells in zip(
-        found.names, found.cohort.cases, found.files, parts, *_target_cells(found), strict=True
+    for slides, case, files, part, *cells in zip(
+        bag_slides(found), found.cohort.cases, found.files, parts, *_target_cells(found), strict=True
     ):
-        for path in files:
-            slide = name if len(files) == 1 and name != case else slide_name(path)
+        for slide, path in zip(slides, files, strict=True):
             rows.append(
                 {
                     "slide_id": slide,

@@ -79,12 +79,17 @@ class Model(Section):
 
 
 class Loss(Section):
-    """What is minimised: cross entropy, squared error and the like by task."""
+    """What is minimised: cross entropy, squared error and the like by task.
+
+    Time bins of survival are cut once for the run, at the event times of all bags that train in a fold: the
+    models of all folds then have the same bins and make one ensemble. `bins_from` "fold" cuts them by fold.
+    """
 
     name: Literal["auto", "mse", "mae", "huber"] = "auto"
     class_weights: Literal["none", "balanced"] | list[NonNegative] = "none"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     bins: Annotated[int, Field(ge=2)] = 4
+    bins_from: Literal["run", "fold"] = "run"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
     reference: float | None = None
 

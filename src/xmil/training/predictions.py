@@ -1,12 +1,14 @@
-"""Predictions as rows of a table: one for each bag."""
+"""Predictions as rows of a table: one for each bag, in the columns of `xmil predict`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
-from xmil.training.cohort import TrainingSet
+from xmil.models.tasks import target_names
+from xmil.training.cohort import TrainingSet, bag_slides
 from xmil.training.measures import Floats, probabilities, risk
 from xmil.training.targets import Goal, Rows
 
@@ -16,9 +18,19 @@ def prediction_rows(
 ) -> list[dict[str, Any]]:
     """What a model says of some bags: who they are, what is true, what was predicted."""
     said = _BY_TASK[goal.task](goal, outputs, goal.truth[rows])
-    cases = found.cohort.cases
+    slides, cases, sizes = (
+        bag_slides(found),
+        found.cohort.cases,
+        [len(header) for header in found.bags.headers],
+    )
     return [
-        {"slide_id": found.names[row], "case_id": cases[row], "subset": subset, **own}
+        {
+            "slide_id": ";".join(slides[row]),
+            "case_id": cases[row],
+            "subset": subset,
+            **own,
+            "n": sizes[row],
+        }
         for row, own in zip(rows.tolist(), said, strict=True)
     ]
 
@@ -31,7 +43,7 @@ def _classes(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]
         {
             "label": names[int(label)],
             "predicted": names[int(g)],
-            "correct": int(g == int(label)),
+            "correct": bool(g == int(label)),
             **_numbers("p", names, p),
             **_numbers("logit", names, z),
         }
@@ -46,7 +58,7 @@ def _labels(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
         {
             "label": "+".join(name for name, on in zip(names, labels, strict=True) if on),
             "predicted": "+".join(name for name, on in zip(names, p > 0.5, strict=True) if on),
-            "correct": int(np.array_equal(labels > 0.5, p > 0.5)),
+            "correct": bool(np.array_equal(labels > 0.5, p > 0.5)),
             **_numbers("p", names, p),
             **_numbers("logit", names, z),
         }
@@ -56,21 +68,28 @@ def _labels(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
 
 def _values(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
     return [
-        {"label": f"{t:.6g}", "value": f"{v:.6g}", "reference": f"{goal.reference or 0.0:.6g}"}
+        {"label": f"{t:.8g}", "value": f"{v:.8g}", "reference": f"{goal.reference or 0.0:.8g}"}
         for t, v in zip(truth[:, 0], outputs[:, 0], strict=True)
     ]
 
 
 def _risks(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
-    names = [f"bin{i}" for i in range(goal.outputs)] if goal.task == "survival" else []
+    said = [
+        {"time": f"{t:.8g}", "event": bool(e), "risk": f"{r:.8g}"}
+        for (t, e), r in zip(truth, risk(outputs, goal.task), strict=True)
+    ]
+    if goal.task == "cox":
+        return said
+    names = (target_names(goal.task, goal.outputs, None, goal.time_bins) or ())[: goal.outputs]
+    alive = np.cumprod(1 - expit(outputs), axis=1)
     return [
-        {"time": f"{t:.6g}", "event": int(e), "risk": f"{r:.6g}", **_numbers("logit", names, z[: len(names)])}
-        for (t, e), r, z in zip(truth, risk(outputs, goal.task), outputs, strict=True)
+        {**row, **_numbers("S", names, s), **_numbers("logit", names, z)}
+        for row, s, z in zip(said, alive, outputs, strict=True)
     ]
 
 
 def _numbers(kind: str, names: Any, values: Any) -> dict[str, str]:
-    return {f"{kind}:{name}": f"{value:.6g}" for name, value in zip(names, values, strict=True)}
+    return {f"{kind}:{name}": f"{value:.8g}" for name, value in zip(names, values, strict=True)}
 
 
 _BY_TASK = {

@@ -67,12 +67,13 @@ def make_plan(config: Config) -> Plan:
     """Read the cohort and lay out every job; whatever cannot be trained is refused here."""
     found = read_training_set(config)
     folds = make_folds(found, config)
+    trained = np.unique(np.concatenate([fold.train for fold in folds]))
     jobs = []
     points = grid_points(config)
     for p, point in enumerate(points):
         at = at_point(config, point)
         for k, fold in enumerate(folds):
-            goal = make_goal(found.targets, fold.train, at)
+            goal = make_goal(found.targets, fold.train, at, run=trained)
             for r in range(config.train.repeats):
                 parts = [f"grid{p}"] * (len(points) > 1) + [fold.name] * (len(folds) > 1)
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)

@@ -55,12 +55,13 @@ class Goal:
     values: Floats
     reference: float | None = None
     time_bins: tuple[float, ...] | None = None
+    columns: tuple[str, ...] = ()
 
     @property
     def spec(self) -> dict[str, Any]:
         """The part of a model's spec that the targets decide."""
         known = {"task": self.task, "class_names": self.class_names}
-        own = {"reference": self.reference, "time_bins": self.time_bins}
+        own = {"reference": self.reference, "time_bins": self.time_bins, "columns": self.columns or None}
         return {**known, **{key: value for key, value in own.items() if value is not None}}
 
 
@@ -81,9 +82,29 @@ def read_targets(cohort: Cohort, config: Config) -> Targets:
     return Targets(config.task, np.stack([_finite(times, data.time), events.astype(float)], axis=1))
 
 
-def make_goal(targets: Targets, train: Rows, config: Config) -> Goal:
-    """What the training bags of a fold ask of a model; refused where they cannot teach it."""
-    known = targets.values[train]
+def target_columns(config: Config) -> list[str]:
+    """The columns that hold the targets of a task."""
+    data = config.data
+    return {
+        "classification": [data.label],
+        "multilabel": data.labels,
+        "regression": [data.value],
+        "survival": [data.time, data.event],
+        "cox": [data.time, data.event],
+    }[config.task]
+
+
+def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None = None) -> Goal:
+    """What the training bags of a fold ask of a model; refused where they cannot teach it.
+
+    `run` are the bags that train in any fold: time bins are cut by them unless each fold cuts its own.
+    """
+    shared = train if run is None or config.loss.bins_from == "fold" else run
+    goal = _goal(targets, targets.values[train], targets.values[shared], config)
+    return replace(goal, columns=tuple(target_columns(config)))
+
+
+def _goal(targets: Targets, known: Floats, shared: Floats, config: Config) -> Goal:
     if targets.task in ("classification", "multilabel"):
         return _class_goal(targets, known)
     if targets.task == "regression":
@@ -94,7 +115,7 @@ def make_goal(targets: Targets, train: Rows, config: Config) -> Goal:
         raise InputError("No training bag has an event; survival cannot be learnt from censored bags alone.")
     if targets.task == "cox":
         return Goal(targets.task, 1, None, targets.values, targets.values)
-    edges = time_bins(known, config.loss.bins)
+    edges = time_bins(shared, config.loss.bins)
     place = np.searchsorted(edges, targets.values[:, 0], side="right")
     binned = np.stack([place, targets.values[:, 1]], axis=1).astype(float)
     return Goal(targets.task, len(edges) + 1, None, targets.values, binned, time_bins=tuple(edges))
@@ -139,8 +160,25 @@ def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
             unknown = sorted(set(map(str, cells)) - set(names))
             raise InputError(f"data.class_names does not hold the label {unknown[0]!r} of column {column!r}.")
         _check_names(names, len(found))
+    else:
+        _check_numbers(found, cells, column)
     labels = cohort.labels(column).astype(float)
     return Targets("classification", labels[:, None], names or tuple(found))
+
+
+def _check_numbers(found: Sequence[str], cells: Sequence[str | None], column: str) -> None:
+    """Class numbers begin at 0 and leave none out; other numbers are names, which must be given."""
+    used = (
+        {int(float(str(cell))) for cell in cells} if found == [str(i) for i in range(len(found))] else set()
+    )
+    if not used or len(used) == len(found):
+        return
+    absent = next(i for i in range(len(found)) if i not in used)
+    names = ", ".join(f'"{name}"' for name in sorted(set(map(str, cells)), key=float))
+    raise InputError(
+        f"Column {column!r} holds numbers but no {absent}; class numbers go from 0 up and leave none out. "
+        f"Where they are names, set data.class_names = [{names}]."
+    )
 
 
 def _check_names(names: tuple[str, ...], classes: int) -> None:

@@ -135,7 +135,8 @@ class Run:
         methods = certificate.get("methods")
         listed = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
         try:
-            path = self._file("results", slide_id, SUFFIX)
+            bag = str(certificate.get("slide_id") or slide_id)  # the case, where its slides were one bag
+            path = self._file("results", bag, SUFFIX)
             curves = {} if path is None else self._curves.get(path)
         except XmilError:
             curves = {}

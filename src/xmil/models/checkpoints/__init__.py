@@ -156,7 +156,7 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
 
 def _spec(fields: Mapping[str, Any]) -> ModelSpec:
     """A spec from what JSON or a user gives: lists become tuples."""
-    listed = ("reference", "time_bins")
+    listed = ("reference", "time_bins", "columns")
     tuples = {name: tuple(fields[name]) for name in listed if isinstance(fields.get(name), list | tuple)}
     return ModelSpec(**{**fields, **tuples, "class_names": _tuple(fields.get("class_names"))})
 
