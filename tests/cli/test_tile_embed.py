@@ -73,6 +73,29 @@ def test_a_run_goes_on_where_it_stopped(
     assert len(xmil.open_bag(out / "patches" / "one_patches.h5")) == 31
 
 
+def test_another_slide_mpp_tiles_again(
+    slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the slides that store no mpp of their own, and their features; the record follows."""
+    write_pyramid(slides / "bare.tif", textured([BOX], (900, 600)), mpp=None)
+    out, patches = tmp_path / "tiles", tmp_path / "tiles" / "patches"
+    tile(slides, out, "--slide-mpp", 0.5, capsys=capsys)
+    embed = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN, "--device", "cpu")
+    run(*embed, capsys=capsys)
+    kept = (patches / "one_patches.h5").stat().st_mtime_ns
+    code, text, _ = tile(slides, out, "--slide-mpp", 0.25, capsys=capsys)
+    assert (code, "on 1 slide, 2 found done" in text) == (0, True)
+    assert xmil.open_bag(patches / "bare_patches.h5").patch_size == 256
+    assert (patches / "one_patches.h5").stat().st_mtime_ns == kept
+    for more, found in (((), 3), (("--slide-mpp", 0.25), 3)):
+        _, text, _ = tile(slides, out, *more, capsys=capsys)
+        assert f"{found} found done" in text
+        assert json.loads((out / "run.json").read_text())["slide_mpp"] == 0.25
+    _, text, _ = run(*embed, capsys=capsys)
+    assert "2 found done" in text
+    assert xmil.open_bag(out / "features_network" / "bare.h5").patch_size == 256
+
+
 def test_broken_slides_take_a_line_each(
     slides: Path, tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

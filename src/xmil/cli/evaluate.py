@@ -14,6 +14,7 @@ from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.study.faithfulness_run import Outcome, Run, Slide
+    from xmil.study.faithfulness_truth import Truth
 
 
 def evaluate(
@@ -41,6 +42,10 @@ def evaluate(
         str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
     ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
+    slides: Annotated[
+        Path | None,
+        typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
+    ] = None,
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
     best: Annotated[
         bool, typer.Option("--best", help="End with the method to trust for this model.")
@@ -62,7 +67,6 @@ def evaluate(
     from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness import Settings
     from xmil.study.faithfulness_run import Run, Slide, file_digest
-    from xmil.study.faithfulness_truth import Truth
 
     chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
     net = load_model(model)
@@ -81,16 +85,15 @@ def evaluate(
         print(f"A {net.task} model is neither right nor wrong: every slide counts.")
     column = label if net.task in CLASS_TASKS else None
     cases = find_cases(features, cohort, label=column, splits=listed(split), names=net.class_names)
-    slides = [Slide(case.name, case.paths[0], case.label, case.case_id) for case in cases]
-    known = (
-        None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
-    )
+    counted = [Slide(case.name, case.paths[0], case.label, case.case_id) for case in cases]
+    known = None if truth is None else _truth(truth, listed(truth_names), mask_downsample, slides)
     inputs = {
         "model": file_digest(model),
         "features": str(features.resolve()),
         "truth": None if truth is None else str(truth.resolve()),
         "truth_names": listed(truth_names),
         "mask_downsample": mask_downsample,
+        **({} if slides is None else {"slides": str(slides.resolve())}),
     }
     about = {
         "model": {"path": str(model), "digest": inputs["model"], "spec": asdict(net.spec)},
@@ -102,16 +105,24 @@ def evaluate(
         "cohort": None if cohort is None else str(cohort.resolve()),
     }
     run = Run(out, settings, inputs, about)
-    with run.opened(restart=restart), progress_bar("slides", len(slides)) as advance:
+    with run.opened(restart=restart), progress_bar("slides", len(counted)) as advance:
         outcome = run.measure(
             net if chosen == Engine() else model,
-            slides,
+            counted,
             truth=known,
             on_slide=lambda _: advance(),
             engine=chosen,
             device=device,
         )
-    return _report(run, slides, outcome, best=best)
+    return _report(run, counted, outcome, best=best)
+
+
+def _truth(folder: Path, names: list[str], downsample: float, slides: Path | None) -> Truth:
+    from xmil.slides import find_slides
+    from xmil.study.faithfulness_truth import Truth
+
+    found = {} if slides is None else find_slides(slides)
+    return Truth(checked_folder(folder), tuple(names), downsample, slides=found)
 
 
 def _methods(text: str, net: Any) -> tuple[str, ...]:

@@ -96,7 +96,8 @@ class View:
 def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:
     """RGBA colours over an RGB picture, or white, with their alpha times `alpha`.
 
-    Under the colours the tissue is grey by default: over pink tissue a score of zero would look red.
+    The tissue is grey by default: pink tissue makes a score of zero look red, and beside the colours it would
+    pass for evidence.
     """
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "heatmap", "in the range [0, 1]", alpha)
@@ -108,7 +109,7 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
     painted = colours.getchannel("A")
     under = Image.new("RGB", colours.size, "white") if background is None else Image.fromarray(background)
     if tissue == "grey":
-        under.paste(under.convert("L").convert("RGB"), mask=painted)
+        under = under.convert("L").convert("RGB")
     under.paste(colours.convert("RGB"), mask=painted.point([round(value * alpha) for value in range(256)]))
     return np.asarray(under)
 
