@@ -233,7 +233,9 @@ def test_ground_truth_on_a_slide_with_a_bounds_offset(tmp_path):
         arguments = command(folder, "--truth", str(truth), "--modes", "remove", "--restart", *more)
         assert run(arguments) == 0
         rows = pq.read_table(folder / "out" / "results.parquet").to_pylist()
-        pointing[name] = [row.get("pointing") for row in rows if row["method"] == "lrp" and row["slide_id"] == "s1"]
+        pointing[name] = [
+            row.get("pointing") for row in rows if row["method"] == "lrp" and row["slide_id"] == "s1"
+        ]
     assert pointing["without"] != [1.0]
     assert pointing["slides"] == pointing["header"] == [1.0]
 

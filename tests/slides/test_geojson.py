@@ -140,7 +140,7 @@ def test_annotations_drawn_on_the_bounds_of_a_slide(tmp_path):
 
 
 def test_a_file_names_its_own_origin(tmp_path, several):
-    """What is written for a slide with a bounds offset marks the same patches; a given origin changes nothing."""
+    """What is written for a slide with a bounds offset marks the same patches, whatever origin is given."""
     path = tmp_path / "s.geojson"
     write_geojson(path, several, origin=(30, 20))
     for given in ({}, {"origin": (0, 0)}, {"origin": (30, 20)}):

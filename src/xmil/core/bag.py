@@ -70,6 +70,13 @@ class Bag:
         """Width of the feature vectors."""
         return int(self.features.shape[1])
 
+    @property
+    def slide_size(self) -> tuple[int, int] | None:
+        """Width and height of the slide's level 0, where the file stores them."""
+        stored = [self.extra.get(f"level0_{edge}") for edge in ("width", "height")]
+        whole = [int(value) for value in stored if isinstance(value, int | np.integer) and value > 0]
+        return (whole[0], whole[1]) if len(whole) == 2 else None
+
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)

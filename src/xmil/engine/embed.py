@@ -95,6 +95,7 @@ def embed_slides(
     engine: Engine | None = None,
     restart: bool = False,
     on_slide: Callable[[], None] = lambda: None,
+    refused: Mapping[str, str] | None = None,
 ) -> Results:
     """Embed slides, given as id to (slide, patches); those that have the patches' features are left alone."""
     return work_on_slides(
@@ -106,6 +107,7 @@ def embed_slides(
         engine=engine,
         restart=restart,
         on_slide=on_slide,
+        refused=refused,
         current=lambda name: _same_places(out / f"{name}.h5", slides[name][1]),
     )
 

@@ -187,4 +187,5 @@ def _share(e: Explanation, part: Bag, rows: slice) -> Explanation:
         raw_coords=part.raw_coords,
         unit=part.unit,
         raw_edge=part.raw_edge,
+        slide_size=part.slide_size,
     )

@@ -25,6 +25,7 @@ def tile_slides(
     engine: Engine | None = None,
     restart: bool = False,
     on_slide: Callable[[], None] = lambda: None,
+    refused: Mapping[str, str] | None = None,
 ) -> Results:
     """Tile slides into a folder; those that have their patches are left alone.
 
@@ -42,6 +43,7 @@ def tile_slides(
         engine=engine,
         restart=restart,
         on_slide=on_slide,
+        refused=refused,
         current=lambda name: _has_mpp(patches_file(out, name), settings.slide_mpp),
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from xmil.slides.slide import Slide
 
+FITS = 0.95  # share of the patches on the slide below which there is a word about it
 TISSUES = ("grey", "colour")  # how the slide looks under the colours
 
 
@@ -37,16 +38,25 @@ def place_on(
     return explanation if explanation.mpp or scale is None else explanation.placed(mpp=scale)
 
 
-def check_fit(boxes: IntArray, slide: Slide) -> None:
-    """Refuse boxes most of whose centres lie off the slide: slide or coordinates are of another one."""
+def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None) -> str | None:
+    """Refuse a slide that is not the explained one, and say where some of the patches lie off it.
+
+    It is another one if level 0 was of another `size` when the features were made, or if most of the
+    patches' centres lie off the slide.
+    """
     width, height = slide.dimensions
+    if size is not None and size != (width, height):
+        raise InputError(
+            f"{slide.path}: has {width} x {height} px; the explained slide has {size[0]} x {size[1]}."
+        )
     x, y = (boxes[:, :2] + boxes[:, 2:]).T / 2
     inside = int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+    lie = f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
     if 2 * inside < len(boxes):
         raise InputError(
-            f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
-            "it is not the slide that was explained, or the coordinates are of another resolution."
+            lie + "it is not the slide that was explained, or the coordinates are of another resolution."
         )
+    return lie + "check that it is the one that was explained." if inside < FITS * len(boxes) else None
 
 
 def whole_box(boxes: IntArray, slide: Slide | None) -> Box:
