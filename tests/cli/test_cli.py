@@ -209,7 +209,7 @@ def test_inspect_explanation_run_and_cohort(tmp_path: Path, capsys: pytest.Captu
         1,
         ["lrp:HPV+"],
     )
-    assert "1 slides failed" in ran["problems"][0]
+    assert "1 slide failed" in ran["problems"][0]
     assert (cohort["kind"], cohort["facts"]["label"]) == ("cohort", {"0": 1, "1": 1})
     assert "1 cases are in two parts of 'split': c1" in cohort["problems"][0]
 

@@ -112,7 +112,7 @@ def test_resume_restart_and_style(place, capsys):
     (place / "run/heatmaps/panel/b.png").unlink()
     capsys.readouterr()
     assert heat(place) == 0
-    assert "1 files written" in capsys.readouterr().out
+    assert "1 file written" in capsys.readouterr().out
     assert panel.stat().st_mtime_ns == first
     assert heat(place, "--alpha", "0.9") == 2
     assert "another style" in capsys.readouterr().err
@@ -193,15 +193,96 @@ def test_choosing(place, capsys):
         (["--exports", "xml"], "Unknown export"),
         (["--pictures", "none", "--exports", "none"], "nothing to draw"),
         (["--frame", "x"], "Unknown frame"),
-        (["--slides", "/nowhere"], "no such folder"),
-        (["--methods", "nope"], "No slide could be drawn"),
+        (["--slides", "/nowhere"], "no such file or folder"),
+        (["--methods", "lrpp"], "Unknown method 'lrpp'. Did you mean"),
+        (
+            ["--pictures", "side,patches", "--exports", "none"],
+            "side and patches cannot be drawn without --slides",
+        ),
     ],
 )
 def test_bad_arguments(place, capsys, options, words):
     assert heat(place, *options) == 2
     told = capsys.readouterr()
     assert words in told.err
-    assert len(told.err.strip().splitlines()[-1:]) == 1
+    assert len(told.err.strip().splitlines()) == 1
+    assert "failed" not in told.out
+
+
+def test_pictures_that_need_the_slide_are_not_dropped_in_silence(place, capsys):
+    assert heat(place, "--pictures", "panel,patches,side", "--exports", "none") == 0
+    assert "patches and side cannot be drawn without --slides; left out." in capsys.readouterr().out
+    assert not (place / "run/heatmaps/patches").exists()
+
+
+def _all_targets(place, name, logits):
+    """Both classes, signed by lrp, and attention that is the same for both; as `--target all` writes."""
+    held = replace(explanation(XY, EDGE, bag=name), logits=np.array(logits, dtype=np.float32))
+    negative = replace(held, target=Target(0, name="HPV-"), scores=-held.scores)
+    free = replace(held, method="attention", signed=False, scores=np.abs(held.scores))
+    several = [negative, held, replace(free, target=negative.target), free]
+    write_explanations(several, place / "run/slides" / f"{name}.parquet")
+    return held
+
+
+def test_the_predicted_class(place, capsys):
+    for name, logits in (("a", (0.1, 2.0)), ("b", (2.0, 0.1))):
+        _all_targets(place, name, logits)
+    write_explanations([explanation(XY, EDGE, bag="c")], place / "run/slides/c.parquet")
+    common = ["--pictures", "overlay", "--exports", "none", "--methods", "lrp"]
+    assert heat(place, *common, "--target", "predicted") == 0
+    found = sorted(path.name for path in (place / "run/heatmaps/overlay").iterdir())
+    assert found == ["a.lrp.HPV+.png", "b.lrp.HPV-.png", "c.lrp.HPV+.png"]
+    assert heat(place, *common, "--target", "all", "--names", "a", "--out", str(place / "all")) == 0
+    assert len(list((place / "all/overlay").iterdir())) == 2
+
+
+def test_tiles_are_classed_by_the_predicted_class(place):
+    held = _all_targets(place, "a", (0.1, 2.0))
+    assert heat(place, "--pictures", "none", "--names", "a") == 0
+    classes = read_geojson(place / "run/heatmaps/geojson/a.geojson").classes
+    wanted = [f"{'supports' if score > 0 else 'speaks against'} HPV+" for score in held.scores]
+    assert list(classes) == wanted
+
+
+def test_attention_for_every_class_is_drawn_once(place):
+    _all_targets(place, "a", (0.1, 2.0))
+    assert heat(place, "--pictures", "overlay", "--exports", "geojson,parquet", "--names", "a") == 0
+    columns = {"lrp:HPV-", "lrp:HPV+", "attention:all classes"}
+    out = place / "run/heatmaps"
+    assert set(read_geojson(out / "geojson/a.geojson").measurements) == columns
+    assert set(pq.read_table(out / "parquet/a.parquet").column_names[4:]) == columns
+    assert {path.name for path in (out / "overlay").iterdir()} == {
+        f"a.{column.replace(':', '.')}.png" for column in columns
+    }
+
+
+def test_a_slide_of_another_size_is_refused(place, capsys):
+    """Even where all patches lie on it: the features' file told the size."""
+    held = replace(explanation(XY, EDGE, bag="a"), slide_size=(600, 480))
+    path = place / "run/slides/a.parquet"
+    write_explanations([held], path)
+    common = ["--slides", str(place / "wsi"), "--pictures", "overlay", "--exports", "none", "--names", "a"]
+    assert heat(place, *common) == 0
+    write_explanations([replace(held, slide_size=(500, 480))], path)
+    assert heat(place, *common, "--restart") == 2
+    assert "has 600 x 480 px; the explained slide has 500 x 480" in capsys.readouterr().out
+    far = np.concatenate([XY, [[5000, 5000]]])
+    write_explanations([explanation(far, EDGE, bag="a")], path)
+    assert heat(place, *common, "--restart") == 0
+    assert "12 of 13 patches lie on this slide" in capsys.readouterr().out
+
+
+def test_two_slides_of_one_name_take_a_line(place, capsys):
+    (place / "run/slides/b.parquet").unlink()
+    write_explanations([explanation(XY, EDGE, bag="a")], place / "run/slides/b2.parquet")
+    write_tiff(place / "wsi/b2.tif", (600, 480), boxes_of(XY, EDGE), mpp=0.5, steps=(2,))
+    (place / "wsi/a.svs").write_text("not a slide")
+    common = ["--pictures", "overlay", "--exports", "none"]
+    assert heat(place, "--slides", str(place / "wsi"), *common) == 1
+    told = capsys.readouterr().out
+    assert told.count("the slide 'a' is at") == 1
+    assert "1 slide: 1 file written" in told
 
 
 def test_no_run(tmp_path, capsys):

@@ -63,7 +63,7 @@ def test_a_run_goes_on_where_it_stopped(
     (out / "patches" / "two_patches.h5").unlink()
     kept = (out / "patches" / "one_patches.h5").stat().st_mtime_ns
     code, text, _ = tile(slides, out, capsys=capsys)
-    assert (code, "6 patches on 1 slides, 1 found done" in text) == (0, True)
+    assert (code, "6 patches on 1 slide, 1 found done" in text) == (0, True)
     assert (out / "patches" / "one_patches.h5").stat().st_mtime_ns == kept
     code, _, err = tile(slides, out, "--overlap", 8, capsys=capsys)
     assert (code, "other settings (overlap 0, not 8)" in err) == (2, True)
@@ -71,6 +71,47 @@ def test_a_run_goes_on_where_it_stopped(
     assert (code, "0 found done" in text) == (0, True)
     # 7 x 5 steps of 64, the outer ones half on tissue, without the corners, which are a quarter
     assert len(xmil.open_bag(out / "patches" / "one_patches.h5")) == 31
+
+
+def test_names_that_clash_do_not_stop_the_rest(
+    slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tiles"
+    tile(slides, out, capsys=capsys)
+    embed = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN, "--device", "cpu")
+    (slides / "two.svs").write_text("no slide")
+    (slides / "one.png").write_text("a picture")
+    for command, done in ((("tile", slides, "--out", tmp_path / "t", "--size", 128), "on"), (embed, "of")):
+        code, text, _ = run(*command, capsys=capsys)
+        assert code == 1
+        assert f"patches {done} 1 slide, 0 found done, 1 failed" in text
+        assert text.count("the slide 'two' is at") == 1
+        assert text.count("one.png: left out, as a slide of this name is there too.") == 1
+    with (tmp_path / "t" / "failures.csv").open() as file:
+        assert [row["slide_id"] for row in csv.DictReader(file)] == ["two"]
+
+
+def test_another_slide_mpp_tiles_again(
+    slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the slides that store no mpp of their own, and their features; the record follows."""
+    write_pyramid(slides / "bare.tif", textured([BOX], (900, 600)), mpp=None)
+    out, patches = tmp_path / "tiles", tmp_path / "tiles" / "patches"
+    tile(slides, out, "--slide-mpp", 0.5, capsys=capsys)
+    embed = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN, "--device", "cpu")
+    run(*embed, capsys=capsys)
+    kept = (patches / "one_patches.h5").stat().st_mtime_ns
+    code, text, _ = tile(slides, out, "--slide-mpp", 0.25, capsys=capsys)
+    assert (code, "on 1 slide, 2 found done" in text) == (0, True)
+    assert xmil.open_bag(patches / "bare_patches.h5").patch_size == 256
+    assert (patches / "one_patches.h5").stat().st_mtime_ns == kept
+    for more, found in (((), 3), (("--slide-mpp", 0.25), 3)):
+        _, text, _ = tile(slides, out, *more, capsys=capsys)
+        assert f"{found} found done" in text
+        assert json.loads((out / "run.json").read_text())["slide_mpp"] == 0.25
+    _, text, _ = run(*embed, capsys=capsys)
+    assert "2 found done" in text
+    assert xmil.open_bag(out / "features_network" / "bare.h5").patch_size == 256
 
 
 def test_broken_slides_take_a_line_each(

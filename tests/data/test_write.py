@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,24 @@ def test_explanations_wait_for_the_mpp(tmp_path: Path) -> None:
 
 def test_layout_1_keeps_loading() -> None:
     """A file written by the first version; it must load for good."""
-    same_explanation(explanation(), xmil.Explanation.load(FIXTURES / "explanation_layout1.parquet"))
+    loaded = xmil.Explanation.load(FIXTURES / "explanation_layout1.parquet")
+    same_explanation(explanation(), loaded)
+    assert loaded.slide_size is None
+
+
+def test_the_size_of_the_slide_goes_along(tmp_path: Path) -> None:
+    """From the attributes of a feature file to the explanation's file and back."""
+    features = np.random.default_rng(0).normal(size=(3, 8))
+    size = {"level0_width": np.int64(2200), "level0_height": 1500}
+    bag = xmil.Bag(features, coords=[[0, 0], [64, 0], [0, 64]], patch_size=64, slide_id="s", extra=size)
+    xmil.write_bag(bag, tmp_path / "s.h5")
+    model = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
+    for known in (bag, xmil.read_bag(tmp_path / "s.h5")):
+        e = xmil.explain(model, known, method="gxi")
+        e.save(tmp_path / "e.parquet")
+        assert xmil.Explanation.load(tmp_path / "e.parquet").slide_size == (2200, 1500)
+    for stored in ({}, {**size, "level0_width": "None"}, {**size, "level0_height": -1}):
+        assert replace(bag, extra=stored).slide_size is None
 
 
 def test_later_layouts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 
 import xmil
 from tests.slides.pyramids import textured, write_pyramid
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
 from xmil.engine.embed import EmbedSettings, Patches, embed_slides
 from xmil.engine.pool import Engine
@@ -160,6 +160,17 @@ def test_an_encoder_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
     pair = prepared(tmp_path, "s")
     with pytest.raises(InputError, match="no licence"):
         embed_slides({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+
+
+def test_a_run_without_a_result_does_not_bar_the_next(tmp_path: Path) -> None:
+    """The encoder could not be had: other settings may follow in the same folder, until there is a result."""
+    pair = prepared(tmp_path, "s")
+    with pytest.raises(XmilError):
+        embed_slides({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+    assert (tmp_path / "out" / "run.json").is_file()
+    embed_slides({"s": pair}, tmp_path / "out", EmbedSettings(MEAN))
+    with pytest.raises(XmilError, match="other settings"):
+        embed_slides({"s": pair}, tmp_path / "out", EmbedSettings(MEAN, stain_norm=True))
 
 
 def test_two_processes_give_the_same(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -173,6 +174,9 @@ def test_a_slide_without_a_label_fails_alone(tmp_path: Path) -> None:
 def test_a_case_is_one_bag_and_its_scores_go_to_its_slides(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 5)
     write_slide(folder / "features" / "s001.h5", np.random.default_rng(7), 33)
+    for i in range(2):
+        with h5py.File(folder / "features" / f"s00{i}.h5", "a") as file:
+            file["coords"].attrs.update({"level0_width": 5000 + i, "level0_height": 4000})
     assert run(command(folder, "--by", "case", "--target", "pos")) == 0
     net = xmil.load_model(folder / "m0.safetensors")
     bags = [read_bag(folder / "features" / f"s00{i}.h5") for i in range(2)]
@@ -182,6 +186,7 @@ def test_a_case_is_one_bag_and_its_scores_go_to_its_slides(tmp_path: Path) -> No
         e = xmil.Explanation.load(folder / "run" / "slides" / f"s00{i}.parquet")
         np.testing.assert_array_equal(e.scores, whole.scores[part])
         np.testing.assert_array_equal(e.coords, bags[i].coords)
+        assert e.slide_size == (5000 + i, 4000)
         assert (e.bag, e.output) == (f"s00{i}", pytest.approx(whole.output))
         about = read_header(folder / "run" / "slides" / f"s00{i}.parquet")["provenance"]["case"]
         assert about == {"name": "c0", "slides": ["s000", "s001"], "instances": 53}

@@ -209,6 +209,37 @@ def test_ground_truth_of_every_kind(tmp_path, capsys):
     assert "AUPRC-2" in (folder / "out" / "summary.txt").read_text()
 
 
+def test_ground_truth_on_a_slide_with_a_bounds_offset(tmp_path):
+    """QuPath counts from the scanned bounds: the file says where they are, or the slide does."""
+    from tests.slides.squares import write_scn
+
+    folder = make_cohort(tmp_path, 2, mislabelled=0)
+    bounds = (500, 300, 400, 400)
+    (folder / "wsi").mkdir()
+    write_scn(folder / "wsi" / "s1.scn", (1200, 900), np.zeros((0, 4), int), mpp=0.5, bounds=bounds)
+    box = [[-500, -300], [0, -300], [0, -200], [-500, -200], [-500, -300]]  # the first five patches
+    polygon = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [box]}, "properties": {}}
+    plain = {"type": "FeatureCollection", "features": [polygon]}
+    ours = {**plain, "xmil": {"origin": [500, 300]}}
+    pointing = {}
+    for name, content, more in (
+        ("without", plain, ()),
+        ("slides", plain, ("--slides", str(folder / "wsi"))),
+        ("header", ours, ()),
+    ):
+        truth = folder / name
+        truth.mkdir()
+        (truth / "s1.geojson").write_text(json.dumps(content))
+        arguments = command(folder, "--truth", str(truth), "--modes", "remove", "--restart", *more)
+        assert run(arguments) == 0
+        rows = pq.read_table(folder / "out" / "results.parquet").to_pylist()
+        pointing[name] = [
+            row.get("pointing") for row in rows if row["method"] == "lrp" and row["slide_id"] == "s1"
+        ]
+    assert pointing["without"] != [1.0]
+    assert pointing["slides"] == pointing["header"] == [1.0]
+
+
 def test_a_killed_run_goes_on(tmp_path):
     """The cohort of the issue in small numbers: seven methods, killed once some slides are done."""
     folder = make_cohort(tmp_path, 14, n=40)

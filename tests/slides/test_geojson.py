@@ -139,6 +139,18 @@ def test_annotations_drawn_on_the_bounds_of_a_slide(tmp_path):
     assert found.tolist() == [True, True, True, False, False]
 
 
+def test_a_file_names_its_own_origin(tmp_path, several):
+    """What is written for a slide with a bounds offset marks the same patches, whatever origin is given."""
+    path = tmp_path / "s.geojson"
+    write_geojson(path, several, origin=(30, 20))
+    for given in ({}, {"origin": (0, 0)}, {"origin": (30, 20)}):
+        marked = marked_by_geojson(path, XY, patch_size=EDGE, names=["supports HPV+"], **given)
+        np.testing.assert_array_equal(marked, several[1].scores > 0)
+    path.write_text(json.dumps({"type": "FeatureCollection", "xmil": {"origin": [1]}, "features": [POLYGON]}))
+    with pytest.raises(XmilError, match="damaged"):
+        read_polygons(path)
+
+
 def test_measurements_of_older_versions_of_qupath(tmp_path):
     tile = {"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [RING]}}
     tile["properties"] = {"measurements": [{"name": "lrp:1", "value": 0.5}], "classification": {"name": "a"}}

@@ -35,7 +35,9 @@ def test_scores(tmp_path, pair):
         series = file.series[0]
         assert series.axes == "CYX"
         assert [level.shape for level in series.levels] == [(2, 1607, 2111), (2, 804, 1056), (2, 402, 528)]
-        pixels, about = series.asarray(), tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]["Pixels"]
+        image = tifffile.xml2dict(file.ome_metadata)["OME"]["Image"]
+        pixels, about = series.asarray(), image["Pixels"]
+    assert image["Name"] == "s1 scores"
     assert pixels.dtype == np.float32
     assert about["PhysicalSizeX"] == about["PhysicalSizeY"] == pytest.approx(0.2517)
     assert about["PhysicalSizeXUnit"] == "µm"

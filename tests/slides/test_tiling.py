@@ -8,11 +8,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 import xmil
 from tests.slides.pyramids import GLASS, textured, write_pyramid
+from tests.slides.squares import write_scn
+from xmil.cli._slide import inspect_slide
 from xmil.core.errors import FileError, InputError
+from xmil.evaluate.localisation import read_polygons
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
 from xmil.slides.outline import outlines, tissue_geojson
@@ -230,6 +234,35 @@ def test_files_are_tridents(slide_path: Path, tmp_path: Path) -> None:
     inside, outside = picture[34 + round(384 * scale), round(640 * scale)], picture[-20, -20]
     assert (outside > 235).all()
     assert inside[1] < 150
+
+
+def test_outlines_count_from_the_scanned_bounds(tmp_path: Path) -> None:
+    """As QuPath shows the slide; the file names its origin, and readers of ours come back to level 0."""
+    bounds = (701, 433, 1400, 1000)
+    box = np.array([[0, 0, 1, 1], [1000, 700, 1512, 1212]])  # the second colour is red
+    path = write_scn(tmp_path / "s.scn", (2600, 1800), box, mpp=0.5, bounds=bounds)
+    tiling = tiled(path, min_std=0)
+    write_tiling(tiling, tmp_path / "out")
+    file = tmp_path / "out" / "contours_geojson" / "s.geojson"
+    drawn = json.loads(file.read_text())
+    assert (drawn["xmil"]["origin"], drawn["xmil"]["slide"]) == ([701, 433], "s")
+    (shape,) = [shapely.geometry.shape(f["geometry"]) for f in drawn["features"]]
+    assert np.abs(np.subtract(shape.bounds, (299, 267, 811, 779))).max() <= 40
+    ((ring, *_),) = read_polygons(file)
+    assert np.abs(ring.min(axis=0) - (1000, 700)).max() <= 40
+
+
+def test_pixels_that_are_not_square_are_named(tmp_path: Path) -> None:
+    for name, options in (
+        ("tags.tif", {"resolution": (2e4, 4e4), "resolutionunit": "CENTIMETER", "metadata": None}),
+        ("s.ome.tif", {"metadata": {"axes": "YXS", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.25}}),
+    ):
+        path = tmp_path / name
+        tifffile.imwrite(path, textured([(0, 0, 500, 500)], (600, 600)), photometric="rgb", **options)
+        with pytest.raises(FileError, match=r"0.5 µm wide and 0.25 µm high, not square; .*--slide-mpp"):
+            tiled(path)
+        assert "not square" in inspect_slide(path).missing[0]
+        tiled(path, slide_mpp=0.5)
 
 
 def test_real_slides_by_their_tissue(data_dir: Path) -> None:

@@ -13,6 +13,7 @@ from xmil.data.inspection import Report
 if TYPE_CHECKING:
     from xmil.engine.slidewise import Results
     from xmil.slides import Slide
+    from xmil.slides.files import Found
 
 
 def inspect_slide(path: Path) -> Report:
@@ -21,7 +22,8 @@ def inspect_slide(path: Path) -> Report:
 
     with open_slide(path) as slide:
         facts = _facts(slide)
-    missing = () if facts["mpp"] else ("for patches of a known size: mpp is not stored; pass --slide-mpp",)
+    why = f"its pixels are {facts['mpp from']}" if facts["mpp from"] else "mpp is not stored"
+    missing = () if facts["mpp"] else (f"for patches of a known size: {why}; pass --slide-mpp",)
     return Report(str(path), "slide", f"a slide ({facts['read by']})", facts, missing=missing)
 
 
@@ -75,19 +77,20 @@ def _row(path: Path) -> dict[str, Any]:
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
 
 
-def named_slides(paths: list[Path]) -> dict[str, Path]:
-    """Slide id to file, for files and for all slides of folders."""
-    from xmil.slides import find_slides
-    from xmil.slides.files import collect_slides
+def named_slides(paths: list[Path]) -> Found:
+    """Slides by id, of files and of folders; says which pictures are left out beside their slide."""
+    from xmil.slides.files import slide_files, sort_slides
 
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise InputError(f"{missing[0]}: no such file or folder.")
     files = [path for path in paths if not path.is_dir()]
-    inside = [file for path in paths if path.is_dir() for file in find_slides(path).values()]
-    found = collect_slides(dict.fromkeys([*files, *inside]))
-    if not found:
+    inside = [file for path in paths if path.is_dir() for file in slide_files(path)]
+    found = sort_slides(dict.fromkeys([*files, *inside]))
+    if not found.slides and not found.twice:
         raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+    for path in found.beside:
+        print(f"{path}: left out, as a slide of this name is there too.")
     return found
 
 

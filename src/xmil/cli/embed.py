@@ -10,6 +10,7 @@ import typer
 
 from xmil.cli._engine import Address, Cpus, Gpus, Kind, Workers
 from xmil.core.errors import InputError
+from xmil.core.names import counted
 
 Colours = Annotated[str, typer.Option(help="Three numbers, in place of the encoder's own.")]
 
@@ -78,20 +79,24 @@ def embed(
         batch=batch,
         threads=threads or min(16, max(2, os.cpu_count() or 2)),
     )
-    pairs, missing = _pairs(tiles, slides)
+    pairs, missing, twice = _pairs(tiles, slides)
     where = engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=settings.device)
     folder = out or tiles / f"features_{short_name(encoder)}"
     with progress_bar("slides", len(pairs)) as advance:
-        results = embed_slides(pairs, folder, settings, engine=where, restart=restart, on_slide=advance)
+        results = embed_slides(
+            pairs, folder, settings, engine=where, restart=restart, on_slide=advance, refused=twice
+        )
     for name in missing:
         print(f"{name}: no slide of this name in {slides}; left out.")
     patches = sum(done["patches"] for done in results.done.values())
-    code = report_run(results, f"{patches:,} patches of {len(results.done)} slides", folder)
+    code = report_run(
+        results, f"{counted(patches, 'patch')} of {counted(len(results.done), 'slide')}", folder
+    )
     return 1 if missing else code
 
 
-def _pairs(tiles: Path, slides: Path) -> tuple[dict[str, tuple[Path, Path]], list[str]]:
-    """Slide id to (slide, patches), and the patches whose slide is not there."""
+def _pairs(tiles: Path, slides: Path) -> tuple[dict[str, tuple[Path, Path]], list[str], dict[str, str]]:
+    """Slide id to (slide, patches), the patches whose slide is not there, and slides that cannot be told."""
     from xmil.cli._slide import named_slides
     from xmil.data.siblings import slide_name
 
@@ -101,11 +106,12 @@ def _pairs(tiles: Path, slides: Path) -> tuple[dict[str, tuple[Path, Path]], lis
     files = {slide_name(path): path for path in sorted(folder.glob("*.h5")) if not path.name.startswith(".")}
     if not files:
         raise InputError(f"{tiles}: no patches here; run xmil tile first.")
-    known = named_slides([slides])
+    found = named_slides([slides])
+    known, twice = found.slides, {name: why for name, why in found.twice.items() if name in files}
     pairs = {name: (known[name], path) for name, path in files.items() if name in known}
-    if not pairs:
+    if not pairs and not twice:
         raise InputError(f"{slides}: no slide has the name of a file in {folder}.")
-    return pairs, [name for name in files if name not in known]
+    return pairs, [name for name in files if name not in known and name not in twice], twice
 
 
 def _device(name: str) -> str:

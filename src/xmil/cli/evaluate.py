@@ -14,6 +14,7 @@ from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.study.faithfulness_run import Outcome, Run, Slide
+    from xmil.study.faithfulness_truth import Truth
 
 
 def evaluate(
@@ -42,6 +43,10 @@ def evaluate(
         str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
     ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
+    slides: Annotated[
+        Path | None,
+        typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
+    ] = None,
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
     mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")] = None,
     patch_size: Annotated[
@@ -68,7 +73,6 @@ def evaluate(
     from xmil.models.tasks import CLASS_TASKS
     from xmil.study.faithfulness import Settings
     from xmil.study.faithfulness_run import Run, Slide, file_digest
-    from xmil.study.faithfulness_truth import Truth
 
     chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
     model = _one_model(model)
@@ -90,12 +94,10 @@ def evaluate(
     cases, missing = find_cases(
         features, cohort, label=column, splits=listed(split), names=net.class_names, by=by, spec=net.spec
     )
-    slides = [Slide.of(case) for case in cases]
+    counted = [Slide.of(case) for case in cases]
     warnings = [said for said in (missing.warning(), seen_warning([model], cases)) if said is not None]
     reading = {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
-    known = (
-        None if truth is None else Truth(checked_folder(truth), tuple(listed(truth_names)), mask_downsample)
-    )
+    known = None if truth is None else _truth(truth, listed(truth_names), mask_downsample, slides)
     inputs = {
         "model": file_digest(model),
         "features": str(features.resolve()),
@@ -104,6 +106,7 @@ def evaluate(
         "mask_downsample": mask_downsample,
         "by": by,
         "reading": reading,
+        **({} if slides is None else {"slides": str(slides.resolve())}),
     }
     about = {
         "model": {"path": str(model), "digest": inputs["model"], "spec": asdict(net.spec)},
@@ -119,11 +122,11 @@ def evaluate(
     run = Run(out, settings, inputs, about, reading)
     with (
         run.opened(restart=restart),
-        progress_bar("slides" if by == "slide" else "cases", len(slides)) as advance,
+        progress_bar("slides" if by == "slide" else "cases", len(counted)) as advance,
     ):
         outcome = run.measure(
             net if chosen == Engine() else model,
-            slides,
+            counted,
             truth=known,
             on_slide=lambda _: advance(),
             engine=chosen,
@@ -131,7 +134,15 @@ def evaluate(
         )
     for warning in warnings:
         print(f"warning: {warning}")
-    return _report(run, slides, outcome, best=best)
+    return _report(run, counted, outcome, best=best)
+
+
+def _truth(folder: Path, names: list[str], downsample: float, slides: Path | None) -> Truth:
+    from xmil.slides import find_slides
+    from xmil.study.faithfulness_truth import Truth
+
+    found = {} if slides is None else find_slides(slides)
+    return Truth(checked_folder(folder), tuple(names), downsample, slides=found)
 
 
 def _one_model(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 from xmil.cli import _engine
 from xmil.cli._cohort import listed, progress_bar
 from xmil.core.errors import InputError
+from xmil.core.names import counted
 
 if TYPE_CHECKING:
     from xmil.slides.drawing import Done, Job, Order
@@ -24,7 +26,7 @@ def heatmap(
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/heatmaps by default.")] = None,
     names: Annotated[str, typer.Option(help="Only these slides, separated by commas.")] = "",
     methods: Annotated[str, typer.Option(help="Only these methods, in this order.")] = "",
-    target: Annotated[str, typer.Option(help="Only these explained classes.")] = "",
+    target: Annotated[str, typer.Option(help="Only these explained classes; or 'predicted'.")] = "",
     pictures: Annotated[
         str, typer.Option(help="Of panel, overlay, side, patches, map; 'none' for exports alone.")
     ] = "panel,overlay,patches",
@@ -75,9 +77,11 @@ def heatmap(
         frame=frame,
         downsample=downsample,
     )
-    held = with_targets(open_run(run), order.targets)
+    held = open_run(run)
+    order = replace(_with_slide(order, slides), task=held.task)
+    held = with_targets(held, order)
     if scale == "cohort":
-        order = _with_scales(order, cohort_scales(held, order))
+        order = replace(order, scales=cohort_scales(held, order))
     jobs = _jobs(held, listed(names), slides)
     folder = out or held.folder / "heatmaps"
     _prepare(folder, order, restart)
@@ -114,23 +118,36 @@ def _region(text: str) -> tuple[float, float, float, float] | None:
     return x, y, width, height
 
 
-def _with_scales(order: Order, scales: dict[str, Any]) -> Order:
-    from dataclasses import replace
+def _with_slide(order: Order, slides: Path | None) -> Order:
+    """The order without the pictures that are cut from slides, where there are none."""
+    from xmil.slides.drawing import NEED_SLIDE
 
-    return replace(order, scales=scales)
+    lost = [] if slides is not None else [kind for kind in order.pictures if kind in NEED_SLIDE]
+    if not lost:
+        return order
+    told = f"{' and '.join(lost)} cannot be drawn without --slides"
+    rest = tuple(kind for kind in order.pictures if kind not in lost)
+    if not rest and not order.exports:
+        raise InputError(f"{told}; there is nothing else to draw.")
+    print(f"{told}; left out.")
+    return replace(order, pictures=rest)
 
 
 def _jobs(run: Run, names: list[str], slides: Path | None) -> list[Job]:
     """The run's slides, or those asked for, each with its file where the folder has it."""
+    from xmil.cli._slide import named_slides
     from xmil.core.errors import unknown_name
-    from xmil.slides import find_slides
     from xmil.slides.drawing import Job
+    from xmil.slides.files import Found
 
     for name in names:
         if name not in run.files:
             raise unknown_name("slide", name, run.files)
-    found = {} if slides is None else find_slides(slides)
-    return [Job(name, run.files[name], found.get(name)) for name in names or run.files]
+    found = Found({}, {}, []) if slides is None else named_slides([slides])
+    return [
+        Job(name, run.files[name], found.slides.get(name), found.twice.get(name, ""))
+        for name in names or run.files
+    ]
 
 
 def _prepare(folder: Path, order: Order, restart: bool) -> None:
@@ -175,11 +192,14 @@ def _report(done: list[Done], failed: dict[str, str], folder: Path) -> int:
     from xmil.engine.folder import FAILURES, write_table
 
     write_table(folder / FAILURES, ("slide_id", "error"), sorted(failed.items()))
+    for each in done:
+        if each.note is not None:
+            print(each.note)
     for name, reason in failed.items():
         print(f"{name}: failed: {reason}")
     if not done:
         raise InputError(f"No slide could be drawn; {folder / FAILURES} says why.")
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
-    print(f"{len(done)} slides: {written} files written{also}. See {folder}.")
+    print(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {folder}.")
     return 1 if failed else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xmil.cli._engine import Address, Cpus, Kind, Workers
+from xmil.core.names import counted
 
 if TYPE_CHECKING:
     from xmil.engine.slidewise import Results
@@ -51,8 +52,16 @@ def tile(
     )
     found = named_slides(slides)
     where = engine_of(engine, workers=workers, address=address, cpus=cpus)
-    with progress_bar("slides", len(found)) as advance:
-        results = tile_slides(found, out, settings, engine=where, restart=restart, on_slide=advance)
+    with progress_bar("slides", len(found.slides)) as advance:
+        results = tile_slides(
+            found.slides,
+            out,
+            settings,
+            engine=where,
+            restart=restart,
+            on_slide=advance,
+            refused=found.twice,
+        )
     return _report(results, out)
 
 
@@ -63,4 +72,4 @@ def _report(results: Results, out: Path) -> int:
         for note in done["inferred"]:
             print(f"{name}: {note}")
     patches = sum(done["patches"] for done in results.done.values())
-    return report_run(results, f"{patches:,} patches on {len(results.done)} slides", out)
+    return report_run(results, f"{counted(patches, 'patch')} on {counted(len(results.done), 'slide')}", out)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.names import counted
 from xmil.core.placement import boxes, place
 
 FloatArray = npt.NDArray[np.float32]
@@ -63,12 +64,20 @@ class Bag:
         known = [
             f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
         ]
-        return f"Bag({', '.join([repr(self.slide_id), f'{n} instances x {d} features', *known])})"
+        held = f"{counted(n, 'instance')} x {counted(d, 'feature')}"
+        return f"Bag({', '.join([repr(self.slide_id), held, *known])})"
 
     @property
     def dim(self) -> int:
         """Width of the feature vectors."""
         return int(self.features.shape[1])
+
+    @property
+    def slide_size(self) -> tuple[int, int] | None:
+        """Width and height of the slide's level 0, where the file stores them."""
+        width, height = (str(self.extra.get(f"level0_{edge}")) for edge in ("width", "height"))
+        known = width.isdecimal() and height.isdecimal() and min(int(width), int(height)) > 0
+        return (int(width), int(height)) if known else None
 
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""

@@ -55,7 +55,8 @@ class Explanation:
     `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
     means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name. `raw_coords`,
     `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known. For an ensemble
-    `scores` are the mean over its models and `spread` (n,) their standard deviation.
+    `scores` are the mean over its models and `spread` (n,) their standard deviation. `slide_size` is
+    level 0's width and height, where the features' file had them.
     """
 
     scores: FloatArray
@@ -76,6 +77,7 @@ class Explanation:
     unit: str | None = None
     raw_edge: float | None = None
     spread: FloatArray | None = None
+    slide_size: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)

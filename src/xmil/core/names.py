@@ -28,3 +28,13 @@ def bare_name(slide_id: str) -> str:
 def is_plain(name: str) -> bool:
     """Whether a name stays in its folder: no separators, no `..`, no zero byte."""
     return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "slide"), counted(0, "slide"), counted(1200, "patch")
+    ('1 slide', '0 slides', '1,200 patches')
+    """
+    ending = "" if n == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{n:,} {noun}{ending}"

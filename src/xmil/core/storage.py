@@ -30,6 +30,7 @@ RELEVANCE = "relevance|"
 SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
 BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
 RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
+SIZE = "slide_size"  # optional, as the raw fields are
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 
 Path_ = str | PathLike[str]
@@ -139,7 +140,7 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         "version": __version__,
         "columns": {e.column: _column_header(e) for e in explanations},
         "provenance": provenance,
-        **{key: getattr(first, key) for key in (*BAG_FIELDS, *RAW_FIELDS)},
+        **{key: getattr(first, key) for key in (*BAG_FIELDS, *RAW_FIELDS, SIZE)},
     }
     return pa.table(arrays).replace_schema_metadata({KEY: json.dumps(header, default=_plain)})
 
@@ -228,12 +229,18 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             **{key: meta[key] for key in _COLUMN_FIELDS},
             raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
+            slide_size=_size(header),
             **waiting,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise FileError(
             f"{path}: the explanation {column!r} is damaged ({error}); explain it again."
         ) from None
+
+
+def _size(header: Mapping[str, Any]) -> tuple[int, int] | None:
+    held = header.get(SIZE)
+    return None if held is None else (int(held[0]), int(held[1]))
 
 
 def _coords(table: pa.Table) -> IntArray | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.names import counted
 from xmil.core.storage import write_atomically
 from xmil.data.tables import Cells, Table, read_table, typed
 
@@ -57,7 +58,8 @@ class Cohort:
 
     def __repr__(self) -> str:
         others = ", ".join(name for name in self.columns if name not in (SLIDE, CASE)) or "none"
-        return f"Cohort({len(self)} slides of {len(set(self.cases))} cases, columns {others})"
+        held = f"{counted(len(self), 'slide')} of {counted(len(set(self.cases)), 'case')}"
+        return f"Cohort({held}, columns {others})"
 
     @property
     def slides(self) -> list[str]:

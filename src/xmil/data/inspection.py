@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.errors import FileError, XmilError
+from xmil.core.names import counted
 from xmil.core.placement import CONVENTIONS, missing_for_drawing
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
@@ -257,7 +258,7 @@ def inspect_run(path: Path) -> Report:
     if failures.is_file():
         count = max(0, len(failures.read_text(encoding="utf-8", errors="replace").splitlines()) - 1)
         problems += (
-            [f"{count} slides failed; failures.csv says why, and running again tries them again"]
+            [f"{counted(count, 'slide')} failed; failures.csv says why, and running again tries them again"]
             if count
             else []
         )

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from xmil.core.errors import FileError, InputError
+from xmil.core.names import counted
 from xmil.data.cohort import PATH, Cohort
 from xmil.data.containers.folder import is_bag_folder
 from xmil.data.siblings import FEATURE_SUFFIXES, bare_name, inside, is_plain, slide_name
@@ -26,7 +27,7 @@ class JoinReport:
     not_followed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.matched} slides matched"]
+        parts = [f"{counted(self.matched, 'slide')} matched"]
         parts += _said("slides without features", self.without_features)
         parts += _said("feature files without a row", self.without_row)
         parts += _said("slides with several files, of which the first was taken", self.doubled)

@@ -95,8 +95,9 @@ def embed_slides(
     engine: Engine | None = None,
     restart: bool = False,
     on_slide: Callable[[], None] = lambda: None,
+    refused: Mapping[str, str] | None = None,
 ) -> Results:
-    """Embed slides, given as id to (slide, patches); those that have their features are left alone."""
+    """Embed slides, given as id to (slide, patches); those that have the patches' features are left alone."""
     return work_on_slides(
         RunFolder(out, "embed", settings.lasting()),
         slides,
@@ -106,7 +107,20 @@ def embed_slides(
         engine=engine,
         restart=restart,
         on_slide=on_slide,
+        refused=refused,
+        current=lambda name: _same_places(out / f"{name}.h5", slides[name][1]),
     )
+
+
+def _same_places(features: Path, patches: Path) -> bool:
+    """Whether features are those of the patches, which may have been laid anew since."""
+    try:
+        ours, asked = open_bag(features), open_bag(patches)
+    except FileError:
+        return True  # the patches' fault is reported by the worker, the features' by who reads them
+    if ours.coords is None or asked.coords is None:
+        return True
+    return ours.patch_size == asked.patch_size and np.array_equal(ours.coords, asked.coords)
 
 
 def _make_worker(settings: EmbedSettings, out: Path) -> Stages[tuple[str, tuple[Path, Path]], dict[str, Any]]:

@@ -198,4 +198,5 @@ def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
         raw_coords=part.raw_coords,
         unit=part.unit,
         raw_edge=part.raw_edge,
+        slide_size=part.slide_size,
     )

@@ -54,7 +54,7 @@ class RunFolder:
     def prepare(self, about: Mapping[str, Any], *, folders: Sequence[str], restart: bool = False) -> None:
         """Make the folders and write run.json.
 
-        A folder with a run of other settings is refused; `restart` clears it of the earlier run first.
+        A folder with results of other settings is refused; `restart` clears it of the earlier run first.
         """
         make_folder(self.path)
         self._check(restart=restart)
@@ -78,11 +78,17 @@ class RunFolder:
         kind = known.get("kind", known.get("command"))
         if kind != self.kind:
             raise InputError(f"{self.path}: holds a run of `xmil {kind}`; choose another --out.")
-        if known.get("fingerprint") != self.fingerprint and not restart:
+        if known.get("fingerprint") != self.fingerprint and not restart and not self._is_empty():
             raise InputError(
                 f"{self.path}: holds a run with {differences(known, self.settings)}; choose another --out, "
                 "repeat the command with those settings, or redo it all with --restart."
             )
+
+    def _is_empty(self) -> bool:
+        """Whether nothing came of the earlier run: it ended before the first result."""
+        own = (RUN, FAILURES, ".lock")
+        files = (path for path in self.path.rglob("*") if path.is_file())
+        return all(path.name in own or path.name.endswith(".part") for path in files)
 
     def _clear(self) -> None:
         try:

@@ -35,15 +35,21 @@ def work_on_slides(
     engine: Engine | None = None,
     restart: bool = False,
     on_slide: Callable[[], None] = lambda: None,
+    current: Callable[[str], bool] = lambda _: True,
+    refused: Mapping[str, str] | None = None,
 ) -> Results:
-    """Work on the slides whose output is not there; a failure is recorded and the rest goes on.
+    """Work on the slides whose output is not there or not `current`; after a failure the rest goes on.
 
+    `refused` are slides that cannot be worked on, with the reason: failures from the start.
     `restart` removes the outputs of these slides first, and nothing else: the folder may hold other things.
     """
     if restart:
         _forget(folder, [output(name) for name in slides])
     with folder.opened(about or {}, folders=folders):
-        results = Results(found=[name for name in slides if output(name).is_file()])
+        results = Results(
+            failed=dict(refused or {}),
+            found=[name for name in slides if output(name).is_file() and current(name)],
+        )
         for _ in results.found:
             on_slide()
         done = set(results.found)

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from xmil.engine.folder import RunFolder
+from xmil.core.errors import FileError
+from xmil.data import open_bag
+from xmil.engine.folder import RUN, RunFolder, read_run
 from xmil.engine.pool import Engine
 from xmil.engine.slidewise import Results, stopping, work_on_slides
 from xmil.slides import open_slide
@@ -23,10 +25,14 @@ def tile_slides(
     engine: Engine | None = None,
     restart: bool = False,
     on_slide: Callable[[], None] = lambda: None,
+    refused: Mapping[str, str] | None = None,
 ) -> Results:
-    """Tile slides into a folder; those that have their patches are left alone."""
+    """Tile slides into a folder; those that have their patches are left alone.
+
+    Where another `slide_mpp` is given than before, the slides that do not store theirs are tiled again.
+    """
     kept = settings.as_dict()
-    given = {"slide_mpp": kept.pop("slide_mpp")}  # may be given later, for the slides that lack mpp
+    given = {"slide_mpp": _given_mpp(kept.pop("slide_mpp"), out, restart=restart)}
     return work_on_slides(
         RunFolder(out, "tile", kept),
         slides,
@@ -37,7 +43,27 @@ def tile_slides(
         engine=engine,
         restart=restart,
         on_slide=on_slide,
+        refused=refused,
+        current=lambda name: _has_mpp(patches_file(out, name), settings.slide_mpp),
     )
+
+
+def _given_mpp(mpp: float | None, out: Path, *, restart: bool) -> float | None:
+    """The mpp of slides that store none; it may be given later, and stays known when it is not repeated."""
+    known = None if restart or mpp is not None else read_run(out / RUN)
+    return mpp if known is None else known.get("slide_mpp")
+
+
+def _has_mpp(patches: Path, mpp: float | None) -> bool:
+    """Whether the patches were laid with the given mpp, or with one that the slide itself stores."""
+    if mpp is None:
+        return True
+    try:
+        header = open_bag(patches)
+    except FileError:
+        return False
+    own = not any(note.startswith("mpp ") for note in header.inferred)
+    return own or header.mpp == mpp
 
 
 def _tile(settings: TileSettings, out: Path, item: tuple[str, Path]) -> dict[str, Any]:

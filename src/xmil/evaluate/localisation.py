@@ -71,27 +71,35 @@ def marked_by_geojson(
     patch_size: int,
     names: Sequence[str] | None = None,
     share: float = 0.5,
-    origin: tuple[float, float] = (0, 0),
+    origin: tuple[float, float] | None = None,
 ) -> Bools:
     """Instances of whose box at least a share lies in the polygons of a QuPath GeoJSON file.
 
-    `names` picks annotations by their class; None takes all. Coordinates are level-0 pixels, as QuPath
-    writes them; for slides with a bounds offset, which QuPath cuts off, `origin` is that offset. Holes are
-    respected.
+    `names` picks annotations by their class; None takes all. Holes are respected. For slides with a bounds
+    offset, which QuPath cuts off, `origin` is that offset; a file that names its own origin needs none.
     """
-    xy0 = _boxes(coords) - np.asarray(origin, dtype=np.float64)
+    xy0 = _boxes(coords)
     _checked_share(share)
     steps = (np.arange(GRID) + 0.5) / GRID * patch_size
     offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
     points = (xy0[:, None, :] + offsets).reshape(-1, 2)
     inside = np.zeros(len(points), dtype=bool)
-    for rings in read_polygons(path, names=names):
+    for rings in read_polygons(path, names=names, origin=origin):
         inside |= _inside(points, rings)
     return np.asarray(inside.reshape(len(xy0), -1).mean(axis=1) >= share)
 
 
-def read_polygons(path: str | PathLike[str], *, names: Sequence[str] | None = None) -> list[list[Floats]]:
-    """Polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes."""
+def read_polygons(
+    path: str | PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    origin: tuple[float, float] | None = None,
+) -> list[list[Floats]]:
+    """Level-0 polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes.
+
+    The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
+    from the corner of level 0.
+    """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -105,9 +113,19 @@ def read_polygons(path: str | PathLike[str], *, names: Sequence[str] | None = No
             f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(known) or 'none'}."
         )
     try:
-        return [rings for f in features for rings in _polygons(f.get("geometry", f) or {})]
+        start = _origin(found, origin)
+        polygons = [rings for f in features for rings in _polygons(f.get("geometry", f) or {})]
+        return [[ring + start for ring in rings] for rings in polygons]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({error}).") from None
+
+
+def _origin(found: Any, given: tuple[float, float] | None) -> Floats:
+    """Where the file's coordinates count from, in level-0 pixels."""
+    about = found.get("xmil") if isinstance(found, dict) else None
+    named = about.get("origin") if isinstance(about, dict) else None
+    x, y = (given or (0.0, 0.0)) if named is None else named
+    return np.array([x, y], dtype=np.float64)
 
 
 def _features(found: Any) -> list[dict[str, Any]]:

@@ -220,6 +220,7 @@ def _explanation(
         unit=known.unit,
         raw_edge=known.raw_edge,
         mpp=known.mpp,
+        slide_size=known.slide_size,
         model=network.name,
         params={"output": a.output.kind, **params},
         relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),

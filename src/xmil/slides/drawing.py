@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy.typing as npt
 
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
+from xmil.slides.choice import ALL, PREDICTED, is_predicted, without_repeats
 from xmil.slides.clipping import CLIPS
 from xmil.slides.colours import Scale, pooled
 from xmil.slides.frames import FRAMES, export_frame
@@ -23,9 +26,6 @@ from xmil.slides.panel import FORMATS, Picture
 from xmil.slides.picture import KINDS, Look, Scene, draw, only
 from xmil.slides.run import Run
 from xmil.slides.tables import write_table
-
-if TYPE_CHECKING:
-    pass
 
 EXPORTS = ("geojson", "scores", "colours", "csv", "parquet")
 SUFFIXES = {"geojson": "geojson", "scores": "scores.ome.tif", "colours": "colours.ome.tif"}
@@ -48,6 +48,7 @@ class Order:
     patch_size: int | None = None
     frame: str = "bounds"
     downsample: int | None = None
+    task: str = "classification"
 
     def __post_init__(self) -> None:
         for kind, given, known in (
@@ -74,9 +75,15 @@ class Order:
         for name in self.methods:
             if name not in {e.method for e in explanations}:
                 raise unknown_name("method", name, {e.method for e in explanations})
-        chosen = [e for e in explanations if not self.targets or str(e.target) in self.targets]
-        chosen = [e for e in chosen if not self.methods or e.method in self.methods]
+        chosen = [e for e in explanations if self.shows(e.target, e.logits)]
+        chosen = without_repeats([e for e in chosen if not self.methods or e.method in self.methods])
         return sorted(chosen, key=lambda e: self.methods.index(e.method)) if self.methods else chosen
+
+    def shows(self, target: Target, logits: npt.ArrayLike) -> bool:
+        """Whether a target is among the wished ones."""
+        if not self.targets or ALL in self.targets or str(target) in self.targets:
+            return True
+        return PREDICTED in self.targets and is_predicted(target, logits, self.task)
 
 
 @dataclass(frozen=True)
@@ -86,14 +93,16 @@ class Job:
     slide_id: str
     explanations: Path
     slide: Path | None = None
+    fault: str = ""  # why the slide cannot be used
 
 
 @dataclass(frozen=True)
 class Done:
-    """Files written now and files that were current already."""
+    """Files written now and files that were current already, and what is doubtful about the slide."""
 
     written: int = 0
     kept: int = 0
+    note: str | None = None
 
 
 def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
@@ -119,25 +128,37 @@ def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
     }
 
 
-def with_targets(run: Run, targets: Sequence[str]) -> Run:
-    """The slides for which one of the targets was explained; an error where there is none."""
-    if not targets:
+def with_targets(run: Run, order: Order) -> Run:
+    """The slides that have a wished method and target; an error where none has."""
+    if not order.targets and not order.methods:
         return run
-    held = {name: _targets(path) for name, path in run.files.items()}
-    chosen = {name: run.files[name] for name, found in held.items() if not found or found & set(targets)}
-    known = set().union(*held.values())
-    for target in targets:
-        if target not in known:
-            raise unknown_name("target", target, known)
+    held = {name: _columns(path) for name, path in run.files.items()}
+    methods = {method for columns in held.values() for method, _, _ in columns}
+    targets = {str(target) for columns in held.values() for _, target, _ in columns}
+    for kind, given, known in (
+        ("method", order.methods, methods),
+        ("target", order.targets, targets | {PREDICTED, ALL}),
+    ):
+        for name in given:
+            if methods and name not in known:
+                raise unknown_name(kind, name, known)
+    chosen = {
+        name: run.files[name]
+        for name, columns in held.items()
+        if not columns or any(order.shows(target, logits) for _, target, logits in columns)
+    }
+    if not chosen:
+        raise InputError(f"{run.folder}: no slide has an explanation of {', '.join(order.targets)}.")
     return replace(run, files=chosen)
 
 
-def _targets(path: Path) -> set[str]:
-    """What a file explains; empty where it cannot be read, which is reported when its turn comes."""
+def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
+    """Methods, targets and logits of a file; none where it cannot be read: that is reported in its turn."""
     try:
-        return {str(Target(**about["target"])) for about in read_header(path)["columns"].values()}
+        held = read_header(path)["columns"].values()
+        return [(about["method"], Target(**about["target"]), about["logits"]) for about in held]
     except (XmilError, KeyError, TypeError):
-        return set()
+        return []
 
 
 def make_drawer(
@@ -146,6 +167,8 @@ def make_drawer(
     """The function that draws one slide; `slides` is the folder that must hold it."""
 
     def drawer(job: Job) -> Done:
+        if job.fault:
+            raise InputError(job.fault)
         if slides is not None and job.slide is None:
             raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
         return draw_slide(job, run, order, out, restart=restart)
@@ -182,7 +205,7 @@ def draw_slide(job: Job, run: Run, order: Order, out: Path, *, restart: bool = F
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             _write(file, scene, order)
-    return Done(len(due), len(files) - len(due))
+    return Done(len(due), len(files) - len(due), scene.note)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from xmil.core.errors import FileError
@@ -13,27 +14,51 @@ PLAIN = (".png", ".jpg", ".jpeg")
 HAMAMATSU = (".vms", ".vmu")  # their levels lie beside them as JPEG files
 
 
+@dataclass(frozen=True)
+class Found:
+    """Slides by id; names that two slides share, with the reason; pictures beside a slide of their name."""
+
+    slides: dict[str, Path]
+    twice: dict[str, str]
+    beside: list[Path]
+
+
 def find_slides(folder: str | os.PathLike[str]) -> dict[str, Path]:
     """Slide id to file, for every slide in a folder and the folders below it, in order of id.
 
     A folder of DICOM files is one slide under the folder's name. A picture beside a slide of the same name
     is left out; two slides of one name are an error. Run folders of this package are not searched.
     """
+    found = sort_slides(slide_files(folder))
+    for reason in found.twice.values():
+        raise FileError(reason)
+    return found.slides
+
+
+def slide_files(folder: str | os.PathLike[str]) -> list[Path]:
+    """Every slide file in a folder and the folders below it."""
     root = Path(folder)
     if not root.is_dir():
         raise FileError(f"{root}: no such folder.")
-    return collect_slides(_walk(root))
+    return list(_walk(root))
 
 
-def collect_slides(paths: Iterable[Path]) -> dict[str, Path]:
-    """Slide id to file; of a slide and a plain picture the slide, of two slides an error."""
+def sort_slides(paths: Iterable[Path]) -> Found:
+    """Files by slide id; of a slide and a plain picture the slide, of two slides neither."""
     found: dict[str, Path] = {}
+    twice: dict[str, str] = {}
+    beside: list[Path] = []
     for path in sorted(paths, key=lambda path: (_is_plain(path), str(path))):
         name = slide_id(path)
-        if name in found and _is_plain(path) == _is_plain(found[name]):
-            raise FileError(f"{path}: the slide {name!r} is at {found[name]} too; rename or remove one.")
-        found.setdefault(name, path)
-    return dict(sorted(found.items()))
+        if name not in found:
+            found[name] = path
+        elif _is_plain(path) != _is_plain(found[name]):
+            beside.append(path)
+        else:
+            reason = f"{path}: the slide {name!r} is at {found[name]} too; rename or remove one."
+            twice.setdefault(name, reason)
+    slides = {name: path for name, path in sorted(found.items()) if name not in twice}
+    return Found(slides, twice, beside)
 
 
 def slide_id(path: Path) -> str:

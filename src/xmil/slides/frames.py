@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmil._version import __version__
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, unknown_name
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
 Frame = tuple[int, int, int, int]  # x, y, width, height in level-0 pixels; exports count from its corner
 FRAMES = ("bounds", "level0")
+KEY = "xmil"  # our own member of a GeoJSON collection; other readers pass over it
+
+
+def frame_header(slide: str, origin: tuple[int, int]) -> dict[str, Any]:
+    """What a GeoJSON file says of its slide and of where, in level-0 pixels, it counts from."""
+    return {"version": __version__, "slide": slide, "origin": [int(value) for value in origin], "level": 0}
 
 
 def export_frame(boxes: IntArray, slide: Slide | None, *, frame: str = "bounds") -> Frame:

@@ -13,15 +13,15 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 import numpy.typing as npt
 
-from xmil._version import __version__
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import Explanation
 from xmil.core.storage import write_text
+from xmil.slides.choice import is_predicted
+from xmil.slides.frames import KEY, frame_header
 from xmil.slides.words import ends
 
 SUPPORTS, AGAINST = (202, 0, 32), (5, 113, 176)  # red and blue of a tile's class
-KEY = "xmil"  # our own member of the collection; readers of GeoJSON pass over it
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ def write_geojson(
     """Write the explanations of one slide as QuPath tiles.
 
     Each has the measurements `<method>:<target>`; its class says whether it supports what the first signed
-    explanation explains. Coordinates count from `origin`, which the file names.
+    method explains, the predicted class where that is among them. Coordinates count from `origin`, which the
+    file names.
     """
     boxes = explanations[0].boxes() - np.tile(origin, 2)
     measured = _measurements(explanations)
@@ -52,8 +53,7 @@ def write_geojson(
     space = uuid5(NAMESPACE_URL, f"xmil:{name}")
     rows = zip(boxes.tolist(), measured, classes, strict=True)
     features = [_feature(i, space, *row) for i, row in enumerate(rows)]
-    about = {"version": __version__, "slide": name, "origin": list(origin), "level": 0}
-    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(about)},"features":['
+    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(frame_header(name, origin))},"features":['
     write_text(path, head + "\n" + ",\n".join(features) + "\n]}\n")
 
 
@@ -89,9 +89,11 @@ def _measurements(explanations: Sequence[Explanation]) -> list[str]:
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
     """The class of each tile as a JSON member, empty where the score is zero or unsigned."""
-    first = next((e for e in explanations if e.signed), None)
-    if first is None:
+    signed = [e for e in explanations if e.signed]
+    if not signed:
         return [""] * len(explanations[0])
+    same = [e for e in signed if e.method == signed[0].method]
+    first = next((e for e in same if is_predicted(e.target, e.logits, task)), signed[0])
     against, supports = (
         '"classification":' + json.dumps({"name": words, "color": colour}, ensure_ascii=False) + ","
         for words, colour in zip(ends(first, task), (AGAINST, SUPPORTS), strict=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from xmil.slides.slide import Slide
 
+FITS = 0.95  # share of the patches on the slide below which there is a word about it
 TISSUES = ("grey", "colour")  # how the slide looks under the colours
 
 
@@ -37,16 +38,25 @@ def place_on(
     return explanation if explanation.mpp or scale is None else explanation.placed(mpp=scale)
 
 
-def check_fit(boxes: IntArray, slide: Slide) -> None:
-    """Refuse boxes most of whose centres lie off the slide: slide or coordinates are of another one."""
+def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None) -> str | None:
+    """Refuse a slide that is not the explained one, and say where some of the patches lie off it.
+
+    It is another one if level 0 was of another `size` when the features were made, or if most of the
+    patches' centres lie off the slide.
+    """
     width, height = slide.dimensions
+    if size is not None and size != (width, height):
+        raise InputError(
+            f"{slide.path}: has {width} x {height} px; the explained slide has {size[0]} x {size[1]}."
+        )
     x, y = (boxes[:, :2] + boxes[:, 2:]).T / 2
     inside = int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+    lie = f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
     if 2 * inside < len(boxes):
         raise InputError(
-            f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
-            "it is not the slide that was explained, or the coordinates are of another resolution."
+            lie + "it is not the slide that was explained, or the coordinates are of another resolution."
         )
+    return lie + "check that it is the one that was explained." if inside < FITS * len(boxes) else None
 
 
 def whole_box(boxes: IntArray, slide: Slide | None) -> Box:
@@ -96,7 +106,8 @@ class View:
 def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:
     """RGBA colours over an RGB picture, or white, with their alpha times `alpha`.
 
-    Under the colours the tissue is grey by default: over pink tissue a score of zero would look red.
+    The tissue is grey by default: pink tissue makes a score of zero look red, and beside the colours it would
+    pass for evidence.
     """
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "heatmap", "in the range [0, 1]", alpha)
@@ -108,7 +119,7 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
     painted = colours.getchannel("A")
     under = Image.new("RGB", colours.size, "white") if background is None else Image.fromarray(background)
     if tissue == "grey":
-        under.paste(under.convert("L").convert("RGB"), mask=painted)
+        under = under.convert("L").convert("RGB")
     under.paste(colours.convert("RGB"), mask=painted.point([round(value * alpha) for value in range(256)]))
     return np.asarray(under)
 

@@ -1,7 +1,7 @@
 """Patches on disk in TRIDENT's layout, with the tissue as GeoJSON and an overview picture.
 
 patches/<slide>_patches.h5           `coords` (n, 2), level-0 corners, with TRIDENT's attributes and `mpp`
-contours_geojson/<slide>.geojson     the tissue, level-0 polygons
+contours_geojson/<slide>.geojson     the tissue; polygons that count from the scanned bounds, as QuPath does
 visualization/<slide>.png            tissue and patches on the slide
 
 The patches are written last: a slide that has them is done.
@@ -33,7 +33,8 @@ def write_tiling(tiling: Tiling, folder: Path) -> Path:
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     slide_id = tiling.slide_id
-    write_text(folder / CONTOURS / f"{slide_id}.geojson", json.dumps(tissue_geojson(tiling.tissue)))
+    outline = tissue_geojson(tiling.tissue, slide=slide_id, origin=tiling.origin)
+    write_text(folder / CONTOURS / f"{slide_id}.geojson", json.dumps(outline))
     picture = overview(tiling)
     write_atomically(
         folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", optimize=False)

@@ -68,7 +68,8 @@ class Pyramid:
 def write_scores(path: str | PathLike[str], explanations: Sequence[Explanation], pyramid: Pyramid) -> None:
     """Raw scores in float32, a channel for each `<method>:<target>`, NaN where there is no patch."""
     values = [e.scores for e in explanations]
-    about = {"axes": "CYX", "Channel": {"Name": [e.column for e in explanations]}}
+    name = f"{explanations[0].bag or ''} scores".strip()
+    about = {"axes": "CYX", "Name": name, "Channel": {"Name": [e.column for e in explanations]}}
     layout = {"dtype": np.dtype(np.float32), "photometric": "minisblack", "metadata": about}
 
     def strip(cells: Cells, channel: int) -> npt.NDArray[Any]:
@@ -81,7 +82,8 @@ def write_colours(
     path: str | PathLike[str], explanation: Explanation, scale: Scale, pyramid: Pyramid
 ) -> None:
     """The colours of one explanation as RGBA, transparent where there is no patch."""
-    about = {"axes": "YXS", "Channel": {"Name": [explanation.column]}}
+    name = f"{explanation.bag or ''} {explanation.column}".strip()
+    about = {"axes": "YXS", "Name": name, "Channel": {"Name": [explanation.column]}}
     layout = {"dtype": np.dtype(np.uint8), "photometric": "rgb", "extrasamples": ["unassalpha"]}
 
     def strip(cells: Cells, channel: int) -> npt.NDArray[Any]:  # noqa: ARG001  # there is one channel

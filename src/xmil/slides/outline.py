@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
+from xmil.slides.frames import KEY, frame_header
 from xmil.slides.tissue import Mask, Tissue
 
 Ring = npt.NDArray[np.float64]  # (points, 2): x, y; the last point is the first
@@ -20,9 +21,13 @@ def outlines(tissue: Tissue) -> list[list[Ring]]:
     return [_piece(labels[box] == i + 1, box, tissue) for i, box in zip(range(count), boxes, strict=True)]
 
 
-def tissue_geojson(tissue: Tissue, *, name: str = "Tissue") -> dict[str, Any]:
-    """A FeatureCollection of annotations that QuPath opens."""
-    return {"type": "FeatureCollection", "features": [_feature(rings, name) for rings in outlines(tissue)]}
+def tissue_geojson(
+    tissue: Tissue, *, name: str = "Tissue", slide: str = "", origin: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    """A FeatureCollection of annotations that QuPath opens; they count from `origin`, which it names."""
+    pieces = [[ring - origin for ring in rings] for rings in outlines(tissue)]
+    about = {KEY: frame_header(slide, origin)}
+    return {"type": "FeatureCollection", **about, "features": [_feature(rings, name) for rings in pieces]}
 
 
 def _feature(rings: list[Ring], name: str) -> dict[str, Any]:

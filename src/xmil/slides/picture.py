@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.slides.choice import without_repeats
 from xmil.slides.colours import Scale
 from xmil.slides.heat import View, as_image, check_fit, place_on, same_places, whole_box
 from xmil.slides.panel import Column, Heading, Picture, Ruler, draw_panel
@@ -76,7 +79,7 @@ def heatmap(
 
     `picture`: `overlay` (default), `side` (slide and overlay), `panel` (default for several), `patches`
     (highest and lowest, cut from the slide), each a matplotlib figure; `map` is a transparent Pillow image of
-    the colours alone, pixel for pixel over the slide's scanned area at that size. `clip`: `whiskers`,
+    the colours alone, to be laid over the slide's scanned area at the same size. `clip`: `whiskers`,
     `percentile` or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in
     level-0 pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own.
 
@@ -87,7 +90,7 @@ def heatmap(
     >>> heatmap(e, picture="map").size
     (768, 512)
     """
-    several = [explanation] if isinstance(explanation, Explanation) else list(explanation)
+    several = [explanation] if isinstance(explanation, Explanation) else without_repeats(list(explanation))
     if not several:
         raise InputError("There is no explanation to draw.")
     kind = picture or ("overlay" if isinstance(explanation, Explanation) else "panel")
@@ -97,6 +100,8 @@ def heatmap(
     )
     with _opened(slide, mpp) as opened:
         scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
+        if scene.note is not None:
+            warnings.warn(scene.note, stacklevel=2)
         scales = None if scale is None else {e.column: scale for e in several}
         return draw(kind, replace(scene, scales={**scene.scales, **(scales or {})}))
 
@@ -111,6 +116,7 @@ class Scene:
     caption: Caption
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
+    note: str | None = None  # what is doubtful about the slide
 
     @classmethod
     def of(
@@ -131,12 +137,11 @@ class Scene:
         """
         placed = tuple(place_on(e, slide, mpp=mpp, patch_size=patch_size) for e in explanations)
         boxes = same_places(placed)
-        if slide is not None:
-            check_fit(boxes, slide)
+        note = None if slide is None else check_fit(boxes, slide, placed[0].slide_size)
         views = _views(boxes, slide, look) if seen else ()
         own = {e.column: (scales or {}).get(e.column) or look.scale(e) for e in placed}
         named = replace(caption, name=caption.name or ("" if slide is None else slide.name))
-        return cls(placed, slide, look, named, own, views)
+        return cls(placed, slide, look, named, own, views, note)
 
     @property
     def heading(self) -> Heading:
@@ -176,7 +181,13 @@ def only(scene: Scene, explanation: Explanation) -> Scene:
 
 def checked_region(region: Sequence[float], whole: Box) -> Box:
     """A region that touches the picture's box, or an error with the box."""
-    x, y, width, height = region
+    try:
+        x, y, width, height = (float(value) for value in region)
+        if not isfinite(x + y + width + height):
+            raise ValueError
+    except (TypeError, ValueError):
+        message = f"A region is x, y, width, height in level-0 pixels. Got {region!r} instead."
+        raise InputError(message) from None
     across = min(x + width, whole[0] + whole[2]) - max(x, whole[0])
     down = min(y + height, whole[1] + whole[3]) - max(y, whole[1])
     if min(width, height, across, down) <= 0:

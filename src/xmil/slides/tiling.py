@@ -74,6 +74,7 @@ class Tiling:
     tissue: Tissue
     settings: TileSettings
     inferred: tuple[str, ...] = ()
+    origin: tuple[int, int] = (0, 0)  # corner of the scanned bounds
     flat: int = 0  # patches on tissue that were left out because their grey values hardly vary
 
 
@@ -104,6 +105,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         tissue,
         settings,
         inferred,
+        slide.bounds[:2],
         int((~varied).sum()),
     )
 
@@ -118,6 +120,8 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
         mpp = STANDARD / slide.magnification
         note = f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}"
         return mpp, (note,)
+    if slide.mpp_source is not None:
+        raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass --slide-mpp.")
     power = f" (its objective power is {slide.magnification:g})" if slide.magnification else ""
     raise FileError(f"{slide.path}: stores no microns a pixel{power}; pass --slide-mpp.")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,15 @@ class Truth:
     """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
 
     A PNG is a mask, `downsample` level-0 pixels a pixel. `names` picks QuPath classes. An instance is marked
-    where at least `share` of its box is.
+    where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
+    where they begin, for GeoJSON files that do not.
     """
 
     folder: Path
     names: tuple[str, ...] = ()
     downsample: float = 1.0
     share: float = 0.5
+    slides: Mapping[str, Path] = field(default_factory=dict)
 
     def evidence(self, bag: Bag) -> Floats | None:
         """Evidence (n,) of a bag, or None where the folder has nothing on the slide."""
@@ -45,13 +47,24 @@ class Truth:
             raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
         if path.suffix == ".geojson":
             names: Sequence[str] | None = self.names or None
+            origin = self._origin(bag.slide_id)
             return marked_by_geojson(
-                path, bag.coords, patch_size=bag.patch_size, names=names, share=self.share
+                path, bag.coords, patch_size=bag.patch_size, names=names, share=self.share, origin=origin
             )
         mask = _read_mask(path)
         return marked_by_mask(
             mask, bag.coords, patch_size=bag.patch_size, downsample=self.downsample, share=self.share
         )
+
+    def _origin(self, slide_id: str | None) -> tuple[float, float] | None:
+        """The corner of the slide's scanned bounds, where the slide is at hand."""
+        from xmil.slides import open_slide
+
+        file = self.slides.get(slide_id or "")
+        if file is None:
+            return None
+        with open_slide(file) as slide:
+            return slide.bounds[:2]
 
 
 def _instance_values(path: Path, n: int) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp
+from xmil.slides.backends import UnreadableError, resolution_mpp, told_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
@@ -61,14 +61,14 @@ def open_(path: Path) -> Slide:
 
 
 def _mpp(about: Mapping[str, str]) -> tuple[float | None, str | None]:
-    stored = mean_mpp(_number(about, "openslide.mpp-x"), _number(about, "openslide.mpp-y"))
-    if stored is not None:
-        return stored, "openslide.mpp-x"
+    x, y = (_number(about, f"openslide.mpp-{axis}") for axis in "xy")
+    stored = told_mpp(x, y, "openslide.mpp-x")
+    if stored[1] is not None:
+        return stored
     unit = about.get("tiff.ResolutionUnit", "")
     tags = [_number(about, f"tiff.{axis}Resolution") for axis in "XY"]
     x, y = (None if tag is None else resolution_mpp(tag, unit) for tag in tags)
-    found = mean_mpp(x, y)
-    return found, None if found is None else "TIFF resolution tags"
+    return told_mpp(x, y, "TIFF resolution tags")
 
 
 def _bounds(about: Mapping[str, str]) -> tuple[int, int, int, int] | None:

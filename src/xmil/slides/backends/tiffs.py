@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp
+from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp, told_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
@@ -109,7 +109,7 @@ def stored_ome_mpp(path: Path) -> float | None:
 
     try:
         with tifffile.TiffFile(path) as file:
-            return _ome_mpp(file.ome_metadata or "")
+            return mean_mpp(*_ome_sizes(file.ome_metadata or ""))
     except Exception:  # damaged TIFFs raise almost any type
         return None
 
@@ -239,15 +239,13 @@ def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
 def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
     """Microns a pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
     if file.is_ome:
-        found = _ome_mpp(file.ome_metadata)
-        if found is not None:
-            return found, "OME PhysicalSize"
+        stored = told_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
+        if stored[1] is not None:
+            return stored
     unit = {2: "inch", 3: "centimeter"}.get(_tag(page, "ResolutionUnit") or 2, "")
     x, y = (_per_unit(_tag(page, f"{axis}Resolution")) for axis in "XY")
-    found = mean_mpp(
-        None if x is None else resolution_mpp(x, unit), None if y is None else resolution_mpp(y, unit)
-    )
-    return found, None if found is None else "TIFF resolution tags"
+    across, down = (None if value is None else resolution_mpp(value, unit) for value in (x, y))
+    return told_mpp(across, down, "TIFF resolution tags")
 
 
 def _tag(page: Any, name: str) -> Any:
@@ -262,16 +260,17 @@ def _per_unit(value: Any) -> float | None:
     return None
 
 
-def _ome_mpp(text: str) -> float | None:
+def _ome_sizes(text: str) -> tuple[float | None, float | None]:
+    """Microns a pixel across and down."""
     pixels = _ome(text, "Pixels")
     if pixels is None:
-        return None
-    sizes = []
+        return None, None
+    sizes: list[float | None] = []
     for axis in "XY":
         scale = _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
         value = pixels.get(f"PhysicalSize{axis}")
         sizes.append(None if scale is None or value is None else float(value) * scale)
-    return mean_mpp(*sizes)
+    return sizes[0], sizes[1]
 
 
 def _ome_magnification(file: Any) -> float | None:
