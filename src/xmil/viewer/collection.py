@@ -165,14 +165,15 @@ class Collection:
 
     def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> list[str]:
         """A sentence for each run with patches that lie off the slide: one of the two is of another slide."""
-        found, width, height = [], image["width"], image["height"]
+        found, size = [], (image["width"], image["height"])
         for run in (entry["run"] for entry in sets if entry["placed"]):
-            inside, n = self.evidence(key, run).count_inside(width, height)
-            if inside < n:
-                where = f"{self.runs[run].name!r} lie off this slide of {width} x {height} px"
+            evidence = self.evidence(key, run)
+            inside = evidence.count_inside(*size)
+            if inside < evidence.n or evidence.slide_size not in (None, size):
+                off = f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r}"
                 found.append(
-                    f"{n - inside} of {n} patches of the run {where}: "
-                    "it is not the slide that was explained, or the coordinates are of another resolution."
+                    f"{off} lie off this slide of {size[0]} x {size[1]} px: it is not the slide that was "
+                    "explained, or the coordinates are of another resolution."
                 )
         return found
 

@@ -30,6 +30,7 @@ class Evidence:
     raw: npt.NDArray[np.float64] | None = None
     unit: str | None = None
     raw_edge: float | None = None
+    slide_size: tuple[int, int] | None = None
 
     @property
     def n(self) -> int:
@@ -41,12 +42,12 @@ class Evidence:
         """Whether it is known where the patches lie."""
         return self.corners is not None and self.edge is not None
 
-    def count_inside(self, width: int, height: int) -> tuple[int, int]:
-        """How many patches have their centre on a slide of this size, and how many there are."""
+    def count_inside(self, width: int, height: int) -> int:
+        """How many patches have their centre on a slide of this size."""
         if self.corners is None or self.edge is None:
-            return self.n, self.n
+            return self.n
         x, y = self.corners.astype(np.int64) + self.edge // 2
-        return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum()), self.n
+        return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
 
     def at(self, mpp: float | None) -> Evidence:
         """The evidence with its places, where they had to wait for the slide's mpp."""
@@ -90,12 +91,17 @@ def read_evidence(path: Path) -> Evidence:
             raw=_stacked(table, RAW).T if set(RAW) <= set(table.column_names) else None,
             unit=header.get("unit"),
             raw_edge=_number(header.get("raw_edge"), float),
+            slide_size=_size(header.get("slide_size")),
         )
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileError(f"{path.name}: the explanation is damaged ({reason}); explain it again.") from None
+
+
+def _size(stored: Any) -> tuple[int, int] | None:
+    return None if stored is None else (int(stored[0]), int(stored[1]))
 
 
 def count_patches(path: Path) -> int:
