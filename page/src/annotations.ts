@@ -1,6 +1,7 @@
 /** Named regions: kept in the browser, written and read as QuPath's GeoJSON. */
 
-import { area, type Point, type Polygon, type Ring } from "./geometry";
+import type { SlideInfo } from "./api";
+import { area, moved, type Point, type Polygon, type Ring } from "./geometry";
 import { store, stored } from "./settings";
 
 export interface Annotation {
@@ -53,12 +54,18 @@ function identifier(): string {
   return [digits.slice(0, 8), digits.slice(8, 12), digits.slice(12, 16), digits.slice(16, 20), digits.slice(20)].join("-");
 }
 
-/** An annotation as QuPath reads it. */
-export function asFeature(note: Annotation): Feature {
+/** The corner that QuPath counts from, in level-0 pixels: that of the scanned area. */
+export function originOf(info: SlideInfo): Point {
+  const [x, y] = info.image?.bounds ?? [0, 0];
+  return [x, y];
+}
+
+/** An annotation as QuPath reads it, counted from `origin`. */
+export function asFeature(note: Annotation, origin: Point): Feature {
   return {
     type: "Feature",
     id: note.id,
-    geometry: geometryOf(note.polygons),
+    geometry: geometryOf(moved(note.polygons, [-origin[0], -origin[1]])),
     properties: {
       objectType: "annotation",
       name: note.name,
@@ -84,14 +91,21 @@ function geometryOf(polygons: Polygon[]): Feature["geometry"] {
     : { type: "MultiPolygon", coordinates: polygons };
 }
 
-/** GeoJSON of all features. */
-export function asGeoJson(features: Feature[]): Blob {
-  const text = JSON.stringify({ type: "FeatureCollection", features });
+/** GeoJSON of all features; our own member says of which slide they are and where they count from. */
+export function asGeoJson(features: Feature[], slide: string, origin: Point, version: string): Blob {
+  const text = JSON.stringify({ type: "FeatureCollection", xmil: { version, slide, origin, level: 0 }, features });
   return new Blob([text], { type: "application/geo+json" });
 }
 
-/** Annotations from a GeoJSON file, and how many features could not be used. */
-export async function readGeoJson(file: File): Promise<{ notes: Annotation[]; skipped: number }> {
+/** What a file held: annotations in level-0 pixels, how many features could not be used, and the slide it names. */
+export interface Found {
+  notes: Annotation[];
+  skipped: number;
+  slide: string | null;
+}
+
+/** Annotations from a GeoJSON file, which counts from the origin it names or from the one that QuPath uses. */
+export async function readGeoJson(file: File, origin: Point): Promise<Found> {
   if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than 50 MB.`);
   let content: unknown;
   try {
@@ -102,7 +116,16 @@ export async function readGeoJson(file: File): Promise<{ notes: Annotation[]; sk
   const features = featuresOf(content);
   if (!features) throw new Error(`${file.name} holds no GeoJSON features.`);
   const notes = features.map(fromFeature).filter((note): note is Annotation => note !== null);
-  return { notes, skipped: features.length - notes.length };
+  const { origin: named, slide } = headOf(content);
+  for (const note of notes) note.polygons = moved(note.polygons, named ?? origin);
+  return { notes, skipped: features.length - notes.length, slide };
+}
+
+/** Where our own member says that the file counts from, and its slide. */
+function headOf(content: unknown): { origin: Point | null; slide: string | null } {
+  const head = (content as { xmil?: { origin?: unknown; slide?: unknown } } | null)?.xmil;
+  const slide = text(head?.slide);
+  return { origin: isPoint(head?.origin) ? [head.origin[0], head.origin[1]] : null, slide: slide || null };
 }
 
 function featuresOf(content: unknown): unknown[] | null {

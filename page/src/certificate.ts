@@ -1,8 +1,9 @@
 /** How far the scores can be trusted: flip curve against chance, account of the output, verdict. */
 
 import type { Audit, Certificate, MethodCertificate } from "./api";
-import { el, put, svg } from "./dom";
+import { button, el, put, svg } from "./dom";
 import { shown, type Evidence } from "./evidence";
+import { title } from "./legend";
 import type { SlideView } from "./slide";
 
 const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
@@ -25,12 +26,14 @@ export class CertificatePanel {
     if (!evidence) return put(this.element, el("p", { class: "muted" }, "This slide has no evidence."));
     const { certificate } = evidence.scores.set;
     const { audit } = evidence.column;
-    const found = certificate?.methods.find((m) => m.method === evidence.choice.method);
+    const { method, target, against } = evidence.choice;
+    const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
+    const found = measured.find((m) => m.target === target && against === null);
     put(
       this.element,
-      el("h3", {}, `${evidence.choice.method}: evidence for ${evidence.choice.target}`),
-      ...(certificate && found ? this.faithfulness(certificate, found, evidence) : [this.missing(certificate)]),
-      ...(audit ? [accountOf(audit)] : [el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      el("h3", {}, title(evidence)),
+      ...(certificate && found ? this.faithfulness(certificate, found) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
+      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
       certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
     );
   }
@@ -40,28 +43,39 @@ export class CertificatePanel {
     return el("p", { class: "muted" }, text);
   }
 
-  private faithfulness(certificate: Certificate, found: MethodCertificate, evidence: Evidence): HTMLElement[] {
-    const about = found.target === evidence.choice.target ? null : el("p", { class: "note" }, `Measured for ${found.target}.`);
+  /** No verdict on evidence that was not measured, but the way to the one that was. */
+  private elsewhere(measured: MethodCertificate): HTMLElement {
+    const show = () => this.view.active?.choose({ target: measured.target, against: null });
+    return el(
+      "div",
+      { class: "unmeasured" },
+      el("p", { class: "muted" }, `No verdict on this evidence: only the evidence for ${measured.target} was measured.`),
+      button(`Show evidence for ${measured.target}`, show, { class: "small-button", data: { action: "measured" } }),
+    );
+  }
+
+  private faithfulness(certificate: Certificate, found: MethodCertificate): HTMLElement[] {
     return [
       el("p", { class: "verdict-line" }, verdictLabel(found.verdict), ` ${found.sentence}`),
-      ...(about ? [about] : []),
       el("section", { class: "block" }, el("h3", {}, "Flip curve"), flipChart(certificate, found)),
     ];
   }
 
   private others(certificate: Certificate, evidence: Evidence): HTMLElement {
+    const targets = new Set(certificate.methods.map((m) => m.target));
+    const about = targets.size === 1 ? `All methods, evidence for ${[...targets][0]}` : "All methods on this slide";
     const rows = certificate.methods.map((m) =>
       el(
         "tr",
-        { class: m.method === evidence.choice.method ? "current" : "" },
-        el("td", {}, m.method),
+        { class: m.method === evidence.choice.method && m.target === evidence.choice.target ? "current" : "" },
+        el("td", { title: m.method }, targets.size === 1 ? m.method : `${m.method}: ${m.target}`),
         el("td", {}, verdictLabel(m.verdict)),
         el("td", { class: "number" }, shown(m.aupc)),
         el("td", { class: "number" }, shown(m.srg)),
       ),
     );
     const head = ["Method", "Verdict", "AUPC", "SRG"].map((text) => el("th", { scope: "col" }, text));
-    return el("section", { class: "block" }, el("h3", {}, "All methods on this slide"), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
+    return el("section", { class: "block" }, el("h3", {}, about), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
   }
 }
 
@@ -104,7 +118,7 @@ function flipChart(certificate: Certificate, found: MethodCertificate): Element 
 const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["other", "Unexplained"]];
 
 /** The explained output as a sum: each share as a bar from zero. */
-function accountOf(audit: Audit): HTMLElement {
+function accountOf(audit: Audit, target: string | null): HTMLElement {
   const most = Math.max(...SHARES.map(([key]) => Math.abs(audit[key])), 1e-12);
   const rows = SHARES.map(([key, name]) => {
     const value = audit[key];
@@ -113,5 +127,5 @@ function accountOf(audit: Audit): HTMLElement {
     return el("div", { class: "account-row" }, el("span", {}, name), el("span", { class: "account-track" }, bar), el("span", { class: "number" }, shown(value)));
   });
   const total = el("div", { class: "account-row total" }, el("span", {}, "Output"), el("span", {}), el("span", { class: "number" }, shown(audit.output)));
-  return el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("div", { class: "account" }, ...rows, total));
+  return el("section", { class: "block" }, el("h3", {}, `Account of the output${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
 }

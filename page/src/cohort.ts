@@ -3,6 +3,7 @@
 import { thumbnailUrl, type Run, type SlideRow } from "./api";
 import { verdictLabel } from "./certificate";
 import { button, el, put, select } from "./dom";
+import { counted } from "./evidence";
 
 interface Sort {
   key: keyof SlideRow;
@@ -84,7 +85,7 @@ export class Cohort {
     const known = found.filter((slide) => slide.correct !== null);
     const right = known.filter((slide) => slide.correct).length;
     const failed = found.filter((slide) => slide.error).length;
-    const parts = [`${found.length.toLocaleString("en")} of ${this.run.slides.length.toLocaleString("en")} slides`];
+    const parts = [`${found.length.toLocaleString("en")} of ${counted(this.run.slides.length, "slide")}`];
     if (known.length) parts.push(`${right} of ${known.length} predicted correctly`);
     if (failed) parts.push(`${failed} with problems`);
     return parts.join(" · ");

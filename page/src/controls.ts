@@ -1,9 +1,9 @@
 /** The panel that says how evidence is shown: histogram, threshold, clipping, colours. */
 
 import { button, el, put, select } from "./dom";
-import { histogram, shown, type Evidence } from "./evidence";
+import { counted, histogram, shown, type Evidence } from "./evidence";
 import { limitOf } from "./overlay";
-import { css, PALETTES, table } from "./palette";
+import { css, LAST, PALETTES, table } from "./palette";
 import { galleries } from "./patches";
 import type { Display } from "./settings";
 import type { SlideView } from "./slide";
@@ -21,6 +21,7 @@ export class Controls {
   private readonly counted = el("p", { class: "muted small" });
   private readonly signs = el("div", { class: "segments", role: "group", ariaLabel: "Signs shown" });
   private readonly fade = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ fade: this.fade.checked }) });
+  private readonly grey = el("input", { type: "checkbox", onchange: () => this.view.setDisplay({ grey: this.grey.checked }) });
   private readonly whisker: HTMLButtonElement;
   private readonly palette: HTMLSelectElement;
   private waiting = 0;
@@ -40,7 +41,12 @@ export class Controls {
         this.signs,
         this.opacity.element,
         el("label", { class: "row" }, "Colours", this.palette),
-        el("label", { class: "row check" }, this.fade, "Fade weak evidence"),
+        el(
+          "div",
+          { class: "row checks" },
+          el("label", { class: "row check", title: "Signed scores near zero are transparent" }, this.fade, "Fade weak evidence"),
+          el("label", { class: "row check", title: "Over pink tissue a score of zero would look red" }, this.grey, "Grey tissue"),
+        ),
       ),
       this.gallery,
     );
@@ -57,7 +63,10 @@ export class Controls {
     this.clip.set((limit - low) / (evidence.largest - low), shown(limit));
     this.opacity.set(display.opacity, `${Math.round(100 * display.opacity)} %`);
     this.whisker.ariaPressed = String(display.clip === null);
-    this.fade.checked = display.fade;
+    this.fade.checked = display.fade && evidence.signed;
+    this.fade.disabled = !evidence.signed;
+    this.grey.checked = display.grey;
+    this.grey.disabled = !this.view.info.image;
     PALETTES.forEach((palette, i) => (this.palette.options[i].textContent = evidence.signed ? palette.name : palette.sequential));
     this.drawSigns(evidence, display);
     this.drawChart(evidence, display, limit);
@@ -101,7 +110,7 @@ export class Controls {
       const share = signed ? 0.5 + 0.5 * (value / limit) : (value - smallest) / (limit - smallest || 1);
       const wrong = signed && ((display.sign === "positive" && value < 0) || (display.sign === "negative" && value > 0));
       context.globalAlpha = wrong || Math.abs(value - base) < least ? 0.25 : 1;
-      context.fillStyle = css(colours, 255 * share);
+      context.fillStyle = css(colours, LAST * share);
       const tall = Math.max(3, Math.sqrt(count / most) * (height - 6));
       context.fillRect(at(low) + (bin * width) / BINS + 0.5, height - tall, width / BINS - 1, tall);
       context.globalAlpha = 0.7;
@@ -125,7 +134,7 @@ export class Controls {
     if (least > 0) lines(least, []);
     put(this.axis, el("span", {}, shown(low)), el("span", {}, signed ? "0" : ""), el("span", {}, shown(high)));
     const drawn = this.view.visible(this.view.active!).length;
-    this.counted.textContent = `${drawn.toLocaleString("en")} of ${values.length.toLocaleString("en")} patches shown. Bars: square root of counts; dotted: saturation.`;
+    this.counted.textContent = `${drawn.toLocaleString("en")} of ${counted(values.length, "patch", "patches")} shown. Bars: square root of counts; dotted: saturation.`;
     this.chart.ariaLabel = `Histogram of ${values.length} scores from ${shown(low)} to ${shown(high)}`;
   }
 }

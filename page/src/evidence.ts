@@ -56,6 +56,8 @@ function difference(a: Float32Array, b: Float32Array): Float32Array {
 }
 
 interface Extent {
+  lowest: number;
+  highest: number;
   /** The score farthest from where the colours start. */
   largest: number;
   /** Where the colours start: zero for signed scores, else the lower whisker. */
@@ -66,13 +68,14 @@ interface Extent {
 
 function scaleOf(values: Float32Array, signed: boolean): Extent {
   const sorted = Float32Array.from(values.filter(Number.isFinite)).sort();
-  if (!sorted.length) return { largest: 1, smallest: 0, whisker: 1 };
+  if (!sorted.length) return { lowest: 0, highest: 0, largest: 1, smallest: 0, whisker: 1 };
   const [first, last] = [sorted[0], sorted[sorted.length - 1]];
+  const ends = { lowest: first, highest: last };
   let [low, high] = whiskers(sorted);
   if (!(low < high)) [low, high] = [first, last];
-  if (!signed) return { largest: last > low ? last : low + 1, smallest: low, whisker: high > low ? high : low + 1 };
+  if (!signed) return { ...ends, largest: last > low ? last : low + 1, smallest: low, whisker: high > low ? high : low + 1 };
   const largest = Math.max(Math.abs(first), Math.abs(last)) || 1;
-  return { largest, smallest: 0, whisker: Math.max(Math.abs(low), Math.abs(high)) || largest };
+  return { ...ends, largest, smallest: 0, whisker: Math.max(Math.abs(low), Math.abs(high)) || largest };
 }
 
 function whiskers(sorted: Float32Array): [number, number] {
@@ -155,6 +158,19 @@ export function shown(value: number | null | undefined, digits = 3): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size < 1e5 && size >= 1e-3) return String(Number(value.toPrecision(digits))).replace("-", "−");
-  const [factor, power] = value.toExponential(digits - 2).split("e");
-  return `${factor}×10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("")}`.replace("-", "−");
+  const [factor, power] = value.toExponential(digits - 1).split("e");
+  return `${Number(factor)}×10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("")}`.replace("-", "−");
+}
+
+/** The values with as many digits, three to six, as tell them apart. */
+export function shownApart(values: number[]): string[] {
+  const different = new Set(values).size;
+  const texts = (digits: number) => values.map((value) => shown(value, digits));
+  const digits = [3, 4, 5].find((count) => new Set(texts(count)).size === different) ?? 6;
+  return texts(digits);
+}
+
+/** A number of things in words. */
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }

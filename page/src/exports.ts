@@ -1,10 +1,11 @@
 /** Files of what is shown: annotations and patches as GeoJSON, the view as a picture. */
 
-import { asFeature, asGeoJson, patchFeature } from "./annotations";
+import { asFeature, asGeoJson, originOf, patchFeature } from "./annotations";
 import { download, fileName } from "./dom";
-import { percentile, rank } from "./evidence";
+import { counted, percentile, rank, type Evidence } from "./evidence";
 import { rectangle } from "./geometry";
-import { drawLegend } from "./legend";
+import { drawCaption, drawLegend, title } from "./legend";
+import { drawMarks } from "./marks";
 import { indices, Layout, limitOf } from "./overlay";
 import { table } from "./palette";
 import type { Pane } from "./pane";
@@ -14,8 +15,10 @@ export class Exports {
   constructor(private readonly view: SlideView) {}
 
   annotations(): void {
-    const { info, marks } = this.view;
-    download(asGeoJson(marks.annotations.map(asFeature)), `${fileName(info.id)}.annotations.geojson`);
+    const { info, marks, run } = this.view;
+    const origin = originOf(info);
+    const features = marks.annotations.map((note) => asFeature(note, origin));
+    download(asGeoJson(features, info.id, origin, run.version), `${fileName(info.id)}.annotations.geojson`);
   }
 
   /** The patches that are shown and lie in the view, with score, rank and percentile. */
@@ -31,18 +34,19 @@ export class Exports {
     const name = `${choice.method}:${choice.target}${choice.against === null ? "" : `-vs-${choice.against}`}`;
     const found = view.visible(pane).filter((i) => inView(pane, layout, i));
     const orders = ranks(values, found);
+    const origin = originOf(view.info);
     const features = found.map((i) =>
-      patchFeature(rectangle(layout.x[i], layout.y[i], layout.edge, layout.edge), [...colours.slice(3 * entries[i], 3 * entries[i] + 3)], {
+      patchFeature(rectangle(layout.x[i] - origin[0], layout.y[i] - origin[1], layout.edge, layout.edge), [...colours.slice(3 * entries[i], 3 * entries[i] + 3)], {
         [name]: values[i],
         rank: orders.get(i)![0],
         percentile: orders.get(i)![1],
       }),
     );
-    download(asGeoJson(features), `${fileName(view.info.id)}.${fileName(name)}.geojson`);
-    view.say(`${features.length.toLocaleString("en")} patches in the view written.`);
+    download(asGeoJson(features, view.info.id, origin, view.run.version), `${fileName(view.info.id)}.${fileName(name)}.geojson`);
+    view.say(`${counted(features.length, "patch", "patches")} in the view written.`);
   }
 
-  /** What the panes show, with scale and colour bar. */
+  /** What the panes show, with slide, method, scale and colour bar; what is only being selected is left out. */
   picture(): void {
     const { view } = this;
     const parts = view.panes.map((pane) => this.paneCanvas(pane));
@@ -69,14 +73,34 @@ export class Exports {
     context.fillRect(0, 0, canvas.width, canvas.height);
     const image = pane.viewer.drawer.canvas as HTMLCanvasElement;
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    if (pane.grey) withoutColour(context);
     context.globalAlpha = view.display.shown ? view.display.opacity : 0;
     context.drawImage(pane.overlay, 0, 0);
     context.globalAlpha = 1;
-    context.drawImage(pane.marksCanvas, 0, 0);
-    const { evidence } = pane;
-    drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, devicePixelRatio || 1);
+    const unit = devicePixelRatio || 1;
+    const marks = { ...view.marks, selection: null, draft: null, hovered: null };
+    drawMarks(context, marks, pane.transform(unit), pane.layout(), pane.evidence?.choice.run ?? -1, unit);
+    const evidence = view.display.shown ? pane.evidence : null;
+    drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, unit);
+    drawCaption(context, this.caption(evidence), unit);
     return canvas;
   }
+
+  /** The slide, the run where there are several, and what is shown. */
+  private caption(evidence: Evidence | null): string[] {
+    const { info, run } = this.view;
+    if (!evidence) return [info.id];
+    const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
+    return [name ? `${info.id} · ${name}` : info.id, title(evidence)];
+  }
+}
+
+/** Takes the colour out of what has been drawn. */
+function withoutColour(context: CanvasRenderingContext2D): void {
+  context.globalCompositeOperation = "saturation";
+  context.fillStyle = "#808080";
+  context.fillRect(0, 0, context.canvas.width, context.canvas.height);
+  context.globalCompositeOperation = "source-over";
 }
 
 function inView(pane: Pane, layout: Layout, i: number): boolean {

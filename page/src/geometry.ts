@@ -55,6 +55,11 @@ export function boxOf(polygons: Polygon[]): { x: number; y: number; width: numbe
   return { x: left, y: top, width: right - left, height: bottom - top };
 }
 
+/** Polygons shifted by a vector. */
+export function moved(polygons: Polygon[], [x, y]: Point): Polygon[] {
+  return polygons.map((rings) => rings.map((ring) => ring.map((point): Point => [point[0] + x, point[1] + y])));
+}
+
 /** The area of a ring, signed by its direction. */
 export function area(ring: Ring): number {
   let sum = 0;

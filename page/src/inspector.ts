@@ -76,7 +76,7 @@ export class Inspector {
   private bar(values: Float32Array, index: number, signed: boolean): HTMLElement {
     const share = percentile(values, index);
     const colours = table(this.view.display.palette, signed);
-    const entry = signed ? (values[index] >= 0 ? 215 : 40) : 128;
+    const entry = signed ? (values[index] >= 0 ? 224 : 32) : 128;
     const fill = el("span", { class: "fill", style: { width: `${share}%`, background: css(colours, entry) } });
     return el("span", { class: "percentile" }, el("span", { class: "track" }, fill), el("span", { class: "number" }, share.toFixed(0)));
   }

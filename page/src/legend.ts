@@ -3,7 +3,7 @@
 import type { SlideInfo } from "./api";
 import { el } from "./dom";
 import { shown, type Evidence } from "./evidence";
-import { css, table } from "./palette";
+import { css, LAST, table } from "./palette";
 import type { Display } from "./settings";
 
 /** What the two ends of the colours mean. */
@@ -15,21 +15,26 @@ export function ends(evidence: Evidence): [string, string] {
   return valued ? [`lowers ${choice.target}`, `raises ${choice.target}`] : [`against ${choice.target}`, `for ${choice.target}`];
 }
 
-/** Numbers at the start, middle and end of the bar. */
-export function ticks(evidence: Evidence, limit: number): [number, number, number] {
+/** Numbers at the start, middle and end of the bar, with a sign where scores lie beyond that end. */
+export function ticks(evidence: Evidence, limit: number): [string, string, string] {
   const low = evidence.signed ? -limit : evidence.smallest;
-  return [low, (low + limit) / 2, limit];
+  const slack = 1e-3 * (limit - low);
+  const below = evidence.lowest < low - slack ? "≤ " : "";
+  const above = evidence.highest > limit + slack ? "≥ " : "";
+  return [below + shown(low), shown((low + limit) / 2), above + shown(limit)];
+}
+
+/** What a choice shows, in a line. */
+export function title(evidence: Evidence): string {
+  const { method, target, against } = evidence.choice;
+  return `${method}: evidence for ${target}${against === null ? "" : ` against ${against}`}`;
 }
 
 export function colourBar(evidence: Evidence, display: Display, limit: number): Node[] {
   const colours = table(display.palette, evidence.signed);
-  const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * 255) / 16)).join(", ");
+  const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * LAST) / 16)).join(", ");
   const [from, to] = ends(evidence);
-  const numbers = ticks(evidence, limit).map((value, i) => {
-    const beyond = evidence.largest > limit + 1e-3 * Math.abs(limit);
-    const sign = beyond && i === 2 ? "≥ " : beyond && evidence.signed && i === 0 ? "≤ " : "";
-    return el("span", {}, sign + shown(value));
-  });
+  const numbers = ticks(evidence, limit).map((text) => el("span", {}, text));
   return [
     el("div", { class: "bar-ends" }, el("span", {}, from), el("span", {}, to)),
     el("div", { class: "bar-colours", style: { background: `linear-gradient(to right, ${stops})` } }),
@@ -75,11 +80,21 @@ export function drawLegend(context: CanvasRenderingContext2D, info: SlideInfo, s
   if (evidence) drawColours(context, evidence, display, limit, width - 250 * unit, height - 66 * unit, unit);
 }
 
+/** Writes what a picture shows into its upper left corner. */
+export function drawCaption(context: CanvasRenderingContext2D, lines: string[], unit: number): void {
+  context.font = `600 ${13 * unit}px system-ui, sans-serif`;
+  const widest = Math.max(...lines.map((line) => context.measureText(line).width));
+  const room = context.canvas.width - 40 * unit;
+  plate(context, 10 * unit, 10 * unit, Math.min(widest, room) + 20 * unit, (12 + 18 * lines.length) * unit);
+  context.fillStyle = "#111";
+  lines.forEach((line, i) => context.fillText(line, 20 * unit, (29 + 18 * i) * unit, room));
+}
+
 function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, display: Display, limit: number, x: number, y: number, unit: number): void {
   plate(context, x, y, 240 * unit, 56 * unit);
   const colours = table(display.palette, evidence.signed);
   for (let i = 0; i < 220; i++) {
-    context.fillStyle = css(colours, (i * 255) / 219);
+    context.fillStyle = css(colours, (i * LAST) / 219);
     context.fillRect(x + (10 + i) * unit, y + 22 * unit, unit + 1, 12 * unit);
   }
   context.fillStyle = "#111";
@@ -89,7 +104,7 @@ function drawColours(context: CanvasRenderingContext2D, evidence: Evidence, disp
       context.fillText(text, x + (10 + 220 * share) * unit - context.measureText(text).width * share, y + top * unit);
     });
   row(ends(evidence), 16);
-  row(ticks(evidence, limit).map((value) => shown(value)), 48);
+  row(ticks(evidence, limit), 48);
 }
 
 function plate(context: CanvasRenderingContext2D, x: number, y: number, width: number, height: number): void {

@@ -1,7 +1,7 @@
 /** What is drawn above the evidence: annotations, the selected region, patches that are looked at. */
 
 import type { Annotation } from "./annotations";
-import type { Point, Polygon } from "./geometry";
+import { boxOf, type Point, type Polygon } from "./geometry";
 import type { Layout, Transform } from "./overlay";
 
 export interface Marks {
@@ -18,9 +18,12 @@ export function noMarks(annotations: Annotation[]): Marks {
   return { annotations, focused: null, selection: null, draft: null, picked: null, hovered: null, similar: null };
 }
 
+const FEW = 20; // annotations; of more, only those with room for it have a label
+
 /** Draws the marks; `unit` is the width of a CSS pixel. */
 export function drawMarks(context: CanvasRenderingContext2D, marks: Marks, t: Transform, layout: Layout | null, run: number, unit: number): void {
-  for (const note of marks.annotations) drawAnnotation(context, note, t, unit, note.id === marks.focused);
+  const few = marks.annotations.length <= FEW;
+  for (const note of marks.annotations) drawAnnotation(context, note, t, unit, note.id === marks.focused, few);
   if (marks.selection) drawSelection(context, marks.selection, t, unit);
   if (marks.draft) drawDraft(context, marks.draft, t, unit);
   if (!layout) return;
@@ -37,15 +40,16 @@ function trace(context: CanvasRenderingContext2D, polygons: Polygon[], t: Transf
   }
 }
 
-function drawAnnotation(context: CanvasRenderingContext2D, note: Annotation, t: Transform, unit: number, focused: boolean): void {
+function drawAnnotation(context: CanvasRenderingContext2D, note: Annotation, t: Transform, unit: number, focused: boolean, labelled: boolean): void {
   const colour = `rgb(${note.colour.join(",")})`;
   trace(context, note.polygons, t);
   stroke(context, "rgba(255,255,255,.85)", (focused ? 6 : 4) * unit);
   stroke(context, colour, (focused ? 3.5 : 2) * unit);
   const label = note.name || note.kind;
-  const [x, y] = note.polygons[0][0].reduce((top, point) => (point[1] < top[1] ? point : top));
   context.font = `600 ${12 * unit}px system-ui, sans-serif`;
   const width = context.measureText(label).width;
+  if (!labelled && !focused && boxOf(note.polygons).width * t.scale < 2 * (width + 10 * unit)) return;
+  const [x, y] = note.polygons[0][0].reduce((top, point) => (point[1] < top[1] ? point : top));
   const [left, top] = [t.x + x * t.scale, t.y + y * t.scale - 20 * unit];
   context.fillStyle = colour;
   context.fillRect(left, top, width + 10 * unit, 18 * unit);

@@ -1,10 +1,13 @@
 /** The list of annotations of a slide: name, class, area; import and export. */
 
-import { annotation, keepAnnotations, KINDS, readGeoJson, type Annotation } from "./annotations";
+import { annotation, keepAnnotations, KINDS, originOf, readGeoJson, type Annotation, type Found } from "./annotations";
 import { button, el, put, select } from "./dom";
-import { shown } from "./evidence";
+import { counted, shown } from "./evidence";
 import { area, boxOf, patchesIn } from "./geometry";
 import type { SlideView } from "./slide";
+import type { Bounds } from "./viewport";
+
+const MOST_ROWS = 100;
 
 export class NotesPanel {
   readonly element = el("div", { class: "panel-body" });
@@ -28,12 +31,22 @@ export class NotesPanel {
 
   async import(file: File): Promise<void> {
     try {
-      const { notes, skipped } = await readGeoJson(file);
-      this.change([...this.notes, ...notes], null);
-      this.view.say(`${notes.length} annotations read${skipped ? `; ${skipped} features that are no polygons left out` : ""}.`);
+      const found = await readGeoJson(file, originOf(this.view.info));
+      this.change([...this.notes, ...found.notes], null);
+      this.tell(file.name, found);
     } catch (error) {
       this.view.say((error as Error).message, true);
     }
+  }
+
+  /** Says what was read, and warns where it does not seem to be of this slide. */
+  private tell(file: string, { notes, skipped, slide }: Found): void {
+    const { info, bounds } = this.view;
+    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon" : `${skipped} features that are no polygons`} left out` : "";
+    const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
+    const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
+    const beyond = outside ? ` ${outside.toLocaleString("en")} of them ${outside === 1 ? "lies" : "lie"} outside this slide.` : "";
+    this.view.say(`${counted(notes.length, "annotation")} read${left}.${other}${beyond}`, Boolean(other || beyond));
   }
 
   private change(notes: Annotation[], focused: string | null): void {
@@ -62,7 +75,7 @@ export class NotesPanel {
         el("p", {}, view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then keep it as an annotation."),
         el("div", { class: "buttons" }, select("Class of the annotation", kinds, this.kind, (v) => (this.kind = v)), button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } })),
       ),
-      el("section", { class: "block" }, el("h3", {}, `Annotations (${this.notes.length})`), ...this.notes.map((note) => this.row(note))),
+      el("section", { class: "block" }, el("h3", {}, `Annotations (${this.notes.length})`), ...this.notes.slice(0, MOST_ROWS).map((note) => this.row(note)), this.notes.length > MOST_ROWS && el("p", { class: "muted" }, `… and ${(this.notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`), this.notes.length > 1 && this.clearing()),
       el(
         "section",
         { class: "block" },
@@ -78,6 +91,15 @@ export class NotesPanel {
         el("p", { class: "muted small" }, "GeoJSON as QuPath reads and writes it. Annotations stay in this browser."),
       ),
     );
+  }
+
+  /** Deletes all annotations when it is pressed twice. */
+  private clearing(): HTMLElement {
+    const clear = button("Delete all", () => {
+      if (clear.textContent !== "Delete all") return this.change([], null);
+      clear.textContent = `Delete all ${this.notes.length.toLocaleString("en")}?`;
+    }, { class: "small-button", data: { action: "delete-all" } });
+    return el("div", { class: "buttons" }, clear);
   }
 
   private row(note: Annotation): HTMLElement {
@@ -101,7 +123,7 @@ export class NotesPanel {
     const { view } = this;
     const size = note.polygons.reduce((sum, rings) => sum + rings.reduce((s, ring, i) => s + (i ? -1 : 1) * Math.abs(area(ring)), 0), 0);
     const layout = view.active?.layout();
-    const inside = layout ? ` · ${patchesIn(layout, note.polygons).length.toLocaleString("en")} patches` : "";
+    const inside = layout ? ` · ${counted(patchesIn(layout, note.polygons).length, "patch", "patches")}` : "";
     const { mpp } = view.info;
     const text = mpp ? `${shown((size * mpp * mpp) / 1e6)} mm²` : `${shown(size)} px²`;
     return `${note.kind} · ${text}${inside}`;
@@ -114,4 +136,8 @@ export class NotesPanel {
     this.view.showArea({ x: box.x - margin, y: box.y - margin, width: box.width + 2 * margin, height: box.height + 2 * margin });
     this.view.redraw();
   }
+}
+
+function touches(a: Bounds, b: Bounds): boolean {
+  return a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
 }

@@ -2,7 +2,7 @@
 
 import type { Scores } from "./api";
 import type { Evidence } from "./evidence";
-import { words } from "./palette";
+import { LAST, words } from "./palette";
 import type { Display } from "./settings";
 
 const MOST_CELLS = 6_000_000;
@@ -116,7 +116,7 @@ export function indices(evidence: Evidence, display: Display): Int16Array {
     const size = Math.abs(value);
     const out = !(size >= least) || (signed && ((display.sign === "positive" && value <= 0) || (display.sign === "negative" && value >= 0)));
     const share = Math.max(-1, Math.min(1, value / span));
-    result[i] = out ? -1 : signed ? Math.round(127.5 + 127.5 * share) : Math.round(255 * Math.max(0, share));
+    result[i] = out ? -1 : Math.round(LAST * (signed ? (1 + share) / 2 : Math.max(0, share)));
   }
   return result;
 }
@@ -125,7 +125,7 @@ export function indices(evidence: Evidence, display: Display): Int16Array {
 export class Painting {
   private readonly canvas = document.createElement("canvas");
   private boxes: Map<number, number[]> | null = null;
-  private colours: Uint32Array = new Uint32Array(256);
+  private colours: Uint32Array = new Uint32Array(LAST + 1);
   private layout: Layout | null = null;
 
   /** Colours the evidence anew; removed instances are grey. */

@@ -1,4 +1,7 @@
-/** Colour-blind-safe palettes as tables of 256 colours. */
+/** Colour-blind-safe palettes as tables of 257 colours. */
+
+/** The last entry of a table; zero has the middle one to itself. */
+export const LAST = 256;
 
 export type Rgb = [number, number, number];
 
@@ -12,11 +15,11 @@ export interface Palette {
 const hex = (codes: string): Rgb[] =>
   codes.split(" ").map((code) => [0, 2, 4].map((i) => parseInt(code.slice(i, i + 2), 16)) as Rgb);
 
-/** Diverging colours after ColorBrewer (RdBu, PuOr, PRGn), refuting first. */
+/** Diverging colours after ColorBrewer (RdBu, PuOr, PRGn), refuting first; their ends, almost black over tissue, are left out. */
 export const PALETTES: Palette[] = [
-  { id: "rdbu", name: "Red – blue", sequential: "Viridis", diverging: hex("053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f") },
-  { id: "puor", name: "Orange – purple", sequential: "Cividis", diverging: hex("2d004b 542788 8073ac b2abd2 f7f7f7 fdb863 e08214 b35806 7f3b08") },
-  { id: "prgn", name: "Green – purple", sequential: "Inferno", diverging: hex("40004b 762a83 9970ab c2a5cf f7f7f7 a6dba0 5aae61 1b7837 00441b") },
+  { id: "rdbu", name: "Red – blue", sequential: "Viridis", diverging: hex("2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b") },
+  { id: "puor", name: "Orange – purple", sequential: "Cividis", diverging: hex("542788 8073ac b2abd2 d8daeb f7f7f7 fee0b6 fdb863 e08214 b35806") },
+  { id: "prgn", name: "Green – purple", sequential: "Inferno", diverging: hex("762a83 9970ab c2a5cf e7d4e8 f7f7f7 d9f0d3 a6dba0 5aae61 1b7837") },
 ];
 
 /** Sequential colours for scores without a sign (after cividis and viridis). */
@@ -26,22 +29,22 @@ const SEQUENTIAL: Record<string, Rgb[]> = {
   prgn: hex("000004 1b0c41 4a0c6b 781c6d a52c60 cf4446 ed6925 fb9b06 fcffa4"),
 };
 
-/** RGB at 256 steps, from the most negative (or zero) to the most positive. */
+/** RGB at LAST + 1 steps, from the most negative (or zero) to the most positive. */
 export function table(id: string, signed: boolean): Uint8Array {
   const palette = PALETTES.find((p) => p.id === id) ?? PALETTES[0];
   const stops = signed ? palette.diverging : SEQUENTIAL[palette.id];
-  const colours = new Uint8Array(256 * 3);
-  for (let i = 0; i < 256; i++) colours.set(mix(stops, i / 255), 3 * i);
+  const colours = new Uint8Array((LAST + 1) * 3);
+  for (let i = 0; i <= LAST; i++) colours.set(mix(stops, i / LAST), 3 * i);
   return colours;
 }
 
-/** RGBA words (little endian) for canvas pixels; with `fade`, weak evidence is more transparent. */
+/** RGBA words (little endian) for canvas pixels; with `fade`, weak signed evidence is more transparent. */
 export function words(id: string, signed: boolean, fade: boolean): Uint32Array {
   const colours = table(id, signed);
-  const result = new Uint32Array(256);
-  for (let i = 0; i < 256; i++) {
-    const strength = signed ? Math.abs(i - 127.5) / 127.5 : i / 255;
-    const alpha = fade ? Math.round(255 * Math.min(1, Math.pow(strength, signed ? 0.7 : 1.2))) : 255;
+  const result = new Uint32Array(LAST + 1);
+  for (let i = 0; i <= LAST; i++) {
+    const strength = Math.abs(2 * i - LAST) / LAST;
+    const alpha = fade && signed ? Math.round(255 * Math.pow(strength, 0.7)) : 255; // low scores without a sign have a colour of their own
     result[i] = ((alpha << 24) | (colours[3 * i + 2] << 16) | (colours[3 * i + 1] << 8) | colours[3 * i]) >>> 0;
   }
   return result;
@@ -49,7 +52,7 @@ export function words(id: string, signed: boolean, fade: boolean): Uint32Array {
 
 /** A CSS colour of a table's entry. */
 export function css(colours: Uint8Array, index: number): string {
-  const i = 3 * Math.max(0, Math.min(255, Math.round(index)));
+  const i = 3 * Math.max(0, Math.min(LAST, Math.round(index)));
   return `rgb(${colours[i]}, ${colours[i + 1]}, ${colours[i + 2]})`;
 }
 

@@ -104,11 +104,18 @@ export class Pane {
     return this.evidence?.scores.x ? Layout.of(this.evidence.scores) : null;
   }
 
+  /** Whether the tissue is grey: only below evidence. */
+  get grey(): boolean {
+    const { grey, shown } = this.host.display;
+    return grey && shown && Boolean(this.evidence?.scores.x);
+  }
+
   /** Colours the evidence anew and draws it; tells the host how long it took. */
   paint(): void {
     const began = performance.now();
     const { evidence, host } = this;
     this.overlay.style.opacity = this.map.style.opacity = String(host.display.shown ? host.display.opacity : 0);
+    this.element.classList.toggle("grey", this.grey);
     if (evidence?.scores.x) {
       this.painting.paint(evidence, host.display, host.removed.get(evidence.choice.run) ?? null);
       this.draw();

@@ -2,7 +2,7 @@
 
 import { patchUrl, tileUrl, type SlideInfo } from "./api";
 import { el } from "./dom";
-import { shown, top, type Evidence } from "./evidence";
+import { shownApart, top, type Evidence } from "./evidence";
 import { ends } from "./legend";
 import { Layout, indices } from "./overlay";
 import { css, table } from "./palette";
@@ -93,7 +93,8 @@ export function galleries(info: SlideInfo, evidence: Evidence, display: Display,
   const kinds: [string, 1 | -1][] = signed ? [[`Strongest: ${supporting}`, 1], [`Strongest: ${against}`, -1]] : [["Highest scores", 1]];
   return kinds.map(([title, sign]) => {
     const found = top(values, signed ? 8 : 12, sign, signed);
-    const buttons = found.map((i) => patchButton(info, evidence, i, display, shown(values[i]), jump));
+    const captions = shownApart(found.map((i) => values[i]));
+    const buttons = found.map((i, k) => patchButton(info, evidence, i, display, captions[k], jump));
     const content = buttons.length ? el("div", { class: "gallery" }, ...buttons) : el("p", { class: "muted" }, "None.");
     return el("section", { class: "block" }, el("h3", {}, title), content);
   });

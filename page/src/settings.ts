@@ -4,6 +4,8 @@ export interface Display {
   palette: string;
   opacity: number;
   fade: boolean;
+  /** Whether tissue is grey below the evidence: over pink, zero would look red. */
+  grey: boolean;
   shown: boolean;
   sign: "both" | "positive" | "negative";
   /** Where colours saturate, as a share of the largest score; null is the whisker. */
@@ -16,12 +18,13 @@ const DISPLAY: Display = {
   palette: "rdbu",
   opacity: 0.6,
   fade: true,
+  grey: true,
   shown: true,
   sign: "both",
   clip: null,
   threshold: 0,
 };
-const KEPT = ["palette", "opacity", "fade"] as const;
+const KEPT = ["palette", "opacity", "fade", "grey"] as const;
 
 export function initialDisplay(): Display {
   const known = stored<Partial<Display>>("xmil:display") ?? {};

@@ -146,6 +146,7 @@ export class SlideView implements PaneHost {
   // what panes tell
 
   chosen(pane: Pane): void {
+    this.leave();
     if (this.active === null || this.active === pane) this.active = pane;
     queueMicrotask(() => pane === this.active && this.refresh());
   }
@@ -155,6 +156,12 @@ export class SlideView implements PaneHost {
     const pane = this.panes[0];
     const drawn = pane?.viewer.isOpen() && (pane.pictured || !this.info.image) && (pane.evidence || !this.scores.size);
     if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
+  }
+
+  /** Takes the tip of the patch under the pointer away. */
+  private leave(): void {
+    this.tip.hidden = true;
+    this.marks.hovered = null;
   }
 
   hover(pane: Pane, index: number, event: MouseEvent | null): void {
@@ -255,6 +262,7 @@ export class SlideView implements PaneHost {
 
   show(name: PanelName): void {
     this.open = name;
+    this.leave();
     if (name !== "patch") this.marks.similar = null;
     this.redraw();
     const shown = { evidence: this.controls, patch: this.inspector, certificate: this.certificate, whatif: this.whatif, notes: this.notes };

@@ -3,7 +3,7 @@
 import type { SlideRow } from "./api";
 import { correctLabel } from "./cohort";
 import { button, el, put, svg } from "./dom";
-import { shown } from "./evidence";
+import { counted, shown } from "./evidence";
 import type { SlideView } from "./slide";
 import type { Tool } from "./tools";
 import { verdictLabel } from "./certificate";
@@ -109,7 +109,7 @@ export class SelectionBar {
     };
     put(
       this.element,
-      el("span", {}, `${count.toLocaleString("en")} ${count === 1 ? "patch" : "patches"} selected`),
+      el("span", {}, `${counted(count, "patch", "patches")} selected`),
       view.run.whatif && button("Remove", () => ask("remove"), { class: "primary", disabled: !count, title: "What if they were not there?" }),
       view.run.whatif && button("Keep only", () => ask("keep"), { disabled: !count, title: "What if there was nothing else?" }),
       selection.polygons.length > 0 && button("Annotate", () => this.annotate(), { title: "Keep as an annotation (A)" }),

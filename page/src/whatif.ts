@@ -2,7 +2,7 @@
 
 import { postWhatIf, type WhatIf } from "./api";
 import { button, el, put } from "./dom";
-import { shown } from "./evidence";
+import { counted, shown } from "./evidence";
 import type { SlideView } from "./slide";
 
 interface Step {
@@ -52,7 +52,7 @@ export class WhatIfPanel {
     this.refresh();
     try {
       const answer = await postWhatIf(view.info.key, run, ranges);
-      const name = `${action === "remove" ? "Removed" : "Kept only"} ${patches.length.toLocaleString("en")} patches`;
+      const name = `${action === "remove" ? "Removed" : "Kept only"} ${counted(patches.length, "patch", "patches")}`;
       this.steps.set(run, [...this.history, { name, removed, answer }]);
       this.show(run);
       view.clearSelection();
@@ -108,7 +108,7 @@ export class WhatIfPanel {
     const { view } = this;
     const patches = view.selection?.patches ?? [];
     const none = !patches.length || this.busy;
-    const text = patches.length ? `${patches.length.toLocaleString("en")} patches selected.` : "Draw around a region with the lasso (L) or the brush (B), or take what the threshold leaves.";
+    const text = patches.length ? `${counted(patches.length, "patch", "patches")} selected.` : "Draw around a region with the lasso (L) or the brush (B), or take what the threshold leaves.";
     return el(
       "section",
       { class: "block" },
@@ -145,7 +145,7 @@ export class WhatIfPanel {
       ...rows,
       sentence && el("p", { class: changed ? "changed" : "" }, sentence),
       note && el("p", { class: "problem small" }, note),
-      el("p", { class: "muted small" }, `${n_left.toLocaleString("en")} patches left · ${shown(seconds, 2)} s. Grey on the slide: removed.`),
+      el("p", { class: "muted small" }, `${counted(n_left, "patch", "patches")} left · ${shown(seconds, 2)} s. Grey on the slide: removed.`),
     );
   }
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import anyio
+import numpy as np
+from PIL import Image
+
+from xmil.viewer.app import create_app
+from xmil.viewer.collection import Collection
+
+if TYPE_CHECKING:
+    from tests.viewer.make_run import Made
 
 HOST = (b"host", b"127.0.0.1:8787")
 
@@ -97,3 +106,13 @@ def ask_socket(port: int, request: bytes, *, hang_up: bool = False, timeout: flo
         except (ConnectionResetError, TimeoutError):
             pass
         return found
+
+
+def pixels(content: bytes) -> Any:
+    """A picture's RGB values."""
+    return np.asarray(Image.open(BytesIO(content)).convert("RGB")).astype(int)
+
+
+def app_of(made: Made, **options: Any) -> Any:
+    """The application over the runs that were made."""
+    return create_app(Collection(made.runs, slides=made.slides, **options))

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from xmil.slides.colours import SIGNED, Scale
 from xmil.viewer.page import page_files
 
 Colours = npt.NDArray[np.float64]
-RED_BLUE = "053061 2166ac 4393c3 92c5de f7f7f7 f4a582 d6604d b2182b 67001f"
 
 
 @contextmanager
@@ -78,9 +78,12 @@ def open_slide(page: Any, url: str, key: int = 0) -> None:
 
 
 def show_plainly(page: Any) -> None:
-    """Evidence in full colours, so that pixels are the palette's."""
+    """Evidence and tissue in full colours, so that pixels are the palette's and the slide's."""
     page.locator("input[name=opacity]").fill("1")
     page.get_by_label("Fade weak evidence").uncheck()
+    grey = page.get_by_label("Grey tissue")
+    if grey.is_enabled():
+        grey.uncheck()
 
 
 def settle(page: Any) -> None:
@@ -111,10 +114,8 @@ def pixels(page: Any) -> Colours:
 
 
 def red_blue(share: float) -> Colours:
-    """The colour of a share of the scale from -1 to 1."""
-    stops = np.array([[int(code[i : i + 2], 16) for i in (0, 2, 4)] for code in RED_BLUE.split()])
-    entry = round(127.5 + 127.5 * float(np.clip(share, -1, 1))) / 255 * (len(stops) - 1)
-    return np.array([np.interp(entry, range(len(stops)), stops[:, c]) for c in range(3)])
+    """The colour of a share of the scale from -1 to 1, as the heatmaps of files have it."""
+    return Scale(-1, 1, True, SIGNED).paint([float(share)])[0, :3].astype(np.float64)
 
 
 def whisker(scores: npt.NDArray[Any]) -> float:

