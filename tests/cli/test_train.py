@@ -240,7 +240,7 @@ def test_numbers_that_are_names_ask_for_class_names(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--label", "lable"], "Did you mean 'label'"),
+        (["--label", "labels"], "Did you mean 'label'"),
         (["--split", "splt"], "Did you mean 'split'"),
         (["--set", "task='survival'", "--set", "data.time='tme'"], "Did you mean 'time'"),
     ],
