@@ -181,7 +181,7 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "cohort.csv").write_text("slide_id,case_id,label\\ns1,c1,1\\ns2,c1,0\\n")
     ...     read_cohort(f"{folder}/cohort.csv")
-    Cohort(2 slides of 1 cases, columns label)
+    Cohort(2 slides of 1 case, columns label)
     """
     from xmil.data.paper_tables import is_metadata, merge, read_metadata
 
