@@ -4,7 +4,7 @@ python -m benchmarks.cohort [--bags 200 --instances 2000 --width 768]   throughp
 python -m benchmarks.cohort --kills 20 [--workers 2]                    kill -9 at random moments
 
 The bare calls are on bags in memory; the run reads files, explains, writes Parquet, tables and summary.
-Both take turns in one process, 50 bags at a time, and the best of several rounds counts.
+Both take turns in one process, `--block` bags a run (all of them); the best of several rounds counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ def make_model(path: Path, name: str, width: int) -> Path:
     return path
 
 
-BLOCK = 50  # slides; each block is a run of its own, which counts its start and end
 Times = tuple[float, float]  # seconds on the clock, seconds of CPU
 
 
@@ -90,8 +89,8 @@ def throughput(folder: Path, options: argparse.Namespace) -> None:
         cohort(model, cases[:3], folder / f"{name}-warm", Engine(workers=options.workers))
         alone, whole = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
         for i in range(options.rounds):
-            for start in range(0, len(cases), BLOCK):  # in turns, so that drift hits both alike
-                block, out = cases[start : start + BLOCK], folder / f"{name}-{i}-{start}"
+            for start in range(0, len(cases), options.block):  # in turns, so that drift hits both alike
+                block, out = cases[start : start + options.block], folder / f"{name}-{i}-{start}"
                 alone[i] += bare(model, block)
                 whole[i] += cohort(model, block, out, Engine(workers=options.workers))
         for what, a, w in zip(("clock", "CPU"), alone.min(axis=0), whole.min(axis=0), strict=True):
@@ -158,7 +157,14 @@ def _bytes(out: Path) -> dict[str, bytes]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    for name, value in {"bags": 200, "instances": 2000, "width": 768, "workers": 1, "rounds": 3}.items():
+    for name, value in {
+        "bags": 200,
+        "instances": 2000,
+        "width": 768,
+        "block": 200,
+        "workers": 1,
+        "rounds": 3,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--models", nargs="+", default=["attnmil", "transmil"])
     for name in ("kills", "seed"):
