@@ -198,6 +198,7 @@ def test_evaluate_gives_the_same_in_worker_processes(tmp_path: Path) -> None:
         assert run(arguments) == 0
     assert bytes_of(folder / "one") == bytes_of(folder / "two")
     one, two = (table(folder / out / "slides.csv") for out in ("one", "two"))
+    assert all(float(row.pop("seconds")) > 0 for row in (*one, *two))
     assert one == two
     assert [row["slide_id"] for row in one] == [f"s{i:03}" for i in range(4)]
     assert {row["predicted"] for row in one} <= {"neg", "pos"}
