@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import numpy as np
 
+from benchmarks.clock import seconds
 from xmil.slides import open_slide
 from xmil.slides.colours import Scale
 from xmil.slides.heat import blend
@@ -41,17 +39,6 @@ def paint(boxes: np.ndarray, scores: np.ndarray, canvas: Canvas) -> np.ndarray:
     return np.asarray(cells.expand(Scale.of(scores, signed=True).paint(cells.average(scores))))
 
 
-def seconds(*calls: Callable[[], object]) -> list[float]:
-    """Median seconds of each call; the calls take turns, so that drift hits them alike."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, times in zip(calls, taken, strict=True):
-            start = perf_counter()
-            call()
-            times.append(perf_counter() - start)
-    return [median(times) for times in taken]
-
-
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else SLIDE
     if not path.is_file():
@@ -70,7 +57,10 @@ def main() -> None:
         calls = [lambda name=name: paint(layouts[name], scores[name], canvas) for name in layouts]
         thumbnail = slide.read_area(box, canvas.size)
         read, over, *times = seconds(
-            lambda: slide.read_area(box, canvas.size), lambda: blend(thumbnail, heat, alpha=0.5), *calls
+            lambda: slide.read_area(box, canvas.size),
+            lambda: blend(thumbnail, heat, alpha=0.5),
+            *calls,
+            repeats=REPEATS,
         )
     print(f"{path.name}: thumbnail of {canvas.size[0]} x {canvas.size[1]} px read in {read:.3f} s")
     print("| painted onto the same canvas | patches | seconds | of the thumbnail's time |\n|---|---|---|---|")

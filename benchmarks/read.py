@@ -6,15 +6,13 @@ python -m benchmarks.read
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import h5py
 import numpy as np
 
 import xmil
+from benchmarks.clock import seconds
 
 ROWS, WIDTH, DRAWN, REPEATS = 50_000, 1024, 2_048, 7
 
@@ -39,17 +37,6 @@ def plain(path: Path) -> np.ndarray:
         return np.asarray(file["features"][:], dtype=np.float32)[: len(coords)]
 
 
-def seconds(*calls: Callable[[], object]) -> list[float]:
-    """Median seconds of each call; the calls take turns, so that drift hits them alike."""
-    taken: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, times in zip(calls, taken, strict=True):
-            start = perf_counter()
-            call()
-            times.append(perf_counter() - start)
-    return [median(times) for times in taken]
-
-
 def measure(path: Path, drawn: np.ndarray) -> str:
     """One row of the table."""
     base, ours, header, some = seconds(
@@ -57,6 +44,7 @@ def measure(path: Path, drawn: np.ndarray) -> str:
         lambda: xmil.read_bag(path),
         lambda: xmil.open_bag(path),
         lambda: xmil.read_bag(path, rows=drawn),
+        repeats=REPEATS,
     )
     whole = f"{base:>9.3f}{ours:>9.3f}{ours / base:>11.2f}"
     return f"{whole}{header * 1e3:>11.1f}{some:>9.3f}{some / ours:>12.3f}"

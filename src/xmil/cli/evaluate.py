@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _engine
+from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
 from xmil.core.errors import InputError
 
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Annotated[Path, typer.Option(help="Checkpoint, or a folder of `xmil train` with one model.")],
-    features: Annotated[Path, typer.Option(help="Folder of feature files.")],
+    features: _options.Features,
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
-    cohort: Annotated[
-        Path | None, typer.Option(help="Table of slides and labels; all files without it.")
-    ] = None,
+    cohort: _options.CohortTable = None,
     label: Annotated[
         str, typer.Option(help="Label column, that of the training by default; only correct slides count.")
     ] = "",
-    split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
-    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
+    split: _options.Splits = "",
+    by: _options.By = "slide",
     methods: Annotated[
         str, typer.Option(help="Methods, separated by commas; 'all' that fit the model.")
     ] = "",
@@ -48,14 +46,12 @@ def evaluate(
         typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
     ] = None,
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
-    mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")] = None,
-    patch_size: Annotated[
-        int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")
-    ] = None,
+    mpp: _options.Mpp = None,
+    patch_size: _options.PatchSize = None,
     best: Annotated[
         bool, typer.Option("--best", help="End with the method to trust for this model.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: _options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of ties, random orders and the bootstrap.")] = 0,
     restart: Annotated[
         bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _engine
+from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, listed, named, progress_bar, task_cases
 from xmil.core.errors import InputError, UnknownNameError
 
@@ -24,10 +24,8 @@ SHOWN = 20  # failures on the screen; failures.csv has them all
 
 
 def explain(
-    model: Annotated[
-        list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
-    ],
-    features: Annotated[Path, typer.Option(help="Folder of feature files.")],
+    model: _options.Models,
+    features: _options.Features,
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
     target: Annotated[
@@ -36,16 +34,12 @@ def explain(
             help="predicted, label, all, a class by name or number, a contrast A:B; several with commas."
         ),
     ] = "predicted",
-    cohort: Annotated[
-        Path | None, typer.Option(help="Table of slides and labels; all files without it.")
-    ] = None,
-    label: Annotated[
-        str, typer.Option(help="Label column; several, with commas, for several labels or values.")
-    ] = "",
-    time: Annotated[str, typer.Option(help="Column of times, for risks.")] = "time",
-    event: Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")] = "event",
-    split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
-    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
+    cohort: _options.CohortTable = None,
+    label: _options.Labels = "",
+    time: _options.Time = "time",
+    event: _options.Event = "event",
+    split: _options.Splits = "",
+    by: _options.By = "slide",
     output: Annotated[
         str,
         typer.Option(help="The explained number: logit, contrastive, log_odds, probability, value, risk."),
@@ -54,11 +48,9 @@ def explain(
     param: Annotated[
         list[str] | None, typer.Option(help="A method's own parameter, as ig.steps=100; repeatable.")
     ] = None,
-    mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")] = None,
-    patch_size: Annotated[
-        int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    mpp: _options.Mpp = None,
+    patch_size: _options.PatchSize = None,
+    device: _options.Device = "cpu",
     memory: Annotated[
         str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
     ] = "1GB",

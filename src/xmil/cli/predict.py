@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli import _engine
+from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
 from xmil.core.errors import InputError
 
@@ -31,24 +31,17 @@ TITLES = {
 
 
 def predict(
-    model: Annotated[
-        list[Path],
-        typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble."),
-    ],
-    features: Annotated[Path, typer.Option(help="Folder of feature files.")],
+    model: _options.Models,
+    features: _options.Features,
     out: Annotated[Path, typer.Option(help="Folder for results.")],
-    cohort: Annotated[
-        Path | None, typer.Option(help="Table of slides and labels; all files without it.")
-    ] = None,
-    label: Annotated[
-        str, typer.Option(help="Label column; several, with commas, for several labels or values.")
-    ] = "",
-    time: Annotated[str, typer.Option(help="Column of times, for risks.")] = "time",
-    event: Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")] = "event",
-    split: Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")] = "",
-    by: Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")] = "slide",
+    cohort: _options.CohortTable = None,
+    label: _options.Labels = "",
+    time: _options.Time = "time",
+    event: _options.Event = "event",
+    split: _options.Splits = "",
+    by: _options.By = "slide",
     draws: Annotated[int, typer.Option(help="Draws of the bootstrap, over cases.")] = 1000,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: _options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     restart: Annotated[
         bool, typer.Option("--restart", help="Replace an earlier run with other settings in --out.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xmil.cli import _options
 from xmil.core.errors import InputError, bad_parameter
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def toy(
     out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path(
         "toy-out"
     ),
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: _options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Most epochs, instead of the paper's.")] = None,
     bags: Annotated[str, typer.Option(help="Numbers of training, validation and test bags.")] = "",
