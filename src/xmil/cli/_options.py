@@ -1,0 +1,24 @@
+"""Options that mean the same in every command over a cohort."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Models = Annotated[
+    list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
+]
+Features = Annotated[Path, typer.Option(help="Folder of feature files.")]
+CohortTable = Annotated[Path | None, typer.Option(help="Table of slides and labels; all files without it.")]
+Labels = Annotated[
+    str, typer.Option(help="Label column; several, with commas, for several labels or values.")
+]
+Time = Annotated[str, typer.Option(help="Column of times, for risks.")]
+Event = Annotated[str, typer.Option(help="Column of events, for risks: 1 seen, 0 censored.")]
+Splits = Annotated[str, typer.Option(help="Only slides of these splits, separated by commas.")]
+By = Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")]
+Mpp = Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")]
+PatchSize = Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
