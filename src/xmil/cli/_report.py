@@ -1,9 +1,11 @@
-"""Reports as text: one block for each path."""
+"""Reports as text: one block for each path; the failures of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+FAILURES = 20  # on the screen; failures.csv has them all
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
@@ -19,6 +21,14 @@ def as_text(report: dict[str, Any]) -> str:
     for title in ("inferred", "missing", "problems"):
         lines += [f"  {title.rstrip('s'):<16} {_as_options(sentence)}" for sentence in report[title]]
     return "\n".join(lines)
+
+
+def print_failures(failed: Mapping[str, str]) -> None:
+    """A line for each slide that failed, and how many more there are."""
+    for name, reason in list(failed.items())[:FAILURES]:
+        print(f"{name}: failed: {reason}")
+    if len(failed) > FAILURES:
+        print(f"... and {len(failed) - FAILURES} more.")
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

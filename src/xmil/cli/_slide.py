@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.cli._report import print_failures
 from xmil.core.errors import FileError, InputError
 from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
@@ -96,8 +97,7 @@ def named_slides(paths: list[Path]) -> Found:
 
 def report_run(results: Results, made: str, out: Path) -> int:
     """The failures, a line of numbers, and the exit code."""
-    for name, reason in sorted(results.failed.items()):
-        print(f"{name}: failed: {reason}")
+    print_failures(dict(sorted(results.failed.items())))
     if results.failed and not results.done and not results.found:
         raise InputError(f"No slide could be used; {out / 'failures.csv'} says why.")
     print(f"{made}, {len(results.found)} found done, {len(results.failed)} failed. Written to {out}.")

@@ -10,6 +10,7 @@ import typer
 
 from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
+from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -170,8 +171,7 @@ def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> i
     from xmil.study.faithfulness_plots import draw_summary
     from xmil.study.faithfulness_summary import FORMATS, as_text, statistics_csv, summarise
 
-    for slide, reason in outcome.failed.items():
-        print(f"{slide}: failed: {reason}")
+    print_failures(outcome.failed)
     rows = run.rows(slides)
     if not rows:
         raise InputError(f"No slide could be measured; {run.folder / 'failures.csv'} says why.")

@@ -11,6 +11,7 @@ import typer
 
 from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, listed, named, progress_bar, task_cases
+from xmil.cli._report import print_failures
 from xmil.core.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from xmil.engine.settings import Settings
     from xmil.models import MILModel
     from xmil.models.base import ModelSpec
-
-SHOWN = 20  # failures on the screen; failures.csv has them all
 
 
 def explain(
@@ -155,10 +154,7 @@ def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> in
 
     for warning in run.warnings(tally, cases):
         print(f"warning: {warning}")
-    for slide, reason in list(tally.failed.items())[:SHOWN]:
-        print(f"{slide}: failed: {reason}")
-    if len(tally.failed) > SHOWN:
-        print(f"... and {len(tally.failed) - SHOWN} more.")
+    print_failures(tally.failed)
     if not tally.rows:
         raise InputError(f"No slide could be explained; {run.out / 'failures.csv'} says why.")
     files = [slide_file(run.out, slide) for case in cases for slide in case.slides if slide in tally.rows]

@@ -12,6 +12,7 @@ import typer
 
 from xmil.cli import _engine
 from xmil.cli._cohort import listed, progress_bar
+from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 from xmil.core.names import counted
 
@@ -195,8 +196,7 @@ def _report(done: list[Done], failed: dict[str, str], folder: Path) -> int:
     for each in done:
         if each.note is not None:
             print(each.note)
-    for name, reason in failed.items():
-        print(f"{name}: failed: {reason}")
+    print_failures(failed)
     if not done:
         raise InputError(f"No slide could be drawn; {folder / FAILURES} says why.")
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)

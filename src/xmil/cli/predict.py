@@ -9,12 +9,12 @@ import typer
 
 from xmil.cli import _engine, _options
 from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
+from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.engine.predict_run import PredictRun, Tally
 
-SHOWN = 20  # failures on the screen; failures.csv has them all
 TITLES = {
     "auroc": "AUROC",
     "auprc": "AUPRC",
@@ -78,10 +78,7 @@ def predict(
 
 def _report(run: PredictRun, tally: Tally) -> int:
     """A few lines on the screen; the exit code."""
-    for slide, reason in list(tally.failed.items())[:SHOWN]:
-        print(f"{slide}: failed: {reason}")
-    if len(tally.failed) > SHOWN:
-        print(f"... and {len(tally.failed) - SHOWN} more.")
+    print_failures(tally.failed)
     if tally.predictions is None:
         raise InputError(f"No slide could be predicted; {run.out / 'failures.csv'} says why.")
     for warning in tally.warnings:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xmil.cli._report import print_failures
+
 if TYPE_CHECKING:
     from xmil.training.config import Config
     from xmil.training.fit import Job, OnStep, Step
@@ -127,8 +129,7 @@ def _report(settings: Config, outcome: Outcome) -> int:
         return code
     for note in outcome.notes:
         print(f"{settings.data.cohort}: {note}")
-    for name, reason in outcome.failed.items():
-        print(f"{name}: failed: {reason}")
+    print_failures(outcome.failed)
     if best:
         if best["point"]:
             print(
