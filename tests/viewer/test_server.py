@@ -209,7 +209,7 @@ def test_similar_patches_are_the_nearest_by_cosine(app: Any, made: Made) -> None
         found = ask(app, f"/api/slides/1/similar-0-{index}.json").json["neighbours"]
         assert [item["index"] for item in found] == expected.tolist()
         assert [item["similarity"] for item in found] == pytest.approx(cosines[expected], abs=1e-5)
-    assert ask(app, "/api/slides/1/similar-0-96.json").status == 400
+    assert ask(app, "/api/slides/1/similar-0-96.json").status == 404
     assert ask(create_app(Collection(made.runs)), "/api/slides/1/similar-0-0.json").status == 404
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
 from xmil.data import read_bag
-from xmil.viewer.collection import Collection
+from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.files import Kept, stamp
 
 LIMIT_BYTES = 512 << 20
@@ -58,7 +58,7 @@ def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
     """The patches of the slide nearest to one of them by the cosine of their features, nearest first."""
     features = bag.features[bag.rows]
     if not 0 <= index < len(features):
-        raise InputError(f"There is no patch {index}; the slide has {len(features)}.")
+        raise MissingError(f"There is no patch {index}; the slide has {len(features)}.")
     lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
     cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
     cosines[index] = -np.inf

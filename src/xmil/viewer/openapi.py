@@ -10,6 +10,7 @@ _LIST = {"type": "array", "items": {"oneOf": [{"type": "integer", "minimum": 0},
 _QUESTION = {
     "type": "object",
     "properties": {"run": {"type": "integer", "minimum": 0}, "remove": _LIST, "keep": _LIST},
+    "oneOf": [{"required": ["remove"]}, {"required": ["keep"]}],
 }
 _READ = {
     "/api/run.json": ("application/json", "The runs and their slides."),

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from xmil.core.errors import InputError
 from xmil.viewer.files import to_json
 
+METHODS = ("GET", "HEAD", "POST")
 MAX_URL = 2048
 MAX_BODY = 4 << 20
 MIN_TOKEN = 8
@@ -99,7 +100,7 @@ class Guard:
             return 403, "The Host header is not this server's."
         if _is_foreign(scope, headers):
             return 403, "Requests from other sites are refused."
-        if scope["method"] not in ("GET", "HEAD", "POST"):
+        if scope["method"] not in METHODS:
             return 405, "The server is read-only."
         if _declared_length(headers) > MAX_BODY:
             return 413, "The body is too large."
@@ -182,6 +183,8 @@ async def _answer(
 ) -> None:
     if body is None:
         body = to_json({"error": sentence}) if sentence else b""
+    if status == 405:
+        headers = {"allow": ", ".join(METHODS), **(headers or {})}
     told = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     raw = [(key.encode(), value.encode("latin-1")) for key, value in told.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
