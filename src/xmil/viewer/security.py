@@ -86,7 +86,7 @@ class Guard:
         refused = self._refusal(scope, headers)
         guarded = self._guarded(send)
         if refused is not None:
-            await _refuse(guarded, headers, *refused)
+            await _refuse(guarded, scope, *refused)
         elif self.rules.token is not None and (place := self._without_token(scope)) is not None:
             await _answer(guarded, 303, "", {"location": place, "set-cookie": self._set_cookie(scope)})
         else:
@@ -170,12 +170,14 @@ def _bounded(receive: Receive) -> Receive:
     return bounded
 
 
-async def _refuse(send: Send, headers: Headers, status: int, sentence: str) -> None:
+async def _refuse(send: Send, scope: Scope, status: int, sentence: str) -> None:
     """A person who opened the page gets words, a program gets JSON."""
-    if not headers.get("accept", "").startswith("text/html"):
-        return await _answer(send, status, sentence)
+    told = {"allow": "POST" if scope["path"].endswith("/whatif") else "GET, HEAD"} if status == 405 else {}
+    if not Headers(scope=scope).get("accept", "").startswith("text/html"):
+        return await _answer(send, status, sentence, told)
     words = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
-    return await _answer(send, status, sentence, {"content-type": "text/html; charset=utf-8"}, words.encode())
+    told["content-type"] = "text/html; charset=utf-8"
+    return await _answer(send, status, sentence, told, words.encode())
 
 
 async def _answer(
@@ -183,8 +185,6 @@ async def _answer(
 ) -> None:
     if body is None:
         body = to_json({"error": sentence}) if sentence else b""
-    if status == 405:
-        headers = {"allow": ", ".join(METHODS), **(headers or {})}
     told = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
     raw = [(key.encode(), value.encode("latin-1")) for key, value in told.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
