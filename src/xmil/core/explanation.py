@@ -17,14 +17,15 @@ from xmil.core.target import Target
 
 @dataclass(frozen=True)
 class Audit:
-    """Where the explained output went: output = instances + class_token + bias + epsilon + other.
+    """Where the explained output went: `output` is the sum of all the other shares.
 
     `class_token` reached parameters that are concatenated as tokens, `bias` reached added constants,
-    `epsilon` was swallowed by stabilisers, `other` is what none of these explains: near zero, or the
-    explanation does not account for the output.
+    `epsilon` was swallowed by stabilisers, `baseline` is what a bag of baseline instances would get,
+    `cut` stopped at constants that depend on the input, `other` is what none of these explains: near zero,
+    or the explanation does not account for the output.
 
     >>> Audit(output=2.0, instances=1.5, bias=0.5)
-    Audit(output=2, instances=1.5, class_token=0, bias=0.5, epsilon=0, other=0)
+    Audit(output=2, instances=1.5, class_token=0, bias=0.5, epsilon=0, other=0, baseline=0, cut=0)
     """
 
     output: float
@@ -33,6 +34,8 @@ class Audit:
     bias: float = 0.0
     epsilon: float = 0.0
     other: float = 0.0
+    baseline: float = 0.0
+    cut: float = 0.0
 
     @classmethod
     def close(cls, **shares: float) -> Audit:
@@ -41,7 +44,7 @@ class Audit:
         return cls(**shares, other=shares["output"] - known)
 
     def as_dict(self) -> dict[str, float]:
-        """The six numbers by name."""
+        """The shares by name."""
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -56,7 +59,9 @@ class Explanation:
     means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name. `raw_coords`,
     `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known. For an ensemble
     `scores` are the mean over its models and `spread` (n,) their standard deviation. `slide_size` is
-    level 0's width and height, where the features' file had them.
+    level 0's width and height, where the features' file had them. `stderr` (n,) is the standard error of
+    sampled scores, `stable` (n,) says where the sign is sure, and `warnings` are sentences that belong
+    beside the scores wherever they are shown.
     """
 
     scores: FloatArray
@@ -78,6 +83,9 @@ class Explanation:
     raw_edge: float | None = None
     spread: FloatArray | None = None
     slide_size: tuple[int, int] | None = None
+    stderr: FloatArray | None = None
+    stable: npt.NDArray[np.bool_] | None = None
+    warnings: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.scores)

@@ -28,6 +28,8 @@ LAYOUT = 1  # the number of the layout; files of later layouts are refused, earl
 KEY = b"xmil"
 RELEVANCE = "relevance|"
 SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
+STDERR = "~stderr"  # the standard error of sampled scores
+STABLE = "~stable"  # whether the sign is sure
 BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
 RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
 SIZE = "slide_size"  # optional, as the raw fields are
@@ -130,8 +132,11 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
         arrays[e.column] = pa.array(e.scores, type=pa.float32())
-        if e.spread is not None:
-            arrays[e.column + SPREAD] = pa.array(e.spread, type=pa.float32())
+        for suffix, values in ((SPREAD, e.spread), (STDERR, e.stderr)):
+            if values is not None:
+                arrays[e.column + suffix] = pa.array(values, type=pa.float32())
+        if e.stable is not None:
+            arrays[e.column + STABLE] = pa.array(e.stable, type=pa.bool_())
         if e.relevance is not None:
             flat = pa.array(e.relevance.ravel(), type=pa.float32())
             arrays[RELEVANCE + e.column] = pa.FixedSizeListArray.from_arrays(flat, e.relevance.shape[1])
@@ -180,6 +185,7 @@ def _column_header(e: Explanation) -> dict[str, Any]:
         "target": target,
         "audit": audit,
         "logits": logits,
+        "warnings": list(e.warnings),
     }
 
 
@@ -225,7 +231,10 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             audit=None if meta["audit"] is None else Audit(**meta["audit"]),
             coords=_coords(table),
             relevance=_relevance(table, column),
-            spread=_spread(table, column),
+            spread=_beside(table, column + SPREAD),
+            stderr=_beside(table, column + STDERR),
+            stable=_stable(table, column),
+            warnings=tuple(str(line) for line in meta.get("warnings", ())),
             **{key: meta[key] for key in _COLUMN_FIELDS},
             raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
@@ -255,9 +264,13 @@ def _raw_coords(table: pa.Table) -> npt.NDArray[np.float64] | None:
     return np.stack([table[name].to_numpy() for name in RAW], axis=1).astype(np.float64)
 
 
-def _spread(table: pa.Table, column: str) -> FloatArray | None:
-    name = column + SPREAD
+def _beside(table: pa.Table, name: str) -> FloatArray | None:
     return table[name].to_numpy().astype(np.float32) if name in table.column_names else None
+
+
+def _stable(table: pa.Table, column: str) -> npt.NDArray[np.bool_] | None:
+    name = column + STABLE
+    return table[name].to_numpy().astype(np.bool_) if name in table.column_names else None
 
 
 def _relevance(table: pa.Table, column: str) -> FloatArray | None:
