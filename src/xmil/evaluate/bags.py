@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xmil.methods.coalitions import untouched
 from xmil.methods.network import Network
 from xmil.models.addmil import AddMIL
-from xmil.models.base import MILModel, PooledMIL
+from xmil.models.base import PooledMIL
 from xmil.models.pooling import MaxPool
 from xmil.nn.frozen import frozen
 
@@ -259,20 +260,13 @@ class RunParts(Parts):
 def parts_of(network: Network, x: Tensor, mode: str) -> Parts:
     """The quickest exact way for the model."""
     model = network.model
-    if isinstance(model, PooledMIL) and _untouched(model, PooledMIL):
+    if isinstance(model, PooledMIL) and untouched(model, PooledMIL):
         return PooledParts(network, x, mode)
-    if isinstance(model, MaxPool) and _untouched(model, MaxPool):
+    if isinstance(model, MaxPool) and untouched(model, MaxPool):
         return MaxParts(network, x, mode)
-    if isinstance(model, AddMIL) and _untouched(model, AddMIL):
+    if isinstance(model, AddMIL) and untouched(model, AddMIL):
         return AdditiveParts(network, x, mode)
     return RunParts(network, x, mode)
-
-
-def _untouched(model: MILModel, base: type) -> bool:
-    """Whether a subclass left alone what the closed form relies on."""
-    kind = type(model)
-    names = ("forward", "aggregate", "instance_logits")
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
 
 
 def _blocks(sizes: list[int]) -> Iterator[list[int]]:

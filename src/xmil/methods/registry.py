@@ -19,13 +19,19 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 
 @dataclass(frozen=True)
 class Attribution:
-    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit."""
+    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
+
+    Methods that sample add standard errors (n,) and where the sign is sure (n,).
+    """
 
     output: Output
     value: float
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    stderr: Tensor | None = None
+    stable: Tensor | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
