@@ -190,7 +190,9 @@ def test_dominant_attention_leaves_no_rounding_behind():
     attention = model.attend(model.embed(x.unsqueeze(0)))[0, :, 0].detach().numpy().astype(np.float64)
     assert np.ptp(attention) > 80  # exp underflows in single precision
     expected = slow(model, x, flip_order(attention), range(51), action="drop", mode="remove", cls=1)
-    np.testing.assert_allclose(xmil.flip(model, x, attention, target=1, steps="each").values, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        xmil.flip(model, x, attention, target=1, steps="each").values, expected, atol=1e-5
+    )
 
 
 def test_overridden_models_take_the_plain_way():
@@ -272,7 +274,9 @@ def test_large_masked_bags_are_filled_in_turn(name, monkeypatch):
     scores = x[:, 0].numpy()
     batched = xmil.flip(small(name), x, scores, target=1, mode="mask").values
     monkeypatch.setattr("xmil.evaluate.bags.LARGE", 0)
-    np.testing.assert_allclose(xmil.flip(small(name), x, scores, target=1, mode="mask").values, batched, atol=1e-6)
+    np.testing.assert_allclose(
+        xmil.flip(small(name), x, scores, target=1, mode="mask").values, batched, atol=1e-6
+    )
 
 
 def test_more_parts_than_a_block(monkeypatch):

@@ -211,12 +211,12 @@ def flip(
     """The explained output while instances are dropped from the bag, or added to an empty one.
 
     `scores` is an explanation, which brings its target, or one number per instance; bare numbers need
-    `target` where the model has more than one output. `order`: most relevant first ("morf"), least relevant first ("lerf"), largest absolute score first
-    ("abs"). `mode`: dropped instances are taken out ("remove") or become zero vectors in place ("mask").
-    `steps`: how many, of round(n k / steps) instances up to the k-th; "percent" is 100, "each" is one by
-    one. Equal scores leave in a random order drawn from `seed`. The empty bag is n zero vectors. The output
-    is the target's probability, or the hazard of a time bin; for models without classes, the value minus its
-    reference, or the risk, which no step can flip.
+    `target` where the model has more than one output. `order`: most relevant first ("morf"), least relevant
+    first ("lerf"), largest absolute score first ("abs"). `mode`: dropped instances are taken out ("remove")
+    or become zero vectors in place ("mask"). `steps`: how many, of round(n k / steps) instances up to the
+    k-th; "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The
+    empty bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for
+    models without classes, the value minus its reference, or the risk, which no step can flip.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)

@@ -97,7 +97,7 @@ def necessity(
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5, target=1)  # equal instances replace each other
+    >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5, target=1)  # equal instances
     0.0
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
