@@ -9,19 +9,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from xmil.methods.network import Network
-from xmil.models import MILModel, PooledMIL
+from xmil.models import PooledMIL
 from xmil.models.pooling import MaxPool
 
 WIDEST = 600.0  # attention logits that lie further apart lose their weight in double precision
 LINEAR = {  # operations, and looks at shapes, that keep a function of their input affine
-    *("linear", "conv1d", "cat", "stack", "sum", "dropout", "__getitem__", "__get__", "__len__", "size", "dim"),
+    *(
+        "linear",
+        "conv1d",
+        "cat",
+        "stack",
+        "sum",
+        "dropout",
+        "__getitem__",
+        "__get__",
+        "__len__",
+        "size",
+        "dim",
+    ),
     *("flatten", "squeeze", "unsqueeze", "reshape", "view", "permute", "transpose", "contiguous"),
 }
 
@@ -165,21 +177,14 @@ class MaxCoalitions(Coalitions):
 
 
 def coalitions_of(network: Network, x: Tensor) -> Coalitions:
-    """The quickest exact way for the model."""
+    """The quickest exact way for the model, by how it says it pools."""
     model = network.model
-    if isinstance(model, PooledMIL) and untouched(model, PooledMIL):
-        pooled = PooledCoalitions(network, x, model)
+    if model is not None and model.pooling == "softmax":
+        pooled = PooledCoalitions(network, x, cast(PooledMIL, model))
         return pooled if pooled.safe else RunCoalitions(network, x)
-    if isinstance(model, MaxPool) and untouched(model, MaxPool):
-        return MaxCoalitions(network, x, model)
+    if model is not None and model.pooling == "max":
+        return MaxCoalitions(network, x, cast(MaxPool, model))
     return RunCoalitions(network, x)
-
-
-def untouched(model: MILModel, base: type) -> bool:
-    """Whether a subclass left alone what the closed form relies on."""
-    kind = type(model)
-    names = ("forward", "aggregate", "instance_logits")
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
 
 
 def affine_head(model: PooledMIL, zero: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -21,7 +21,8 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
-    Methods that sample add standard errors (n,) and where the sign is sure (n,).
+    `warnings` are sentences that belong beside the scores wherever they are shown. Methods that
+    sample add standard errors (n,) and where the sign is sure (n,).
     """
 
     output: Output
