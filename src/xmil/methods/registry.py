@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -18,13 +18,18 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 
 @dataclass(frozen=True)
 class Attribution:
-    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit."""
+    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
+
+    `params` is what the method settled itself and an explanation records, `warnings` what it must say.
+    """
 
     output: Output
     value: float
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

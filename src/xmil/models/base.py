@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError
 from xmil.models.tasks import target_names
 from xmil.nn.attention import masked_softmax
@@ -52,6 +53,7 @@ class MILModel(nn.Module, ABC):
     """
 
     spec: ModelSpec
+    background: Background | None = None  # of its training patches; saved and loaded with the model
 
     def __init__(self, in_dim: int, n_classes: int) -> None:
         super().__init__()
