@@ -20,7 +20,8 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
-    `params` is what the method settled itself and an explanation records, `warnings` what it must say.
+    `params` is what the method settled itself and an explanation records; `warnings` are sentences that
+    belong beside the scores wherever they are shown.
     """
 
     output: Output
