@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from xmil._version import __version__
 
 if TYPE_CHECKING:
+    from xmil.core.background import Background as Background
     from xmil.core.bag import Bag as Bag
     from xmil.core.errors import XmilError as XmilError
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
     from xmil.data import Cohort as Cohort
+    from xmil.data import background as background
     from xmil.data import list_formats as list_formats
     from xmil.data import open_bag as open_bag
     from xmil.data import read_bag as read_bag
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 # or drawing saved explanations never imports torch.
 _HOME = {
     "Audit": "xmil.core.explanation",
+    "Background": "xmil.core.background",
     "Bag": "xmil.core.bag",
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
@@ -60,6 +63,7 @@ _HOME = {
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
+    "background": "xmil.data",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",

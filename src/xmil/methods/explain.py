@@ -223,7 +223,7 @@ def _explanation(
         mpp=known.mpp,
         slide_size=known.slide_size,
         model=network.name,
-        params={"output": a.output.kind, **{k: v for k, v in params.items() if not callable(v)}},
+        params={"output": a.output.kind, **{k: v for k, v in params.items() if not callable(v)}, **a.params},
         relevance=_array(a.relevance),
         stderr=_array(a.stderr),
         stable=None if a.stable is None else a.stable.cpu().numpy(),

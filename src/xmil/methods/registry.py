@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -21,8 +21,9 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
-    `warnings` are sentences that belong beside the scores wherever they are shown. Methods that
-    sample add standard errors (n,) and where the sign is sure (n,).
+    `params` is what the method settled itself and an explanation records; `warnings` are sentences that
+    belong beside the scores wherever they are shown. Methods that sample add standard errors (n,) and
+    where the sign is sure (n,).
     """
 
     output: Output
@@ -32,6 +33,7 @@ class Attribution:
     relevance: Tensor | None = None
     stderr: Tensor | None = None
     stable: Tensor | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 

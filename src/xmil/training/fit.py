@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
@@ -27,6 +29,7 @@ from xmil.training.state import MODEL, Best, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
+BACKGROUND_BAGS, BACKGROUND_PATCHES = 200, 64  # bags its mean is over at most, patches kept with the model
 
 
 class DivergedError(InputError):
@@ -272,7 +275,16 @@ class Fit:
         if next(self.plain.parameters()).dtype == torch.float64:
             model.double()
         model.load_state_dict(state.best.weights)
+        model.background = self.background
         save_model(model, self.folder / MODEL)
+
+    @cached_property
+    def background(self) -> Background:
+        """The mean and a few of the patches it is trained on."""
+        rows = self.job.fold.train
+        some = rows[:: max(1, -(-len(rows) // BACKGROUND_BAGS))]
+        bags = (self.whole.bags[int(row)].bag for row in some)
+        return background_of(bags, keep=BACKGROUND_PATCHES, seed=self.job.seed)
 
 
 class _Board:
