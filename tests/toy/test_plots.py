@@ -9,12 +9,12 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tests.toy.test_store import CONFIGURATION, METHODS
-from xmil.toy.benchmark import auroc_on, bag_logits, run_configuration
+from xmil.toy.benchmark import auroc_on, bag_logits
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
 from xmil.toy.plots import COLOURS, COLUMNS, coloured, draw_all, telling_bag
 from xmil.toy.protocol import Protocol
-from xmil.toy.store import Store
+from xmil.toy.store import Store, run_configuration
 
 
 def test_bars_and_bags_are_drawn_without_images_and_with_them(tmp_path):

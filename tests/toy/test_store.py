@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from xmil.core.errors import FileError
-from xmil.toy import run
-from xmil.toy.benchmark import Configuration, run_configuration
+from xmil.toy import store as run
+from xmil.toy.benchmark import Configuration
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
 from xmil.toy.protocol import SETUPS, Protocol
 from xmil.toy.scoring import MethodSpec
-from xmil.toy.store import Store, read_results
+from xmil.toy.store import Store, read_results, run_configuration
 
 PROTOCOL = Protocol(repetitions=2, sizes=(32, 16, 12), bag_size=5, training={"epochs": 3, "warmup": 1})
 CONFIGURATION = Configuration(TASKS["four_bags"], SETUPS["attnmil"], load_instances("onehot"), PROTOCOL)

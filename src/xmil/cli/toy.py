@@ -51,8 +51,8 @@ def toy(
     plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
-    from xmil.toy.benchmark import write_run
     from xmil.toy.instances import load_instances
+    from xmil.toy.store import write_run
 
     names = _names(task, model, methods, table1=table1, quick=quick)
     changes = {"repetitions": repetitions, "seed": seed, "pooled": pooled, "shared_bags": shared_bags}
@@ -156,8 +156,8 @@ def _configurations(
 
 def _check(configurations: list[Configuration], names: dict[str, list[str]]) -> None:
     """Refuse what would fail later, before anything is trained."""
-    from xmil.toy.benchmark import applies
     from xmil.toy.scoring import MethodSpec
+    from xmil.toy.store import applies
 
     specs = [MethodSpec.parse(text) for text in names["methods"]]
     for c in configurations:
@@ -180,9 +180,8 @@ def _run(configurations: list[Configuration], methods: list[str], out: Path) -> 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from xmil.toy.benchmark import run_configuration
     from xmil.toy.scoring import MethodSpec
-    from xmil.toy.store import Store
+    from xmil.toy.store import Store, run_configuration
 
     specs = [MethodSpec.parse(text) for text in methods]
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
