@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from xmil.methods.network import Network
 from xmil.models.addmil import AddMIL
-from xmil.models.base import MILModel, PooledMIL
+from xmil.models.base import PooledMIL
 from xmil.models.pooling import MaxPool
 from xmil.nn.frozen import frozen
 
@@ -65,11 +66,8 @@ class Parts(ABC):
 class PooledParts(Parts):
     """Softmax-weighted means: running sums in double precision, scaled by the running maximum."""
 
-    model: PooledMIL
-
     def __init__(self, network: Network, x: Tensor, mode: str) -> None:
-        assert isinstance(network.model, PooledMIL)  # noqa: S101  # narrows the type for mypy
-        self.model = network.model
+        self.model = cast(PooledMIL, network.model)
         self.h = self.model.embed(x)[0]  # (n, e)
         self.a = self.model.attend(self.h.unsqueeze(0))[0]  # (n, k)
         zero = self.model.embed(torch.zeros_like(x[:, :1]))
@@ -144,8 +142,7 @@ class MaxParts(Parts):
     """The running maximum of each feature."""
 
     def __init__(self, network: Network, x: Tensor, mode: str) -> None:
-        assert isinstance(network.model, MaxPool)  # noqa: S101  # narrows the type for mypy
-        self.model = network.model
+        self.model = cast(MaxPool, network.model)
         self.h = self.model.embed(x)[0]  # (n, e)
         self.h0 = self.model.embed(torch.zeros_like(x[:, :1]))[0, 0]
         super().__init__(network, x, mode)
@@ -174,11 +171,8 @@ class AdditiveParts(Parts):
     running sum is exact.
     """
 
-    model: AddMIL
-
     def __init__(self, network: Network, x: Tensor, mode: str) -> None:
-        assert isinstance(network.model, AddMIL)  # noqa: S101  # narrows the type for mypy
-        self.model = network.model
+        self.model = cast(AddMIL, network.model)
         first = self.model.classifier[0]
         h = self.model.embed(x)
         self.a = self.model.attend(h)[0, :, 0].double()  # (n,)
@@ -256,23 +250,13 @@ class RunParts(Parts):
         return torch.cat(logits)
 
 
+CLOSED_FORMS: dict[str, type[Parts]] = {"softmax": PooledParts, "max": MaxParts, "additive": AdditiveParts}
+
+
 def parts_of(network: Network, x: Tensor, mode: str) -> Parts:
-    """The quickest exact way for the model."""
-    model = network.model
-    if isinstance(model, PooledMIL) and _untouched(model, PooledMIL):
-        return PooledParts(network, x, mode)
-    if isinstance(model, MaxPool) and _untouched(model, MaxPool):
-        return MaxParts(network, x, mode)
-    if isinstance(model, AddMIL) and _untouched(model, AddMIL):
-        return AdditiveParts(network, x, mode)
-    return RunParts(network, x, mode)
-
-
-def _untouched(model: MILModel, base: type) -> bool:
-    """Whether a subclass left alone what the closed form relies on."""
-    kind = type(model)
-    names = ("forward", "aggregate", "instance_logits")
-    return all(getattr(kind, name, None) is getattr(base, name, None) for name in names)
+    """The quickest exact way for the model, by how it says it pools."""
+    pooling = None if network.model is None else network.model.pooling
+    return CLOSED_FORMS.get(pooling or "", RunParts)(network, x, mode)
 
 
 def _blocks(sizes: list[int]) -> Iterator[list[int]]:

@@ -15,23 +15,14 @@ from xmil.core.target import Target
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.registry import Attribution, Attributions, register_method
-from xmil.models.addmil import AddMIL
-from xmil.models.base import PooledMIL
-from xmil.models.dsmil import DSMIL
-from xmil.models.pooling import MeanPool
-from xmil.models.transmil import TransLayer, TransMIL
+from xmil.models import MILModel
 from xmil.nn.attention import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def _unsupported(network: Network) -> str | None:
-    model = network.model
-    if isinstance(model, TransMIL):
-        return None if model.class_token is not None else "it has no class token"
-    if isinstance(model, PooledMIL | AddMIL | DSMIL) and not isinstance(model, MeanPool):
-        return None
-    return "it has no attention of a known kind"
+    return "it has no attention of a known kind" if network.model is None else network.model.no_attention
 
 
 @register_method("attention", signed=False, cost="1 to 2", supports=_unsupported)
@@ -74,32 +65,33 @@ def attention_of(
     """Logits (b, c) and attention (b, n, branches) of bags (b, n, d)."""
     if heads not in FUSIONS:
         raise bad_parameter("heads", "attention", f"one of {sorted(FUSIONS)}", heads)
-    if isinstance(network.model, TransMIL):
-        logits, row = _transformer(network, network.model, x, layer=layer, heads=heads, normalise=normalise)
+    model = network.model
+    assert model is not None  # noqa: S101  # `_unsupported` has refused others
+    if model.attention_layers():
+        logits, row = _transformer(network, model, x, layer=layer, heads=heads, normalise=normalise)
         return logits, (_folded(row, x.shape[1]) if fold else row[:, : x.shape[1]]).unsqueeze(-1)
     if layer != "rollout":
         raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
-    model: Any = network.model
     h = model.embed(x)
-    return model.aggregate(h), F.softmax(model.attend(h), dim=1)
+    return model.aggregate(h), model.attention_weights(h)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
     columns = weights.shape[-1]
-    per_class = columns == getattr(network.model, "n_classes", 1) and network.name in ("clam_mb", "dsmil")
+    per_class = network.model is not None and network.model.class_attention
     if network.task == "survival" and int(target) == columns:  # the risk depends on every bin
         per_class = False
     return weights[..., min(int(target), columns - 1)] if per_class else weights.mean(dim=-1)
 
 
 def _transformer(
-    network: Network, model: TransMIL, x: Tensor, *, layer: int | str, heads: str, normalise: bool
+    network: Network, model: MILModel, x: Tensor, *, layer: int | str, heads: str, normalise: bool
 ) -> tuple[Tensor, Tensor]:
     inputs: list[tuple[SelfAttention, Tensor]] = []
     with ExitStack() as stack:
-        for block in (b for b in model.layers if isinstance(b, TransLayer)):
-            handle = block.attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
+        for attn in model.attention_layers():
+            handle = attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
             stack.callback(handle.remove)
         logits = network(x)
     row: Tensor | None = None

@@ -11,12 +11,11 @@ from xmil.core.errors import UnsupportedError, unknown_name
 from xmil.lrp import AffineRule, Composite
 from xmil.methods.network import Network
 from xmil.models import MILModel
-from xmil.models.attnmil import AttnMIL
-from xmil.models.transmil import TransMIL
 from xmil.nn.attention import SelfAttention
 from xmil.nn.ppeg import PPEG
 
 PRESETS = ("default", "exact", "paper", "released")
+RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
 _ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
@@ -33,19 +32,19 @@ def preset_composite(network: Network, preset: str) -> Composite:
         raise unknown_name("preset", preset, PRESETS)
     if preset in ("default", "exact"):
         return Composite()
-    if isinstance(network.model, TransMIL):
+    if network.name == "transmil":
         between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
         return Composite(_ENDS, default=between)
-    if preset == "released" and not isinstance(network.model, AttnMIL):
+    if preset == "released" and network.name not in RELEASED:
         raise UnsupportedError(
             f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'."
         )
-    if isinstance(network.model, MILModel):
+    if network.model is not None:
         return Composite(default=_SHARE_OUT, attention=AffineRule(epsilon=EPSILON))
     return Composite(default=AffineRule(epsilon=EPSILON))
 
 
-def released_copy(model: TransMIL) -> TransMIL:
+def released_copy(model: MILModel) -> MILModel:
     """The network that the authors' code explains in place of a TransMIL.
 
     No bias in the attention's output projection and in PPEG, and a layer norm with the unbiased standard

@@ -19,13 +19,17 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 
 @dataclass(frozen=True)
 class Attribution:
-    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit."""
+    """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
+
+    `warnings` are sentences that belong beside the scores wherever they are shown.
+    """
 
     output: Output
     value: float
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

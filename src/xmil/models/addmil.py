@@ -16,6 +16,8 @@ from xmil.nn.attention import masked_softmax
 class AddMIL(MILModel):
     """Attention MLP with batch norm, then a classifier MLP on each attended instance, outputs summed."""
 
+    pooling = "additive"
+
     def __init__(self, in_dim: int, n_classes: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
         super().__init__(in_dim, n_classes)
         self.dropout = nn.Dropout(dropout)
@@ -58,3 +60,12 @@ class AddMIL(MILModel):
         scattered = h.new_zeros(*h.shape[:2], 1)
         scattered[mask] = self.attention(h[mask])
         return scattered
+
+    @property
+    def no_attention(self) -> str | None:
+        """None: instances are scaled by their attention."""
+        return None
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The factor of each instance, (b, n, 1)."""
+        return masked_softmax(self.attend(h), None)

@@ -6,14 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, UnsupportedError
 from xmil.models.tasks import target_names
-from xmil.nn.attention import masked_softmax
+from xmil.nn.attention import SelfAttention, masked_softmax
+
+DOMINANT = 1e-9  # below this remaining weight a closed form has lost its digits
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,22 @@ class MILModel(nn.Module, ABC):
 
     `forward` takes (b, n, d) and an optional mask (b, n), true for real instances. The output of a bag
     depends neither on its batch mates nor on its padding.
+
+    What a model can do beyond that, it says: `pooling` is how its instances are joined, where parts of a bag
+    have a closed form ("softmax": weighted means, "max": the largest of each feature, "additive": a sum of
+    instance logits). A subclass that replaces `forward`, `aggregate` or `instance_logits` loses it, unless it
+    says it again.
     """
 
     spec: ModelSpec
+    pooling: ClassVar[str | None] = None
+    class_attention: ClassVar[bool] = False  # whether attention has a column for each class
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "pooling" not in own and any(name in own for name in ("forward", "aggregate", "instance_logits")):
+            cls.pooling = None
 
     def __init__(self, in_dim: int, n_classes: int) -> None:
         super().__init__()
@@ -80,12 +95,45 @@ class MILModel(nn.Module, ABC):
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e)."""
 
+    @property
+    def no_attention(self) -> str | None:
+        """Why the model has no attention to instances, or None."""
+        return "it has no attention of a known kind"
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weights (b, n, k) by which embedded instances are joined, one column per branch."""
+        raise UnsupportedError(f"{type(self).__name__} does not join instances by weights.")
+
+    def attention_layers(self) -> list[SelfAttention]:
+        """Self-attention in whose first row a class token looks at the instances, first layer first."""
+        return []
+
+    def instance_logits(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What each instance adds to the outputs of an additive model, (b, n, c); zero outside the mask."""
+        raise UnsupportedError(f"The outputs of {type(self).__name__} are not sums over instances.")
+
+    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
+        """Outputs (m, c) of parts of one embedded bag (n, e); each row of `members` (m, n) names a part.
+
+        No part may be empty.
+        """
+        return self.aggregate(h.expand(len(members), -1, -1), members)
+
+    def without_each(self, h: Tensor, removed: Tensor) -> Tensor | None:
+        """Outputs (r, c) of one embedded bag (n, e) without each of the `removed`.
+
+        None where that has no closed form; a row is NaN where the closed form has lost its digits.
+        """
+        return None
+
 
 class PooledMIL(MILModel):
     """A model that weighs embedded instances by a softmax and reads the weighted means.
 
     attend: (b, n, e) to attention logits (b, n, k); head: the k weighted means (b, k, e) to outputs (b, c).
     """
+
+    pooling = "softmax"
 
     @abstractmethod
     def attend(self, h: Tensor) -> Tensor:
@@ -99,6 +147,47 @@ class PooledMIL(MILModel):
         """Outputs (b, c) from embedded instances (b, n, e)."""
         weights = masked_softmax(self.attend(h), mask)  # (b, n, k)
         return self.head(weights.transpose(1, 2) @ h)
+
+    @property
+    def no_attention(self) -> str | None:
+        """None: the pooling weights are attention."""
+        return None
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weights (b, n, k) of the instances in each mean."""
+        return masked_softmax(self.attend(h), None)
+
+    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
+        """Attention once for all parts: their weighted means are two products, in float64."""
+        if self.pooling != "softmax":
+            return super().subsets(h, members)
+        a = self.attend(h.unsqueeze(0))[0].double()  # (n, k)
+        pooled = [_means(a[:, k], h.double(), members) for k in range(a.shape[1])]
+        return self.head(torch.stack(pooled, dim=1).to(h.dtype))
+
+    def without_each(self, h: Tensor, removed: Tensor) -> Tensor | None:
+        """A weighted mean loses a term and is scaled again: (z - a_k h_k) / (1 - a_k), in float64."""
+        if self.pooling != "softmax":
+            return None
+        a = self.attend(h.unsqueeze(0))[0].double().softmax(dim=0)  # (n, k)
+        z = a.T @ h.double()  # (k, e)
+        lost, rest = a[removed], 1.0 - a[removed]
+        reduced = (z - lost.unsqueeze(-1) * h[removed].double().unsqueeze(1)) / rest.unsqueeze(-1)
+        outputs = self.head(reduced.to(h.dtype))
+        return outputs.masked_fill((rest < DOMINANT).any(dim=1, keepdim=True), float("nan"))
+
+
+def _means(a: Tensor, h: Tensor, members: Tensor) -> Tensor:
+    """Means (m, e) of h (n, e) over each row's members, weighted by exp(a), a (n,).
+
+    Rows whose weights all vanish beside the largest of the bag are scaled by their own.
+    """
+    weights = (a - a.max()).exp() * members
+    faint = weights.sum(dim=1) < DOMINANT
+    if bool(faint.any()):
+        own = a.expand(int(faint.sum()), -1).masked_fill(~members[faint], float("-inf"))
+        weights[faint] = own.softmax(dim=1)
+    return weights @ h / weights.sum(dim=1, keepdim=True)
 
 
 def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:

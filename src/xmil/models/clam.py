@@ -73,6 +73,8 @@ class ClamSB(_Clam):
 class ClamMB(_Clam):
     """CLAM with an attention branch and a linear classifier of its own for each class."""
 
+    class_attention = True
+
     def __init__(
         self,
         in_dim: int,

@@ -18,6 +18,8 @@ class DSMIL(MILModel):
     """The mean of two streams: the highest instance score of each class, and a classifier on the instances
     weighted by their likeness to that critical instance."""
 
+    class_attention = True
+
     def __init__(self, in_dim: int, n_classes: int, *, query_dim: int = 128, dropout: float = 0.0) -> None:
         super().__init__(in_dim, n_classes)
         self.instance_classifier = nn.Linear(in_dim, n_classes)
@@ -38,6 +40,15 @@ class DSMIL(MILModel):
     def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Unnormalised attention (b, n, c): likeness of each instance to each class's critical one."""
         return self._likeness(h, self._scores(h, mask), mask)
+
+    @property
+    def no_attention(self) -> str | None:
+        """None: likeness to the critical instance weighs the others."""
+        return None
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weight (b, n, c) of each instance in each class's mean."""
+        return F.softmax(self.attend(h), dim=1)
 
     def _scores(self, x: Tensor, mask: Tensor | None) -> Tensor:
         scores: Tensor = self.instance_classifier(x)  # (b, n, c)

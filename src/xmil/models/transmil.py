@@ -109,6 +109,15 @@ class TransMIL(MILModel):
                 logits[i] = row
         return torch.stack(logits)
 
+    @property
+    def no_attention(self) -> str | None:
+        """A class token attends to the instances, where there is one."""
+        return None if self.class_token is not None else "it has no class token"
+
+    def attention_layers(self) -> list[SelfAttention]:
+        """The attention of each layer."""
+        return [layer.attn for layer in self.layers if isinstance(layer, TransLayer)]
+
     def _aggregate(self, h: Tensor) -> Tensor:
         edge = square_edge(h.shape[1])
         if self.ppeg is not None:
