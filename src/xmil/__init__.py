@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from xmil.evaluate.measures import necessity as necessity
     from xmil.evaluate.measures import random_band as random_band
     from xmil.evaluate.measures import sufficiency as sufficiency
+    from xmil.heatmaps.picture import heatmap as heatmap
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -46,9 +47,8 @@ if TYPE_CHECKING:
     from xmil.models import save_model as save_model
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
-    from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
-    from xmil.training.run import train as train
+    from xmil.training.train import train as train
     from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
@@ -69,7 +69,7 @@ _HOME = {
     "explain_classes": "xmil.methods",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
-    "heatmap": "xmil.slides.picture",
+    "heatmap": "xmil.heatmaps.picture",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
@@ -86,7 +86,7 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
-    "train": "xmil.training.run",
+    "train": "xmil.training.train",
     "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }

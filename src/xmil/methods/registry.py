@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from torch import Tensor
 
@@ -93,6 +94,13 @@ def seed_words(seed: Any, method: str) -> list[int]:
     return words
 
 
+def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
+    """The seed of a method that draws at random: the same for a bag whenever it is explained."""
+    if method == "milli":
+        return {"seed": seed}
+    return {"seed": [seed, crc32(name.encode())]} if method == "random" else {}
+
+
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
 
 
@@ -128,4 +136,5 @@ __all__ = [
     "Question",
     "register_method",
     "seed_words",
+    "seeds",
 ]

@@ -19,13 +19,13 @@ from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Bags, Batches, EqualSizes, Loader, padded
+from xmil.training.batches import Batches, EqualSizes, Loader, TrainingBags, padded
 from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
-from xmil.training.measures import Floats, Measures, measure
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.state import MODEL, Best, State, read_state, write_state
+from xmil.training.progress import Floats, Measures, measure
+from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ OnStep = Callable[[Step], None]
 class Fit:
     """The training of one job in a folder; `run` goes on where the last process stopped."""
 
-    def __init__(self, job: Job, bags: Bags, fabric: Any, folder: Path) -> None:
+    def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
         self.job, self.fabric, self.folder = job, fabric, folder
         self.whole = bags
         config = job.config
@@ -139,7 +139,7 @@ class Fit:
     def _writes(self) -> bool:
         return bool(self.fabric.is_global_zero)
 
-    def _make_loader(self, bags: Bags) -> None:
+    def _make_loader(self, bags: TrainingBags) -> None:
         job, settings = self.job, self.job.config.train
         drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
         self.batches = Batches(
@@ -243,7 +243,7 @@ class Fit:
             weights = {
                 name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
             }
-            best = Best(epoch, found[self.job.config.monitor], found["loss"], weights)
+            best = BestEpoch(epoch, found[self.job.config.monitor], found["loss"], weights)
         waited = epoch - max(best.epoch, settings.warmup)
         now = State(
             epoch,
@@ -261,7 +261,7 @@ class Fit:
                 self._write_model(now)
         return now
 
-    def _is_better(self, found: Measures, best: Best) -> bool:
+    def _is_better(self, found: Measures, best: BestEpoch) -> bool:
         """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
         value = found[self.job.config.monitor]
         if not best.epoch or not np.isfinite(value):
