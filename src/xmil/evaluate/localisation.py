@@ -210,7 +210,7 @@ SUFFIXES = (".geojson", ".csv", ".npy", ".png")
 class Truth:
     """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
 
-    A PNG is a mask, `downsample` level-0 pixels per pixel. `names` picks QuPath classes. An instance is marked
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
     where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
     where they begin, for GeoJSON files that do not.
     """
