@@ -45,10 +45,13 @@ def integrated_gradients(
         raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
     if integration not in INTEGRATIONS:
         raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
-    with torch.no_grad():
-        logits, at_zero = network(x), network(torch.zeros_like(x))
     with torch.enable_grad():
-        _check_gradient(network, network(x[:, :1].detach().requires_grad_(True)))
+        probe = network(x.detach().requires_grad_(True))
+    _check_gradient(network, probe)
+    logits = probe.detach()
+    del probe  # and its graph
+    with torch.no_grad():
+        at_zero = network(torch.zeros_like(x))
     found = []
     for output in question.outputs(logits):
         captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))
