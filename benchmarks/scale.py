@@ -27,11 +27,11 @@ import xmil
 from benchmarks.cohort import make_features, make_model
 from xmil.core.storage import write_explanations
 from xmil.data.cases import Case
-from xmil.engine.explainer import load_models, slide_file
-from xmil.engine.pool import Engine
-from xmil.engine.run import ExplainRun
-from xmil.engine.settings import Settings
-from xmil.engine.summary import summarise_run
+from xmil.runs.explain import ExplainRun
+from xmil.runs.explainer import load_models, slide_file
+from xmil.runs.settings import ExplainSettings
+from xmil.runs.summary import summarise_run
+from xmil.runs.workers.pool import Workers
 
 SLIDES = 5  # measured of each size
 COHORTS = (10_000, 1_000_000)
@@ -120,8 +120,8 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     cases = tiny_bags(folder / "features", options.simulate)
     model = make_model(folder / "m.safetensors", "meanpool", 8)
     print(f"made {len(cases):,} bags in {time.perf_counter() - start:.1f} s", flush=True)
-    engine = Engine(options.engine, workers=options.workers)
-    run = ExplainRun(folder / "run", (model,), load_models([model]), Settings(), folder / "features")
+    engine = Workers(options.engine, workers=options.workers)
+    run = ExplainRun(folder / "run", (model,), load_models([model]), ExplainSettings(), folder / "features")
     for what in ("explained", "found"):
         cpu = time.process_time()
         tally, seconds = _timed(lambda: run.explain(cases, engine=engine))

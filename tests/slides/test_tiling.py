@@ -19,9 +19,8 @@ from xmil.core.errors import FileError, InputError
 from xmil.evaluate.localisation import read_polygons
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
-from xmil.slides.outline import outlines, tissue_geojson
 from xmil.slides.tiling import TileSettings, grey_std, tile_slide
-from xmil.slides.tissue import Tissue, cleaned, find_tissue, tissue_mask
+from xmil.slides.tissue import Tissue, cleaned, find_tissue, outlines, tissue_geojson, tissue_mask
 
 pytest.importorskip("openslide")
 shapely = pytest.importorskip("shapely")

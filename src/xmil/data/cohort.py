@@ -183,7 +183,7 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
     ...     read_cohort(f"{folder}/cohort.csv")
     Cohort(2 slides of 1 case, columns label)
     """
-    from xmil.data.paper_tables import is_metadata, merge, read_metadata
+    from xmil.data.tables import is_metadata, merge, read_metadata
 
     source = Path(path)
     if source.is_dir() and is_metadata(source):

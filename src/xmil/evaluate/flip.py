@@ -15,7 +15,7 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.target import Target
-from xmil.evaluate.bags import MODES, parts_of
+from xmil.evaluate.parts import MODES, parts_of
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.opening import open_network
 from xmil.methods.outputs import Output, Question, class_logits

@@ -176,7 +176,7 @@ def _explanation(
         mpp=known.mpp,
         slide_size=known.slide_size,
         model=network.name,
-        params={"output": a.output.kind, **params},
-        relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),
+        params={"output": a.output.kind, **params, **a.params},
         warnings=a.warnings,
+        relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from torch import Tensor
 
@@ -20,7 +21,8 @@ from xmil.methods.outputs import OUTPUTS, Output, Question
 class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
-    `warnings` are sentences that belong beside the scores wherever they are shown.
+    `params` is what the method settled itself and an explanation records; `warnings` are sentences that
+    belong beside the scores wherever they are shown.
     """
 
     output: Output
@@ -28,6 +30,7 @@ class Attribution:
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -81,6 +84,13 @@ def seed_words(seed: Any, method: str) -> list[int]:
     return words
 
 
+def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
+    """The seed of a method that draws at random: the same for a bag whenever it is explained."""
+    if method == "milli":
+        return {"seed": seed}
+    return {"seed": [seed, crc32(name.encode())]} if method == "random" else {}
+
+
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
 
 
@@ -111,4 +121,5 @@ __all__ = [
     "Question",
     "register_method",
     "seed_words",
+    "seeds",
 ]

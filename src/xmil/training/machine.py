@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.data.containers.base import available_memory
+from xmil.data.containers.container import available_memory
 from xmil.training.config import Config, Train
 
 

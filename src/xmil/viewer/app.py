@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
-from xmil.viewer.bags import Bags, similar
+from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.collection import Collection, MissingError
-from xmil.viewer.files import to_json
+from xmil.viewer.deepzoom import NoPictureError
+from xmil.viewer.kept import to_json
 from xmil.viewer.openapi import describe_routes
 from xmil.viewer.page import NOT_BUILT, content_type, page_files
 from xmil.viewer.security import Guard, Rules, TooLargeError
-from xmil.viewer.tiles import NoPictureError
 from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Site:
 
     def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
         self.collection = collection
-        self.bags = Bags(collection)
+        self.bags = CaseBags(collection)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
         self._reading = anyio.CapacityLimiter(max(4, cores))
