@@ -13,7 +13,7 @@ SPECS = [
     "lrp", "lrp:exact", "lrp:paper", "lrp:released", "lrp@log_odds", "lrp:paper@contrastive", "attention",
     "attention:unfolded",
     "gxi", "gxi@log_odds", "grad2", "ig", "single", "single@logit", "one_removed", "combined", "logits",
-    "logits@contrastive", "milli",
+    "logits@contrastive", "milli", "shapley",
 ]  # fmt: skip
 MODELS = {
     "attnmil": {"dim": 8, "attention_dim": 6, "n_out_layers": 1},
@@ -27,7 +27,9 @@ def model_of(name):
 
 
 PAIRS = [(name, text) for name in MODELS for text in SPECS if MethodSpec.parse(text).supports(model_of(name))]
-CASES = [(name, text, n) for name, text in PAIRS for n in ((7,) if text == "milli" else (1, 7, 30))]
+CASES = [
+    (name, text, n) for name, text in PAIRS for n in ((7,) if text in ("milli", "shapley") else (1, 7, 30))
+]
 
 
 @pytest.mark.parametrize(("name", "text", "n"), CASES)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -86,7 +87,7 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
 
     >>> list_methods()
     ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random',
-     'single']
+     'shapley', 'single']
     """
     if model is None:
         return list(METHODS)
@@ -176,7 +177,13 @@ def _explanation(
         mpp=known.mpp,
         slide_size=known.slide_size,
         model=network.name,
-        params={"output": a.output.kind, **params, **a.params},
+        params={"output": a.output.kind, **{k: v for k, v in params.items() if not callable(v)}, **a.params},
+        relevance=_array(a.relevance),
+        stderr=_array(a.stderr),
+        stable=None if a.stable is None else a.stable.cpu().numpy(),
         warnings=a.warnings,
-        relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),
     )
+
+
+def _array(values: Tensor | None) -> npt.NDArray[np.float32] | None:
+    return None if values is None else values.detach().float().cpu().numpy()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Audit
+from xmil.core.method_cards import MethodCard, card_of
 from xmil.core.registry import Registry
 from xmil.methods.network import Network
 from xmil.methods.outputs import OUTPUTS, Output, Question
@@ -22,7 +23,8 @@ class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
     `params` is what the method settled itself and an explanation records; `warnings` are sentences that
-    belong beside the scores wherever they are shown.
+    belong beside the scores wherever they are shown. Methods that sample add standard errors (n,) and
+    where the sign is sure (n,).
     """
 
     output: Output
@@ -30,6 +32,8 @@ class Attribution:
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    stderr: Tensor | None = None
+    stable: Tensor | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -52,7 +56,7 @@ class Method:
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances.
+    forward passes over a bag of n instances. `card` has its titles and its colour.
     """
 
     name: str
@@ -62,6 +66,12 @@ class Method:
     cost: str
     outputs: tuple[str, ...]
     supports: Support
+    card: MethodCard
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the method draws at random, and so takes a seed."""
+        return "seed" in self.parameters
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -102,11 +112,16 @@ def register_method(
     conserves: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
     supports: Support = lambda _: None,
+    card: MethodCard | None = None,
 ) -> Callable[[Explain], Explain]:
-    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method."""
+    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
+
+    `card` is how it is named and coloured; without one it goes by its name.
+    """
 
     def add(run: Explain) -> Explain:
-        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports))
+        shown = card or card_of(name)
+        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown))
         return run
 
     return add
