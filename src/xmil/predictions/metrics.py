@@ -241,7 +241,7 @@ def _among(chosen: Bools, correct: Bools) -> Statistic:
 def _check_chances(labels: npt.NDArray[Any], chances: Floats) -> None:
     if chances.ndim != 2 or chances.shape[1] < 2 or labels.shape != chances.shape[:1]:
         raise InputError(
-            f"Labels {labels.shape} and probabilities {chances.shape} must be (slides,) and (slides, classes)."
+            f"Labels {labels.shape} must be (slides,), probabilities {chances.shape} (slides, classes)."
         )
     if labels.dtype.kind not in "iu" or (
         len(labels) and not 0 <= labels.min() <= labels.max() < chances.shape[1]
