@@ -147,7 +147,12 @@ def _audits(axis: Axes, result: SlideResult) -> None:
     axis.set_title("where the explained output went", fontsize=10)
     if not audited:
         axis.text(
-            0.5, 0.5, "no method here keeps an account", ha="center", va="center", transform=axis.transAxes
+            0.5,
+            0.5,
+            "no method here accounts for the output",
+            ha="center",
+            va="center",
+            transform=axis.transAxes,
         )
         axis.set_axis_off()
         return
