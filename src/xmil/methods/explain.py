@@ -224,5 +224,5 @@ def _explanation(
         model=network.name,
         params={"output": a.output.kind, **params},
         relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),
-        warnings=a.warnings,
+        warnings=(*network.warnings, *a.warnings),
     )
