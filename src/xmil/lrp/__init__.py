@@ -1,7 +1,7 @@
 """Layer-wise relevance propagation on operations: works on any module, patches none."""
 
 from xmil.lrp.composite import PLAIN, AffineRule, Composite
-from xmil.lrp.engine import Relevance, Trace, trace
+from xmil.lrp.engine import Flow, Relevance, Trace, trace
 from xmil.lrp.operations import RULES, register_rule
 
 from xmil.lrp import rules  # isort: skip  # registers the rules, which need the names above
@@ -11,6 +11,7 @@ __all__ = [
     "RULES",
     "AffineRule",
     "Composite",
+    "Flow",
     "Relevance",
     "Trace",
     "register_rule",

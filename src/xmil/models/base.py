@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.models.tasks import target_names
 from xmil.nn.attention import SelfAttention, masked_softmax
@@ -64,6 +65,7 @@ class MILModel(nn.Module, ABC):
     notes: tuple[str, ...] = ()  # what was found, left out or assumed when the model was loaded
     warnings: tuple[str, ...] = ()  # those of the notes that belong beside every explanation
     last_layer: ClassVar[str | None] = "classifier"  # the linear layer whose rows are the outputs
+    background: Background | None = None  # of its training patches; saved and loaded with the model
     pooling: ClassVar[str | None] = None
     class_attention: ClassVar[bool] = False  # whether attention has a column for each class
 

@@ -24,7 +24,7 @@ from xmil.models.checkpoints.families import (
     strip_prefixes,
     under_prefix,
 )
-from xmil.models.checkpoints.files import SPEC_KEY, Weights, listed, read_weights
+from xmil.models.checkpoints.files import BACKGROUND, BACKGROUND_KEY, SPEC_KEY, Weights, listed, read_weights
 from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
 from xmil.models.registry import build
@@ -65,6 +65,9 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         raise CheckpointError(f"{path}: save_model writes safetensors; end the name in .safetensors.")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     header = {SPEC_KEY: json.dumps(asdict(model.spec))}
+    if model.background is not None:
+        state |= {key: torch.from_numpy(getattr(model.background, name)) for name, key in BACKGROUND.items()}
+        header[BACKGROUND_KEY] = json.dumps({"n": model.background.n})
     content = save(state, metadata=header)  # bytes first: a full disk is then an OSError, told in one line
     write_atomically(path, lambda temporary: _put(temporary, content))
 
@@ -97,6 +100,7 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"{weights.path}: its shapes do not fit together ({error!r}).") from None
     _fill(model, converted, weights.path)
+    model.background = weights.background
     model.warnings = () if "task" in {**says, **asked} else (_assumed(model),)
     model.notes = (*converted.notes, *weights.notes, *model.warnings)
     return model, family

@@ -15,10 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.background import Background
 from xmil.core.errors import CheckpointError
 from xmil.models.checkpoints.side_files import read_settings
 
 SPEC_KEY = "xmil"
+BACKGROUND_KEY = "xmil_background"  # in the header: how many patches the mean is over
+BACKGROUND = {
+    "mean": "xmil_background.mean",
+    "patches": "xmil_background.patches",
+}  # tensors beside the weights
 IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
 _REFUSED = re.compile(r"unsupported\s+(global|class|operand):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
 _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
@@ -33,6 +39,7 @@ class Weights:
     settings: Mapping[str, Any] = field(default_factory=dict)
     spec: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    background: Background | None = None
 
 
 def checkpoint_files(path: Path) -> list[Path]:
@@ -76,9 +83,18 @@ def _read_safetensors(path: Path) -> Weights:
             metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
         spec = json.loads(metadata[SPEC_KEY]) if SPEC_KEY in metadata else None
-    except (SafetensorError, OSError, ValueError) as error:
+        background = _background(state, metadata)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
-    return Weights(path, state, read_settings(path.parent), spec)
+    return Weights(path, state, read_settings(path.parent), spec, background=background)
+
+
+def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:
+    """The background of a model of ours, taken out of the weights."""
+    if BACKGROUND_KEY not in metadata or not set(BACKGROUND.values()) <= state.keys():
+        return None
+    arrays = {name: state.pop(key).float().numpy() for name, key in BACKGROUND.items()}
+    return Background(n=int(json.loads(metadata[BACKGROUND_KEY])["n"]), **arrays)
 
 
 def _load_tensors(path: Path) -> Any:
