@@ -182,7 +182,7 @@ def _explanation(
         relevance=_array(a.relevance),
         stderr=_array(a.stderr),
         stable=None if a.stable is None else a.stable.cpu().numpy(),
-        warnings=a.warnings,
+        warnings=(*network.warnings, *a.warnings),
     )
 
 
