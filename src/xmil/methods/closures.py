@@ -15,24 +15,26 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 
 DEPTH = 3
+Rows = dict[str, tuple[int, str]]
 LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
 
 
-def check_closure(function: Callable[..., Any] | None, held: Mapping[str, Any], n: int) -> None:
-    """Refuse a function, or what a module holds, with a row for each of the n instances."""
-    outside = [] if function is None else held_values(function)
-    for name, value in (*outside, *held.items()):
-        if (shape := _rows(value, n)) is None:
-            continue
-        last = name.split(".")[-1]
-        word = last if last.isidentifier() and "coord" not in last.lower() else "coords"
-        way = "coords=..." if word == "coords" else f"extras={{{word!r}: ...}}"
-        who = "The model" if function is None else "forward"
-        raise InputError(
-            f"{who} holds {name!r} {shape}, one row for each of the {n} instances, which would stay whole "
-            "while instances leave the bag; name it in forward's signature, "
-            f"forward=lambda net, x, *, {word}: ..., and pass a Bag with {way}."
-        )
+def values_by_row(function: Callable[..., Any] | None, module: nn.Module, n: int) -> Rows:
+    """What a function, or else the module, holds with a row for each of n instances."""
+    held = plain_tensors(module).items() if function is None else held_values(function)
+    return {name: (id(value), shape) for name, value in held if (shape := _rows(value, n)) is not None}
+
+
+def fixed_rows(name: str, shape: str, n: int, *, who: str) -> InputError:
+    """The error for a value that would stay whole while instances leave the bag."""
+    last = name.split(".")[-1]
+    word = last if last.isidentifier() and "coord" not in last.lower() else "coords"
+    way = "coords=..." if word == "coords" else f"extras={{{word!r}: ...}}"
+    return InputError(
+        f"{who} holds {name!r} {shape}, one row for each of the {n} instances, which would stay whole while "
+        f"instances leave the bag; name it in forward's signature, forward=lambda net, x, *, {word}: ..., "
+        f"and pass a Bag with {way}."
+    )
 
 
 def held_values(function: Callable[..., Any], depth: int = 0) -> Iterator[tuple[str, Any]]:

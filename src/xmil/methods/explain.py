@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.methods.contexts import run_method
 from xmil.methods.faults import first_line
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.opening import Calling, as_bag, open_network
@@ -138,7 +139,7 @@ def _explain(
 
 def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
     try:
-        return method.run(network, x, question, **params)
+        return run_method(method, network, x, question, params)
     except (XmilError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # a foreign module may raise anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError, XmilError, bad_parameter
 from xmil.methods.calling import PLAIN, Way, forward_way
 from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
-from xmil.methods.closures import check_closure
+from xmil.methods.closures import Rows, values_by_row
 from xmil.methods.companions import Companions, named_companions
 from xmil.methods.faults import sub_bag_fault
 from xmil.methods.reading import Reading
@@ -67,7 +67,7 @@ class Network:
         self.params: dict[str, Any] = {}  # what an explanation records of all this
         self.warnings: tuple[str, ...] = ()
         self.whole: Tensor | None = None  # the bag of the trial
-        self.held: Mapping[str, Any] = {}  # arrays on the module that no call replaces
+        self.fixed: XmilError | None = None  # why sub-bags are refused
         self._forward = forward
         self._own_names = {} if self.model is None else named_companions(self.model.aggregate)
         self._rows: Tensor | None = None  # of the full bag, where this is the network of a part
@@ -86,7 +86,7 @@ class Network:
 
     def references(self, n_outputs: int) -> list[float]:
         """The value of each output that a regression is explained against."""
-        return references(self._spec("reference"), n_outputs)
+        return references(None if self._spec("relative") else self._spec("reference"), n_outputs)
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
@@ -95,6 +95,11 @@ class Network:
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""
         return getattr(getattr(self.module, "spec", self.module), name, None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a model of ours says belongs beside every explanation."""
+        return self.module.warnings if isinstance(self.module, MILModel) else ()
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -200,7 +205,8 @@ class Network:
         """Logits (1, c) of one bag; of a sub-bag with the reason where it cannot be run."""
         if rows is None and self._rows is None:
             return self._drawn(x, rows)
-        check_closure(self._forward, self.held, self.companions.n or 0)
+        if self.fixed is not None:
+            raise self.fixed
         try:
             return self._drawn(x, rows)
         except (XmilError, torch.OutOfMemoryError, MemoryError):
@@ -226,6 +232,10 @@ class Network:
             out = self.reading(self.raw(x, rows))
         source = watch.source(out)
         return as_log_odds(out, self.task) if source is None else source.reshape(1, -1)
+
+    def by_row(self, n: int) -> Rows:
+        """What `forward`, or else the module, holds with a row for each of n instances."""
+        return values_by_row(self._forward, self.module, n)
 
     def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
         """What the module returns for one bag."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances
-from xmil.methods.closures import plain_tensors
+from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
 from xmil.methods.network import Network
 from xmil.methods.reading import find_logits
@@ -39,9 +39,9 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
             )
         return
     network.whole = x
-    before = plain_tensors(network.module)
+    before = network.by_row(x.shape[1])
     watch, first = _called(network, x)
-    network.held = {k: v for k, v in plain_tensors(network.module).items() if before.get(k) is v}
+    _settle_fixed(network, before, x.shape[1])
     _check_instances(network, x, first)
     _check_optional(network, x, first)
     _settle_chances(network, first, watch, returns)
@@ -82,6 +82,13 @@ def _tell(network: Network) -> None:
         return
     network.params["call"] = told
     logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, told)
+
+
+def _settle_fixed(network: Network, before: Rows, n: int) -> None:
+    """Note what is held for each instance: what a call replaces or lengthens is its result, not its input."""
+    stayed = [(name, seen[1]) for name, seen in network.by_row(n).items() if before.get(name) == seen]
+    if stayed and n > 1:
+        network.fixed = fixed_rows(*stayed[0], n, who="forward" if network.by_user else network.name)
 
 
 def _check_instances(network: Network, x: Tensor, logits: Tensor) -> None:
