@@ -65,7 +65,7 @@ class Network:
         self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
         self.draws = 0  # of a module that is random in eval mode; their mean output is taken
         self.params: dict[str, Any] = {}  # what an explanation records of all this
-        self.warnings: tuple[str, ...] = ()
+        self.remarks: tuple[str, ...] = ()  # found out in the trial
         self.whole: Tensor | None = None  # the bag of the trial
         self.fixed: XmilError | None = None  # why sub-bags are refused
         self._forward = forward
@@ -98,8 +98,9 @@ class Network:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a model of ours says belongs beside every explanation."""
-        return self.module.warnings if isinstance(self.module, MILModel) else ()
+        """What belongs beside every explanation: the word of a model of ours, and what the trial found."""
+        own = self.module.warnings if isinstance(self.module, MILModel) else ()
+        return (*own, *self.remarks)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

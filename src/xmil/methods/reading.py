@@ -19,6 +19,10 @@ class UnreadableError(InputError):
     """What a module returned is no logits, or not for sure."""
 
 
+class AmbiguousError(UnreadableError):
+    """Several of the things a module returned may be the logits."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """The place of the logits in what a module returns.
@@ -65,7 +69,9 @@ def find_logits(raw: Any, n: int, *, name: str) -> Reading:
     left = _dropped_copies(_dropped_instances(leaves, n))
     if len(left) == 1:
         return Reading(left[0][0])
-    raise UnreadableError(_several(raw, left, name) if left else _none(raw, name))
+    if left:
+        raise AmbiguousError(_several(raw, left, name))
+    raise UnreadableError(_none(raw, name))
 
 
 def _leaves(raw: Any, path: Path = (), depth: int = 0) -> Iterator[tuple[Path, Any]]:

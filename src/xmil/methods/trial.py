@@ -13,7 +13,7 @@ from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
 from xmil.methods.network import Network
-from xmil.methods.reading import find_logits
+from xmil.methods.reading import AmbiguousError, find_logits
 from xmil.models.tasks import CLASS_TASKS
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
                 raw = network.raw(x)
                 network.reading = find_logits(raw, x.shape[1], name=network.name)
                 logits = network.reading(raw)
-        except (torch.OutOfMemoryError, MemoryError):
+        except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
             failures.append(Failure(way, error))
@@ -168,7 +168,7 @@ def _settle_draws(network: Network, x: Tensor, average: int | None) -> None:
         if network.draws == 1
         else f"these scores are of the mean output of {network.draws} draws with fixed seeds"
     )
-    network.warnings += (
+    network.remarks += (
         f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
         f"of {float(first.abs().max()):.3g}; {shown}.",
     )
