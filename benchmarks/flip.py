@@ -54,7 +54,7 @@ def _row(name: str, n: int, d: int, params: dict[str, object], *, mode: str, pla
     scores = np.random.default_rng(0).normal(size=n)
     forward, _ = _median(lambda: _forward(model, x), 9)
     slow = name in ("transmil", "dsmil", "addmil")
-    curve, found = _median(lambda: xmil.flip(model, x, scores, mode=mode).values, 1 if slow else 5)
+    curve, found = _median(lambda: xmil.flip(model, x, scores, target=1, mode=mode).values, 1 if slow else 5)
     ratio, difference = "-", "-"
     if plain:
         seconds, expected = _median(lambda: plain_curve(model, x, scores, mode=mode), 1)

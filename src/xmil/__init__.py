@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from xmil._version import __version__
 
 if TYPE_CHECKING:
+    from xmil.core.background import Background as Background
     from xmil.core.bag import Bag as Bag
     from xmil.core.errors import XmilError as XmilError
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.target import Target as Target
     from xmil.data import Cohort as Cohort
+    from xmil.data import background as background
     from xmil.data import list_formats as list_formats
     from xmil.data import open_bag as open_bag
     from xmil.data import read_bag as read_bag
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from xmil.evaluate.measures import necessity as necessity
     from xmil.evaluate.measures import random_band as random_band
     from xmil.evaluate.measures import sufficiency as sufficiency
+    from xmil.heatmaps.picture import heatmap as heatmap
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import list_methods as list_methods
@@ -44,15 +47,15 @@ if TYPE_CHECKING:
     from xmil.models import save_model as save_model
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
-    from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
-    from xmil.training.run import train as train
+    from xmil.training.train import train as train
     from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
 # or drawing saved explanations never imports torch.
 _HOME = {
     "Audit": "xmil.core.explanation",
+    "Background": "xmil.core.background",
     "Bag": "xmil.core.bag",
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
@@ -60,12 +63,13 @@ _HOME = {
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
+    "background": "xmil.data",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
-    "heatmap": "xmil.slides.picture",
+    "heatmap": "xmil.heatmaps.picture",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
@@ -82,7 +86,7 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
-    "train": "xmil.training.run",
+    "train": "xmil.training.train",
     "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }

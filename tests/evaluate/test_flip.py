@@ -158,14 +158,14 @@ def test_constant_scores_and_ties_leave_in_equal_steps():
     x = torch.randn(n, D, generator=torch.Generator().manual_seed(0))
     scores = np.zeros(n)
     scores[:20] = np.arange(20) + 1.0  # nine tenths are equal
-    curve = xmil.flip(model, x, scores)
+    curve = xmil.flip(model, x, scores, target=1)
     assert np.diff(curve.counts).tolist() == [2] * 100
     assert len(np.unique(curve.values)) > 90  # no single step takes them all
-    other = xmil.flip(model, x, scores, seed=1)
+    other = xmil.flip(model, x, scores, target=1, seed=1)
     np.testing.assert_array_equal(curve.values[:11], other.values[:11])  # the distinct scores come first
     assert not np.array_equal(curve.values, other.values)
-    assert np.array_equal(curve.values, xmil.flip(model, x, scores, seed=0).values)
-    constant = xmil.flip(model, x, np.ones(n))
+    assert np.array_equal(curve.values, xmil.flip(model, x, scores, target=1, seed=0).values)
+    constant = xmil.flip(model, x, np.ones(n), target=1)
     assert constant.at_zero == pytest.approx(constant.values[-1])
     np.testing.assert_array_equal(constant.counts, curve.counts)
 
@@ -173,7 +173,7 @@ def test_constant_scores_and_ties_leave_in_equal_steps():
 @pytest.mark.parametrize("name", sorted(SMALL))
 @pytest.mark.parametrize("n", [1, 2])
 def test_tiny_bags(name, n):
-    curve = xmil.flip(small(name), torch.ones(n, D), np.arange(n))
+    curve = xmil.flip(small(name), torch.ones(n, D), np.arange(n), target=1)
     assert curve.values.shape == (101,)
     assert np.isfinite(curve.values).all()
     steps = [0] * 51 + [1] * 50 if n == 1 else [0] * 26 + [1] * 49 + [2] * 26
@@ -190,7 +190,9 @@ def test_dominant_attention_leaves_no_rounding_behind():
     attention = model.attend(model.embed(x.unsqueeze(0)))[0, :, 0].detach().numpy().astype(np.float64)
     assert np.ptp(attention) > 80  # exp underflows in single precision
     expected = slow(model, x, flip_order(attention), range(51), action="drop", mode="remove", cls=1)
-    np.testing.assert_allclose(xmil.flip(model, x, attention, steps="each").values, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        xmil.flip(model, x, attention, target=1, steps="each").values, expected, atol=1e-5
+    )
 
 
 def test_overridden_models_take_the_plain_way():
@@ -209,7 +211,7 @@ def test_overridden_models_take_the_plain_way():
 def test_model_is_left_as_it_was():
     model = small("addmil").train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    xmil.flip(model, torch.ones(4, D), np.arange(4))
+    xmil.flip(model, torch.ones(4, D), np.arange(4), target=1)
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -240,7 +242,7 @@ def test_models_without_classes_give_their_value(name):
 def test_one_embedding_serves_many_curves():
     model, calls = small("attnmil"), []
     model.instance.register_forward_hook(lambda *_: calls.append(1))
-    flips = Flips(model, torch.randn(30, D))
+    flips = Flips(model, torch.randn(30, D), target=1)
     before = len(calls)
     for order in ORDERS:
         flips.curve(np.arange(30), order=order)
@@ -263,24 +265,26 @@ def test_one_embedding_serves_many_curves():
 def test_errors_name_the_way_out(changes, words):
     scores = changes.pop("scores", [1.0, 2.0, 3.0])
     with pytest.raises(XmilError, match=words):
-        xmil.flip(small("attnmil"), torch.ones(3, D), scores, **changes)
+        xmil.flip(small("attnmil"), torch.ones(3, D), scores, **{"target": 1, **changes})
 
 
 @pytest.mark.parametrize("name", ["transmil", "dsmil"])
 def test_large_masked_bags_are_filled_in_turn(name, monkeypatch):
     x = torch.randn(30, D, generator=torch.Generator().manual_seed(0)) * 3
     scores = x[:, 0].numpy()
-    batched = xmil.flip(small(name), x, scores, mode="mask").values
-    monkeypatch.setattr("xmil.evaluate.bags.LARGE", 0)
-    np.testing.assert_allclose(xmil.flip(small(name), x, scores, mode="mask").values, batched, atol=1e-6)
+    batched = xmil.flip(small(name), x, scores, target=1, mode="mask").values
+    monkeypatch.setattr("xmil.evaluate.parts.LARGE", 0)
+    np.testing.assert_allclose(
+        xmil.flip(small(name), x, scores, target=1, mode="mask").values, batched, atol=1e-6
+    )
 
 
 def test_more_parts_than_a_block(monkeypatch):
     x = torch.randn(50, D, generator=torch.Generator().manual_seed(0)) * 3
     for name in ("attnmil", "maxpool", "clam_mb"):
-        whole = xmil.flip(small(name), x, x[:, 0].numpy(), steps="each").values
-        monkeypatch.setattr("xmil.evaluate.bags.BLOCK", 7)
+        whole = xmil.flip(small(name), x, x[:, 0].numpy(), target=1, steps="each").values
+        monkeypatch.setattr("xmil.evaluate.parts.BLOCK", 7)
         np.testing.assert_allclose(
-            xmil.flip(small(name), x, x[:, 0].numpy(), steps="each").values, whole, atol=1e-7
+            xmil.flip(small(name), x, x[:, 0].numpy(), target=1, steps="each").values, whole, atol=1e-7
         )
         monkeypatch.undo()

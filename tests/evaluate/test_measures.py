@@ -9,8 +9,9 @@ from torch import nn
 
 import xmil
 from xmil.core.errors import XmilError
+from xmil.core.interval import bootstrap
 from xmil.evaluate.flip import Flips
-from xmil.evaluate.measures import bootstrap, necessity, random_band, sufficiency, top_instances
+from xmil.evaluate.measures import necessity, random_band, sufficiency, top_instances
 
 
 class Sum(nn.Module):
@@ -43,9 +44,9 @@ def test_top_instances_break_ties_by_seed():
 def test_random_band_is_that_of_plain_random_orders():
     model = xmil.create_model("attnmil", in_dim=5, n_classes=2, dim=8, attention_dim=4, seed=0)
     x = torch.randn(30, 5, generator=torch.Generator().manual_seed(0)) * 3
-    band = random_band(Flips(model, x), orders=8, seed=4)
+    band = random_band(Flips(model, x, target=1), orders=8, seed=4)
     rng = np.random.default_rng(4)
-    curves = np.array([xmil.flip(model, x, rng.permutation(30)).values for _ in range(8)])
+    curves = np.array([xmil.flip(model, x, rng.permutation(30), target=1).values for _ in range(8)])
     np.testing.assert_allclose(band.mean, curves.mean(axis=0))
     np.testing.assert_allclose(band.low, np.quantile(curves, 0.025, axis=0))
     assert band.aupc == pytest.approx(curves.mean())

@@ -15,9 +15,9 @@ import xmil
 from tests.training.cohorts import config_of, write_cohort
 from xmil.core.errors import InputError
 from xmil.data.dataset import BagDataset, EpochSampler
-from xmil.training import run as runs
+from xmil.training import train as runs
 from xmil.training.fit import epoch_seed
-from xmil.training.run import make_plan, train
+from xmil.training.train import make_plan, train
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from xmil.core.target import Target
 from xmil.data import read_bag
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.files import Files, Kept
-from xmil.viewer.tiles import OpenSlides, Pictures, full_level
+from xmil.viewer.deepzoom import OpenSlides, Pictures, full_level
+from xmil.viewer.kept import Files, Kept
 
 
 def test_run_lists_the_slides_of_the_table(app: Any, made: Made) -> None:

@@ -5,6 +5,7 @@ Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
 
 from __future__ import annotations
 
+from xmil.data.averages import background
 from xmil.data.bags import open_bag, read_bag, write_bag
 from xmil.data.cases import Case, group_cases, join_bags, read_case
 from xmil.data.cohort import Cohort, read_cohort
@@ -19,6 +20,7 @@ __all__ = [
     "Cohort",
     "Header",
     "JoinReport",
+    "background",
     "feature_files",
     "group_cases",
     "join_bags",

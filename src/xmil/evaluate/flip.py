@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.explanation import Explanation
 from xmil.core.target import Target
-from xmil.evaluate.bags import MODES, parts_of
-from xmil.methods.explain import as_tensor
+from xmil.evaluate.parts import MODES, parts_of
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.opening import open_network
 from xmil.methods.outputs import Output, Question, class_logits
 from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
@@ -25,6 +26,7 @@ ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 Floats = npt.NDArray[np.float64]
 Bags = Bag | Tensor | npt.NDArray[Any]
+Scores = Explanation | npt.ArrayLike
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,8 @@ class Curve:
 class Flips:
     """Curves of one model, bag and target: the instances are embedded once for all of them.
 
+    `target` may be left out where the model has one output; None is the predicted class.
+
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
     >>> flips = Flips(net, torch.ones(5, 4), target=1)
@@ -85,17 +89,18 @@ class Flips:
         model: nn.Module,
         bag: Bags,
         *,
-        target: Any = 1,
+        target: Any = ...,
         mode: str = "remove",
         forward: ForwardFunction | None = None,
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
-        self.network, self.mode = Network(model, forward), mode
-        x = as_tensor(bag, self.network)
+        self.network, x = open_network(model, bag, forward=forward)
+        self.mode = mode
         with frozen(model), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
-        question = Question([target], None, self.network, default="probability")
+        asked = only_target(self.network, self._parts.full.shape[-1]) if target is ... else target
+        question = Question([asked], None, self.network, default="probability")
         (self.output,) = question.outputs(self._parts.full)
 
     @property
@@ -133,15 +138,15 @@ class Flips:
 
     def curve(
         self,
-        scores: npt.ArrayLike,
+        scores: Scores,
         *,
         order: str = "morf",
         action: str = "drop",
         steps: int | str = 100,
         seed: int = 0,
     ) -> Curve:
-        """The curve of scores (n,); parameters as for `flip`."""
-        ranked = checked_scores(scores, self.n)
+        """The curve of scores (n,) or of an explanation of the same target; parameters as for `flip`."""
+        ranked = self.checked(scores)
         counts = step_counts(self.n, steps)
         leaving = flip_order(ranked, order=order, seed=seed)
         if action not in ACTIONS:
@@ -163,6 +168,13 @@ class Flips:
             decides=self.decides,
             scale=self.scale,
         )
+
+    def checked(self, scores: Scores) -> Floats:
+        """Scores (n,) in double precision; an explanation must be of the target that is measured."""
+        if isinstance(scores, Explanation):
+            check_same_target(scores, self.output.target)
+            scores = scores.scores
+        return checked_scores(scores, self.n)
 
     def logits_of(
         self, sequence: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
@@ -186,9 +198,9 @@ class Flips:
 def flip(
     model: nn.Module,
     bag: Bags,
-    scores: npt.ArrayLike,
+    scores: Scores,
     *,
-    target: Any = 1,
+    target: Any = ...,
     order: str = "morf",
     action: str = "drop",
     mode: str = "remove",
@@ -198,12 +210,13 @@ def flip(
 ) -> Curve:
     """The explained output while instances are dropped from the bag, or added to an empty one.
 
-    `order`: most relevant first ("morf"), least relevant first ("lerf"), largest absolute score first
-    ("abs"). `mode`: dropped instances are taken out ("remove") or become zero vectors in place ("mask").
-    `steps`: how many, of round(n k / steps) instances up to the k-th; "percent" is 100, "each" is one by
-    one. Equal scores leave in a random order drawn from `seed`. The empty bag is n zero vectors. The output
-    is the target's probability, or the hazard of a time bin; for models without classes, the value minus its
-    reference, or the risk, which no step can flip.
+    `scores` is an explanation, which brings its target, or one number per instance; bare numbers need
+    `target` where the model has more than one output. `order`: most relevant first ("morf"), least relevant
+    first ("lerf"), largest absolute score first ("abs"). `mode`: dropped instances are taken out ("remove")
+    or become zero vectors in place ("mask"). `steps`: how many, of round(n k / steps) instances up to the
+    k-th; "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The
+    empty bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for
+    models without classes, the value minus its reference, or the risk, which no step can flip.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -211,22 +224,24 @@ def flip(
     >>> curve.values.shape, curve.counts.tolist()
     ((5,), [0, 1, 2, 3, 4])
     """
-    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
 
 
 def srg(
     model: nn.Module,
     bag: Bags,
-    scores: npt.ArrayLike,
+    scores: Scores,
     *,
-    target: Any = 1,
+    target: Any = ...,
     mode: str = "remove",
     steps: int | str = 100,
     seed: int = 0,
     forward: ForwardFunction | None = None,
 ) -> float:
     """Symmetric relevance gain: AUPC with the least relevant first minus AUPC with the most relevant first.
+
+    `scores` and `target` as for `flip`.
 
     Blücher et al., "Decoupling Pixel Flipping and Occlusion Strategy for Consistent XAI Benchmarks", 2024.
 
@@ -235,11 +250,36 @@ def srg(
     >>> srg(net, torch.ones(3, 4), [3.0, 2.0, 1.0], target=1)  # equal instances: the order cannot matter
     0.0
     """
-    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
     first, last = (
         flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
     )
     return last - first
+
+
+def target_of(scores: Scores, target: Any) -> Any:
+    """The target to measure: the one asked for, else that of the explanation."""
+    return scores.target if target is ... and isinstance(scores, Explanation) else target
+
+
+def only_target(network: Network, n_outputs: int) -> int:
+    """The target of a model with one output: its value, its risk, or class 1; refused for any other."""
+    if n_outputs == 1 and network.task != "survival":
+        return 1 if network.task in CLASS_TASKS and network.task != "multilabel" else 0
+    names = network.target_names(n_outputs) or range(n_outputs)
+    raise InputError(
+        f"Bare scores do not say which target they explain; pass the Explanation, or target= "
+        f"(one of {', '.join(map(str, names))}; None for the predicted class)."
+    )
+
+
+def check_same_target(e: Explanation, target: Target) -> None:
+    """Refuse to measure an explanation by the output of another target."""
+    if e.target != target:
+        raise InputError(
+            f"The explanation is of the target {e.target}, but {target} is to be measured; leave target= "
+            "out, or pass the explanation's scores to measure them for another target."
+        )
 
 
 def step_counts(n: int, steps: int | str) -> npt.NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from xmil.core.errors import InputError, bad_parameter
-from xmil.evaluate.flip import Bags, Flips, Floats, checked_scores, flip_order
+from xmil.core.errors import bad_parameter
+from xmil.evaluate.flip import Bags, Flips, Floats, Scores, flip_order, target_of
 from xmil.methods.network import ForwardFunction
 
 
@@ -41,7 +40,7 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> band = random_band(Flips(net, torch.eye(4)), orders=5)
+    >>> band = random_band(Flips(net, torch.eye(4), target=1), orders=5)
     >>> band.mean.shape, bool((band.low <= band.high).all())
     ((101,), True)
     """
@@ -57,46 +56,51 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
 def sufficiency(
     model: nn.Module,
     bag: Bags,
-    scores: npt.ArrayLike,
+    scores: Scores,
     *,
     top: float = 0.1,
-    target: Any = 1,
+    target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
     forward: ForwardFunction | None = None,
 ) -> float:
     """What keeping the top share of the instances preserves: the output of the bag they make.
 
+    `scores` and `target` as for `flip`.
+
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
     >>> x = torch.eye(4)
-    >>> sufficiency(net, x, [4, 3, 2, 1], top=1.0) == float(xmil.flip(net, x, [4, 3, 2, 1]).values[0])
+    >>> e = xmil.explain(net, x)
+    >>> sufficiency(net, x, e, top=1.0) == float(xmil.flip(net, x, e).values[0])
     True
     """
-    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
-    return flips.value_of(top_instances(checked_scores(scores, flips.n), top, seed=seed))
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    return flips.value_of(top_instances(flips.checked(scores), top, seed=seed))
 
 
 def necessity(
     model: nn.Module,
     bag: Bags,
-    scores: npt.ArrayLike,
+    scores: Scores,
     *,
     top: float = 0.1,
-    target: Any = 1,
+    target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
     forward: ForwardFunction | None = None,
 ) -> float:
     """What dropping the top share of the instances destroys: the output with minus without them.
 
+    `scores` and `target` as for `flip`.
+
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
-    >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5)  # equal instances replace each other
+    >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5, target=1)  # equal instances
     0.0
     """
-    flips = Flips(model, bag, target=target, mode=mode, forward=forward)
-    kept = ~top_instances(checked_scores(scores, flips.n), top, seed=seed)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    kept = ~top_instances(flips.checked(scores), top, seed=seed)
     return flips.value_of(np.ones(flips.n, dtype=bool)) - flips.value_of(kept)
 
 
@@ -111,41 +115,3 @@ def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[n
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[flip_order(scores, seed=seed)[: max(1, round(len(scores) * top))]] = True
     return chosen
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate and the bounds of its interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def bootstrap(
-    values: npt.ArrayLike,
-    *,
-    statistic: Callable[..., Any] = np.mean,
-    draws: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """The percentile interval of a statistic over slides drawn with replacement.
-
-    `statistic` takes (draws, n) and `axis=1`. A single value has no spread to draw from: its bounds are nan.
-
-    >>> print(bootstrap([0.5, 0.5, 0.5]))
-    0.500 [0.500, 0.500]
-    """
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
-        raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
-    estimate = float(statistic(sample[None], axis=1)[0])
-    if len(sample) == 1:
-        return Interval(estimate, float("nan"), float("nan"))
-    rows = np.random.default_rng(seed).integers(0, len(sample), size=(draws, len(sample)))
-    low, high = np.quantile(statistic(sample[rows], axis=1), ((1 - level) / 2, (1 + level) / 2))
-    return Interval(estimate, float(low), float(high))

@@ -2,7 +2,7 @@
 
 from xmil.lrp.composite import PLAIN, AffineRule, Composite
 from xmil.lrp.operations import RULES, register_rule
-from xmil.lrp.tracing import Relevance, Trace, trace
+from xmil.lrp.tracing import Flow, Relevance, Trace, trace
 
 from xmil.lrp import rules  # isort: skip  # registers the rules, which need the names above
 
@@ -11,6 +11,7 @@ __all__ = [
     "RULES",
     "AffineRule",
     "Composite",
+    "Flow",
     "Relevance",
     "Trace",
     "register_rule",

@@ -43,6 +43,14 @@ class Flow:
         rows = zip(self.tensor.split(4096, dim=-2), self.gradient.split(4096, dim=-2), strict=True)
         return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
 
+    def against(self, baseline: Tensor) -> Tensor:
+        """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
+        if self.gradient is None:
+            return self.tensor.new_zeros(self.tensor.shape[:-1])
+        if baseline.ndim == 1:
+            return self.gradient @ baseline
+        return (self.gradient * baseline).sum(dim=-1)
+
 
 @dataclass(frozen=True)
 class Relevance:

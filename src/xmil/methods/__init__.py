@@ -1,6 +1,6 @@
 """Explanation methods behind one `explain`: one file for each kind."""
 
-from xmil.methods import attention, gradients, lrp, milli, perturbation, simple
+from xmil.methods import attention, gradients, lrp, milli, perturbation, shapley, simple
 from xmil.methods.explain import explain, explain_classes, explain_targets, list_methods
 from xmil.methods.network import memory_budget
 from xmil.methods.registry import METHODS, Attribution, Attributions, Method, register_method
@@ -21,5 +21,6 @@ __all__ = [
     "milli",
     "perturbation",
     "register_method",
+    "shapley",
     "simple",
 ]

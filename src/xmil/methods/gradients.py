@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
+from xmil.methods.baseline import described, find_baseline
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.registry import Attribution, Attributions, register_method
@@ -16,7 +18,7 @@ from xmil.methods.registry import Attribution, Attributions, register_method
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
-@register_method("gxi", signed=True, cost="about 3")
+@register_method("gxi", signed=True, cost="about 3", contexts=True)
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
     return _from_gradients(network, x, question, lambda gradient: (gradient * x).sum(dim=-1))
@@ -30,14 +32,27 @@ def squared_gradient(network: Network, x: Tensor, question: Question) -> Attribu
 
 # no "contrastive": its weights are constants of one bag, and a path has many
 @register_method(
-    "ig", signed=True, conserves=True, cost="3 x steps", outputs=("logit", "log_odds", "probability")
+    "ig",
+    signed=True,
+    conserves=True,
+    cost="3 x steps",
+    outputs=("logit", "log_odds", "probability"),
+    contexts=True,
 )
 def integrated_gradients(
-    network: Network, x: Tensor, question: Question, *, steps: int = 50, integration: str = "gausslegendre"
+    network: Network,
+    x: Tensor,
+    question: Question,
+    *,
+    steps: int = 50,
+    integration: str = "gausslegendre",
+    baseline: Any = None,
+    strength: float | None = None,
 ) -> Attributions:
     """Integrated gradients from a bag of zeros (Sundararajan et al. 2017), by Captum.
 
-    In the audit the bias is the output at the baseline and `other` the convergence gap.
+    With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
+    is the output at the start and `other` the convergence gap.
     """
     from captum.attr import IntegratedGradients
 
@@ -45,19 +60,24 @@ def integrated_gradients(
         raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
     if integration not in INTEGRATIONS:
         raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
-    with torch.no_grad():
-        logits, at_zero = network(x), network(torch.zeros_like(x))
+    centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
+    start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()
     with torch.enable_grad():
-        _check_gradient(network, network(x[:, :1].detach().requires_grad_(True)))
+        probe = network(x.detach().requires_grad_(True))
+    _check_gradient(network, probe)
+    logits = probe.detach()
+    del probe  # and its graph
+    with torch.no_grad():
+        at_start = network(start)
     found = []
     for output in question.outputs(logits):
         captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))
         # one bag of the path at a time: the memory of a gradient, whatever the steps
-        parts = captum.attribute(x, n_steps=steps, method=integration, internal_batch_size=1)
+        parts = captum.attribute(x, start, n_steps=steps, method=integration, internal_batch_size=1)
         scores = parts.sum(dim=-1)[0].to(x.dtype)
-        value, baseline = float(output(logits)), float(output(at_zero))
-        audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=baseline)
-        found.append(Attribution(output, value, scores, audit))
+        value, constant = float(output(logits)), float(output(at_start))
+        audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=constant)
+        found.append(Attribution(output, value, scores, audit, **described(centre)))
     return Attributions(logits, found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,12 @@ def preset_composite(network: Network, preset: str) -> Composite:
     if network.model is not None:
         return Composite(default=_SHARE_OUT, attention=AffineRule(epsilon=EPSILON))
     return Composite(default=AffineRule(epsilon=EPSILON))
+
+
+def preset_baseline(network: Network, preset: str) -> tuple[Any, float | None]:
+    """The baseline and strength of a preset for a model; `exact`, `paper` and `released` have none."""
+    del network, preset  # none has one yet
+    return None, None
 
 
 def released_copy(model: MILModel) -> MILModel:

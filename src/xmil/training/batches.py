@@ -17,7 +17,7 @@ Item = tuple[Tensor, int]  # features (n, d) and the row of the bag
 NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
 
 
-class Bags(Dataset[Item | XmilError]):
+class TrainingBags(Dataset[Item | XmilError]):
     """Features of a dataset's bags; values that are not finite are refused by file.
 
     Errors are handed over as items, for a worker process would bury them in its traceback.
@@ -39,9 +39,9 @@ class Bags(Dataset[Item | XmilError]):
             return error
         return features, which[1]
 
-    def drawing(self, draw: int | None, *, seed: int) -> Bags:
+    def drawing(self, draw: int | None, *, seed: int) -> TrainingBags:
         """The same bags with another draw, not checked again."""
-        other = Bags.__new__(Bags)
+        other = TrainingBags.__new__(TrainingBags)
         other.bags, other._checked = self.bags.drawing(draw, seed=seed), self._checked
         return other
 
@@ -98,7 +98,9 @@ class EqualSizes(Sampler[list[Draw]]):
 class Loader:
     """Lists of items, batch by batch; bags in memory need no worker processes."""
 
-    def __init__(self, bags: Bags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False) -> None:
+    def __init__(
+        self, bags: TrainingBags, batches: Sampler[list[Draw]], *, workers: int, pin: bool = False
+    ) -> None:
         workers = 0 if bags.bags.preloaded else workers
         self._loader: DataLoader[Any] = DataLoader(
             bags,

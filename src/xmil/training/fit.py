@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Bags, Batches, EqualSizes, Loader, padded
+from xmil.training.batches import Batches, EqualSizes, Loader, TrainingBags, padded
 from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
-from xmil.training.measures import Floats, Measures, measure
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.state import MODEL, Best, State, read_state, write_state
+from xmil.training.progress import Floats, Measures, measure
+from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
+BACKGROUND_BAGS, BACKGROUND_PATCHES = 200, 64  # bags its mean is over at most, patches kept with the model
 
 
 class DivergedError(InputError):
@@ -73,7 +76,7 @@ OnStep = Callable[[Step], None]
 class Fit:
     """The training of one job in a folder; `run` goes on where the last process stopped."""
 
-    def __init__(self, job: Job, bags: Bags, fabric: Any, folder: Path) -> None:
+    def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
         self.job, self.fabric, self.folder = job, fabric, folder
         self.whole = bags
         config = job.config
@@ -136,7 +139,7 @@ class Fit:
     def _writes(self) -> bool:
         return bool(self.fabric.is_global_zero)
 
-    def _make_loader(self, bags: Bags) -> None:
+    def _make_loader(self, bags: TrainingBags) -> None:
         job, settings = self.job, self.job.config.train
         drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
         self.batches = Batches(
@@ -240,7 +243,7 @@ class Fit:
             weights = {
                 name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
             }
-            best = Best(epoch, found[self.job.config.monitor], found["loss"], weights)
+            best = BestEpoch(epoch, found[self.job.config.monitor], found["loss"], weights)
         waited = epoch - max(best.epoch, settings.warmup)
         now = State(
             epoch,
@@ -258,7 +261,7 @@ class Fit:
                 self._write_model(now)
         return now
 
-    def _is_better(self, found: Measures, best: Best) -> bool:
+    def _is_better(self, found: Measures, best: BestEpoch) -> bool:
         """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
         value = found[self.job.config.monitor]
         if not best.epoch or not np.isfinite(value):
@@ -272,7 +275,16 @@ class Fit:
         if next(self.plain.parameters()).dtype == torch.float64:
             model.double()
         model.load_state_dict(state.best.weights)
+        model.background = self.background
         save_model(model, self.folder / MODEL)
+
+    @cached_property
+    def background(self) -> Background:
+        """The mean and a few of the patches it is trained on."""
+        rows = self.job.fold.train
+        some = rows[:: max(1, -(-len(rows) // BACKGROUND_BAGS))]
+        bags = (self.whole.bags[int(row)].bag for row in some)
+        return background_of(bags, keep=BACKGROUND_PATCHES, seed=self.job.seed)
 
 
 class _Board:

@@ -1,0 +1,76 @@
+"""A background: ordinary patches, against which evidence is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xmil.core.bag import FloatArray, as_features
+from xmil.core.errors import InputError, bad_parameter
+
+KEPT = 256  # patches that a background keeps by default
+
+
+@dataclass(frozen=True, eq=False)
+class Background:
+    """The mean (d,) of `n` patches, and a few of them, `patches` (k, d).
+
+    >>> background_of([np.zeros((3, 2)), np.ones((1, 2))], keep=2)
+    Background(4 patches x 2 features, 2 kept)
+    """
+
+    mean: FloatArray
+    patches: FloatArray
+    n: int
+
+    def __post_init__(self) -> None:
+        mean = np.ascontiguousarray(self.mean, dtype=np.float32)
+        patches = as_features(self.patches, name="the background")
+        if mean.ndim != 1 or patches.shape[1] != len(mean):
+            raise InputError(
+                f"A background has a mean (d,) and patches (k, d). Got {mean.shape} and {patches.shape}."
+            )
+        if not (np.isfinite(mean).all() and np.isfinite(patches).all()):
+            raise InputError("The features of a background must be finite; some are NaN or inf.")
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "patches", patches)
+
+    @property
+    def dim(self) -> int:
+        """Width of the feature vectors."""
+        return len(self.mean)
+
+    def __repr__(self) -> str:
+        return f"Background({self.n} patches x {self.dim} features, {len(self.patches)} kept)"
+
+
+def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Background:
+    """The background of arrays (n, d) or bags: the mean over all patches, and `keep` drawn evenly.
+
+    The same bags in the same order give the same background.
+    """
+    if not isinstance(keep, int) or keep < 1:
+        raise bad_parameter("keep", "background", "an int in the range [1, inf)", keep)
+    rng = np.random.default_rng(seed)
+    total: np.ndarray[Any, Any] | None = None
+    n, drawn, keys = 0, [], []
+    for bag in bags:
+        features = as_features(getattr(bag, "features", bag), name="the background")
+        if total is not None and features.shape[1] != len(total):
+            raise InputError(
+                f"Bags of one background share a width; got {len(total)} and {features.shape[1]}."
+            )
+        sums = features.sum(axis=0, dtype=np.float64)
+        total = sums if total is None else total + sums
+        n += len(features)
+        key = rng.random(len(features))
+        best = np.argsort(key)[:keep]  # the smallest keys of all are an even draw
+        drawn.append(features[best])
+        keys.append(key[best])
+    if total is None or n == 0:
+        raise InputError("A background needs at least one patch; the bags given have none.")
+    chosen = np.argsort(np.concatenate(keys), kind="stable")[:keep]
+    return Background((total / n).astype(np.float32), np.concatenate(drawn)[chosen], n)
