@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -68,7 +67,7 @@ def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int) -> Picture:
 
 
 def _draw_one(
-    place: Sequence[Any], values: npt.NDArray[Any], tissue: Any, norm: TwoSlopeNorm, alpha: float
+    place: npt.NDArray[Any], values: npt.NDArray[Any], tissue: Any, norm: TwoSlopeNorm, alpha: float
 ) -> None:
     extent = (0, PIXELS, PIXELS, 0)
     if tissue is not None:
@@ -87,6 +86,12 @@ def write_inside_geojson(path: str | PathLike[str], inside: Inside, slide: Slide
     frame = export_frame(cells, slide)
     values = inside.maps.astype(np.float32).ravel()
     as_scores = Explanation(
-        values, np.zeros(1), 0.0, f"inside-{inside.method}", Target(inside.target), True, bag=inside.bag
+        values,
+        np.zeros(1, dtype=np.float32),
+        0.0,
+        f"inside-{inside.method}",
+        Target(inside.target),
+        True,
+        bag=inside.bag,
     )
     write_geojson(path, [as_scores], origin=frame[:2], boxes=cells)
