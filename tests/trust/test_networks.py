@@ -352,6 +352,21 @@ def test_item_8_a_method_that_fails_says_so_in_a_line() -> None:
         xmil.explain(Custom(), features(), method="gxi")
 
 
+def test_modules_that_change_their_input_leave_the_bag_alone() -> None:
+    class Scales(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(3).mean(dim=1)[:, :2]
+
+    x = features()
+    curve = xmil.flip(Scales(), x, np.arange(12), target=1, steps="each")
+    e = xmil.explain(Scales(), x, method="one_removed", target=1, output="logit")
+    assert torch.equal(x, features())
+    without = [torch.cat([x[:k], x[k + 1 :]]).mean(dim=0) for k in range(12)]
+    rest = [3 * (x.mean(dim=0) - mean)[1].item() for mean in without]
+    np.testing.assert_allclose(e.scores, rest, atol=1e-5)
+    assert curve.values[0] == pytest.approx((3 * x.mean(dim=0)[:2]).softmax(dim=0)[1].item(), abs=1e-6)
+
+
 def test_paths_stand_for_bags_and_models(tmp_path) -> None:
     model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=0)
     bag = xmil.Bag(features(), coords=PLACES[0] * 256, patch_size=256, slide_id="s1")

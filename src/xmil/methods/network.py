@@ -67,6 +67,7 @@ class Network:
         self.params: dict[str, Any] = {}  # what an explanation records of all this
         self.remarks: tuple[str, ...] = ()  # found out in the trial
         self.whole: Tensor | None = None  # the bag of the trial
+        self.copies = False  # whether the module changes what it is given
         self.fixed: XmilError | None = None  # why sub-bags are refused
         self._forward = forward
         self._own_names = {} if self.model is None else named_companions(self.model.aggregate)
@@ -240,7 +241,7 @@ class Network:
 
     def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
         """What the module returns for one bag."""
-        return self.way.call(self.module, x, self._given(x, rows))
+        return self.way.call(self.module, x.clone() if self.copies else x, self._given(x, rows))
 
     def tried(self, way: Way, x: Tensor) -> Any:
         """What the module returns for any bag, called in a way of its own."""

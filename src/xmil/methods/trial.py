@@ -59,10 +59,10 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
     else:
         ways = list(ways_to_call(network.module, held))
     for way in ways:
-        network.way, watch = way, ChanceWatch()
+        network.way, watch, probe = way, ChanceWatch(), x.clone()
         try:
             with watch:
-                raw = network.raw(x)
+                raw = network.raw(probe)
                 network.reading = find_logits(raw, x.shape[1], name=network.name)
                 logits = network.reading(raw)
         except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
@@ -70,6 +70,7 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
         except Exception as error:  # whatever a user's module raises
             failures.append(Failure(way, error))
             continue
+        network.copies = probe._version > 0
         _tell(network)
         return watch, logits
     raise call_fault(network, x, failures) from failures[0].error
