@@ -47,7 +47,7 @@ REWRITES: dict[str, Gate] = {  # all the identity
     "times one": lambda g: g * torch.ones(6, 1),
     "over one": lambda g: g / 1.0,
     "plus zero": lambda g: g + torch.zeros(6, 1),
-    "negated twice": lambda g: -(-g),
+    "negated twice": lambda g: torch.neg(-g),
     "flipped twice": lambda g: g.flip(1).flip(1),
     "expanded": lambda g: g.expand(1, 6, 3)[..., :1],
     "padded": lambda g: F.pad(g, (0, 0, 1, 1))[:, 1:-1],

@@ -52,7 +52,7 @@ class Marks:
             setattr(out, _ATTRIBUTE, (self._pass, mark))
 
     def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
-        """Keep the mark of a tensor that was written into true: it is a gate if all of it comes from gates."""
+        """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return
         found = {self.of(value), self.of(target) if was_live else self.of(value)}
