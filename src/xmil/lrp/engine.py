@@ -89,9 +89,7 @@ class Engine(TorchFunctionMode):
         options.pop("inplace", None)
         target, *others = args
         out = self._run(plain, name_of(plain), [target.clone(), *others], options)
-        written = RULES["copy_"](self, Tensor.copy_, target, out)
-        self.marks.follow(out, written)
-        return written
+        return RULES["copy_"](self, Tensor.copy_, target, out)
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The operation under its rule; one without a rule is refused should relevance come to it."""

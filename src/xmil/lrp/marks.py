@@ -51,6 +51,14 @@ class Marks:
         if mark is not None or self.of(out) is not None:
             setattr(out, _ATTRIBUTE, (self._pass, mark))
 
+    def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
+        """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return
+        found = {self.of(value), self.of(target) if was_live else self.of(value)}
+        gate = GATE if GATE in found else WEIGHT
+        setattr(target, _ATTRIBUTE, (self._pass, gate if found <= {GATE, WEIGHT} else None))
+
     def put_number(self, value: Any) -> None:
         """Remember numbers that were read from a tensor; whole ones are sizes and counts."""
         if isinstance(value, list):

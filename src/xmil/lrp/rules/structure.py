@@ -116,6 +116,8 @@ def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: A
     before = _before(engine, base)
     out: Tensor = function(target, source, *args)
     _keep_written(engine, base, before, source, lambda kept, value: part(kept).copy_(value))
+    if is_live(source):
+        engine.marks.follow(source, out)
     return out
 
 
@@ -155,6 +157,7 @@ def _keep_written(
     if not target.requires_grad:
         return
     kept, share = before
+    engine.marks.write(value, target, was_live=share is None)
     with torch.no_grad():
         if share is not None:
             rest = kept.clone()
