@@ -81,6 +81,11 @@ class MILModel(nn.Module, ABC):
         self.n_classes = n_classes
 
     @property
+    def needs_coords(self) -> bool:
+        """Whether outputs depend on where the instances lie: `aggregate` then takes their coordinates."""
+        return False
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
