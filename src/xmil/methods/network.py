@@ -130,6 +130,11 @@ class Network:
         kept = zip(h, mask, full, strict=True)
         return torch.cat([self._one(bag[m].unsqueeze(0), r[m].unsqueeze(0)) for bag, m, r in kept])
 
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
+        assert self.model is not None  # noqa: S101  # others have no such weights
+        return self.model.attention_weights(h, **self._given(h, None))
+
     def sub(self, h: Tensor, rows: Tensor) -> Tensor:
         """Outputs (b, c) of sub-bags of the full bag h (1, n, e), as `embed` gives it.
 

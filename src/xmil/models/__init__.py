@@ -1,6 +1,6 @@
 """MIL models: one file each. They know nothing of explanations."""
 
-from xmil.models import addmil, attnmil, clam, dsmil, pooling, transmil
+from xmil.models import addmil, attnmil, clam, dsmil, mambamil, pooling, transmil
 from xmil.models.base import MILModel, ModelSpec, PooledMIL
 from xmil.models.chained import Chain, chain
 from xmil.models.checkpoints import describe_checkpoint, load_model, save_model
@@ -21,6 +21,7 @@ __all__ = [
     "dsmil",
     "list_models",
     "load_model",
+    "mambamil",
     "pooling",
     "save_model",
     "transmil",
