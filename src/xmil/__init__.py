@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
+    from xmil.methods.inside import explain_inside as explain_inside
+    from xmil.models import chain as chain
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
@@ -70,9 +72,11 @@ _HOME = {
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
     "background": "xmil.data",
+    "chain": "xmil.models",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "explain_inside": "xmil.methods.inside",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
     "heatmap": "xmil.heatmaps.picture",
