@@ -57,10 +57,13 @@ def integrated_gradients(
         raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
     start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()
-    with torch.no_grad():
-        logits, at_start = network(x), network(start)
     with torch.enable_grad():
-        _check_gradient(network, network(x[:, :1].detach().requires_grad_(True)))
+        probe = network(x.detach().requires_grad_(True))
+    _check_gradient(network, probe)
+    logits = probe.detach()
+    del probe  # and its graph
+    with torch.no_grad():
+        at_start = network(start)
     found = []
     for output in question.outputs(logits):
         captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))

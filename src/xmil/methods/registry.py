@@ -96,9 +96,7 @@ def seed_words(seed: Any, method: str) -> list[int]:
 
 def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
     """The seed of a method that draws at random: the same for a bag whenever it is explained."""
-    if method == "milli":
-        return {"seed": seed}
-    return {"seed": [seed, crc32(name.encode())]} if method == "random" else {}
+    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded else {}
 
 
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
