@@ -67,6 +67,7 @@ class Task:
     takes_reference: bool = False
     takes_bins: bool = False
     only_output: str | None = None  # what the one output is, where there can be no more
+    relative: bool = False  # outputs say something only beside those of other bags
 
     @property
     def decides(self) -> bool:
@@ -86,7 +87,7 @@ class Task:
         self,
         n_outputs: int,
         class_names: Sequence[str] | None = None,
-        time_bins: Sequence[float] | None = None,
+        time_bins: Sequence[float] | None = None,  # noqa: ARG002  # for those that have them
     ) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
         names = None if class_names is None else tuple(class_names)
@@ -101,7 +102,8 @@ class Task:
         """Names of the classes, values or time bins of a table; numbers where they have none."""
         n = self.count_targets(n_outputs) if self.decides else n_outputs
         known = self.target_names(n_outputs, class_names, time_bins) or ()
-        return [str(name) for name in known[:n]] if len(known) >= n else [str(i) for i in range(n)]
+        named = len(known) == self.count_targets(n_outputs)
+        return [str(name) for name in known[:n]] if named else [str(i) for i in range(n)]
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
         """What outputs (..., c) say (..., k): a probability for each class, the values, or the risk."""
@@ -109,7 +111,7 @@ class Task:
 
     def number_names(self, names: Sequence[str]) -> list[str]:
         """What each of the numbers is called, for a table's names."""
-        return list(names)
+        return [self.noun] if self.truth == "time" else list(names)
 
     def answer(self, outputs: npt.ArrayLike) -> Floats:
         """The numbers (..., k) of an ensemble from the outputs (..., m, c) of its m models."""
@@ -118,7 +120,7 @@ class Task:
             return self.numbers(z.mean(axis=-2))
         return np.asarray(self.numbers(z).mean(axis=-2))
 
-    def log_odds(self, outputs: npt.ArrayLike) -> Floats:
+    def log_odds(self, outputs: npt.ArrayLike) -> Floats:  # noqa: ARG002  # nothing to rank
         """Log odds (..., k) of classes: in the order of the probabilities, without their rounding."""
         raise UnsupportedError(f"A {self.name} model has no classes, so there are no odds between them.")
 
@@ -313,10 +315,6 @@ class Survival(Task):
         """The risk (..., 1), from -c (nobody dies) to 0 (all die in the first bin)."""
         return np.asarray(-self.alive(outputs).sum(axis=-1, keepdims=True))
 
-    def number_names(self, names: Sequence[str]) -> list[str]:
-        """The risk."""
-        return [RISK]
-
     def predicted(self, outputs: npt.ArrayLike) -> int:
         """The risk, which is the target after the bins."""
         return int(np.asarray(outputs).shape[-1])
@@ -342,7 +340,7 @@ for _task in (
     Multilabel("multilabel", "labels"),
     Task("regression", "values", takes_reference=True),
     Survival("survival", "time", noun=RISK, mean_of="numbers", takes_bins=True),
-    Task("cox", "time", noun=RISK, only_output="the log risk"),
+    Task("cox", "time", noun=RISK, only_output="the log risk", relative=True),
 ):
     TASKS.add(_task.name, _task)
 
