@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xmil.core.errors import XmilError as XmilError
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
+    from xmil.core.interactions import Interactions as Interactions
     from xmil.core.target import Target as Target
     from xmil.data import Cohort as Cohort
     from xmil.data import background as background
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from xmil.heatmaps.picture import heatmap as heatmap
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
+    from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
+    from xmil.methods.inside import explain_inside as explain_inside
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
@@ -60,6 +63,7 @@ _HOME = {
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
     "Flips": "xmil.evaluate.flip",
+    "Interactions": "xmil.core.interactions",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
@@ -67,9 +71,11 @@ _HOME = {
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "explain_inside": "xmil.methods.inside",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
     "heatmap": "xmil.heatmaps.picture",
+    "interactions": "xmil.methods",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",

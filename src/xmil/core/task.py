@@ -43,6 +43,8 @@ class Outputs(Protocol):
     def time_bins(self) -> Sequence[float] | None: ...
     @property
     def reference(self) -> float | Sequence[float] | None: ...
+    @property
+    def relative(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Task:
     takes_reference: bool = False
     takes_bins: bool = False
     only_output: str | None = None  # what the one output is, where there can be no more
-    relative: bool = False  # outputs say something only beside those of other bags
+    compares: bool = False  # outputs say something only beside those of other bags
 
     @property
     def decides(self) -> bool:
@@ -222,7 +224,7 @@ class Task:
     def check(self, spec: Outputs) -> None:
         """Refuse a spec whose outputs, names, reference or time bins do not fit the task."""
         if self.only_output is not None and spec.n_classes != 1:
-            must = f"1: {self.only_output}"
+            must = f"1: {self.only_output} (head= of load_model keeps one output)"
             raise bad_parameter("n_classes", f"a {self.name} {spec.name}", must, spec.n_classes)
         self._check_names(spec)
         self._check_reference(spec)
@@ -235,6 +237,8 @@ class Task:
             raise bad_parameter("class_names", spec.name, f"{n} names, all different", list(names))
 
     def _check_reference(self, spec: Outputs) -> None:
+        if spec.relative and not self.takes_reference:
+            raise bad_parameter("relative", f"a {self.name} {spec.name}", "left out", spec.relative)
         if spec.reference is None:
             return
         if not self.takes_reference:
@@ -340,7 +344,7 @@ for _task in (
     Multilabel("multilabel", "labels"),
     Task("regression", "values", takes_reference=True),
     Survival("survival", "time", noun=RISK, mean_of="numbers", takes_bins=True),
-    Task("cox", "time", noun=RISK, only_output="the log risk", relative=True),
+    Task("cox", "time", noun=RISK, only_output="the log risk", compares=True),
 ):
     TASKS.add(_task.name, _task)
 

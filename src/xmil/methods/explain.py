@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.methods.contexts import run_method
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.opening import as_tensor as as_tensor
 from xmil.methods.opening import open_network
@@ -121,7 +122,7 @@ def _explain(
 
 def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
     try:
-        return method.run(network, x, question, **params)
+        return run_method(method, network, x, question, params)
     except RuntimeError as error:
         if any(sign in str(error) for sign in WIDTH_ERRORS):
             line = str(error).splitlines()[0]
@@ -181,7 +182,7 @@ def _explanation(
         relevance=_array(a.relevance),
         stderr=_array(a.stderr),
         stable=None if a.stable is None else a.stable.cpu().numpy(),
-        warnings=a.warnings,
+        warnings=(*network.warnings, *a.warnings),
     )
 
 

@@ -18,7 +18,7 @@ from xmil.methods.registry import Attribution, Attributions, register_method
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
-@register_method("gxi", signed=True, cost="about 3")
+@register_method("gxi", signed=True, cost="about 3", contexts=True)
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
     return _from_gradients(network, x, question, lambda gradient: (gradient * x).sum(dim=-1))
@@ -32,7 +32,12 @@ def squared_gradient(network: Network, x: Tensor, question: Question) -> Attribu
 
 # no "contrastive": its weights are constants of one bag, and a path has many
 @register_method(
-    "ig", signed=True, conserves=True, cost="3 x steps", outputs=("logit", "log_odds", "probability")
+    "ig",
+    signed=True,
+    conserves=True,
+    cost="3 x steps",
+    outputs=("logit", "log_odds", "probability"),
+    contexts=True,
 )
 def integrated_gradients(
     network: Network,

@@ -74,7 +74,7 @@ class Network:
 
     def references(self, n_outputs: int) -> list[float]:
         """The value of each output that a regression is explained against."""
-        return references(self._spec("reference"), n_outputs)
+        return references(None if self._spec("relative") else self._spec("reference"), n_outputs)
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
@@ -83,6 +83,11 @@ class Network:
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""
         return getattr(getattr(self.module, "spec", self.module), name, None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a model of ours says belongs beside every explanation."""
+        return self.module.warnings if isinstance(self.module, MILModel) else ()
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

@@ -185,7 +185,7 @@ class Config(Section):
             raise ValueError("data.folds and data.fold_column exclude each other; leave one out")
         if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
             raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
-        if TASKS[self.task].relative and self.train.batch < 2:
+        if TASKS[self.task].compares and self.train.batch < 2:
             raise ValueError(
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )

@@ -30,7 +30,7 @@ def make_loss(goal: Goal, settings: Loss) -> BagLoss:
 def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
     """A weight for each bag of the cohort (n,): that of its class; for Cox, whether it has an event."""
     weights = torch.ones(len(goal.values), dtype=torch.float32)
-    if TASKS[goal.task].relative:
+    if TASKS[goal.task].compares:
         weights = torch.from_numpy(goal.values[:, 1]).float()
     if settings.class_weights == "none":
         return weights

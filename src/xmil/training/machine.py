@@ -22,7 +22,7 @@ def make_fabric(config: Config) -> Any:
     settings = config.train
     accelerator, devices = _devices(settings)
     processes = settings.devices * settings.nodes
-    if TASKS[config.task].relative and processes > 1:
+    if TASKS[config.task].compares and processes > 1:
         raise UnsupportedError(
             f"{config.task.capitalize()} compares all bags of a batch, so it trains on one device; set "
             "train.devices to 1."
