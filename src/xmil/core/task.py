@@ -195,7 +195,7 @@ class Task:
         return ";".join(f"{value:g}" for value in label)
 
     def _given(self, label: Any) -> list[int]:
-        return [c for c, on in enumerate(label) if on] if self.truth == "labels" else [int(label)]
+        return [c for c, on in enumerate(label) if on] if isinstance(label, tuple) else [int(label)]
 
     def _chosen(self, chances: Floats) -> list[int]:
         if self.truth == "labels":
