@@ -66,6 +66,7 @@ class Task:
     truth: Truth
     noun: str = "value"
     mean_of: Literal["outputs", "numbers"] = "outputs"
+    link: Literal["softmax", "sigmoid"] | None = None  # from outputs to probabilities or hazards
     takes_reference: bool = False
     takes_bins: bool = False
     only_output: str | None = None  # what the one output is, where there can be no more
@@ -340,10 +341,10 @@ class Survival(Task):
 
 TASKS: Registry[Task] = Registry("task", group="xmil.output_tasks")
 for _task in (
-    Classification("classification", "class"),
-    Multilabel("multilabel", "labels"),
+    Classification("classification", "class", link="softmax"),
+    Multilabel("multilabel", "labels", link="sigmoid"),
     Task("regression", "values", takes_reference=True),
-    Survival("survival", "time", noun=RISK, mean_of="numbers", takes_bins=True),
+    Survival("survival", "time", noun=RISK, mean_of="numbers", link="sigmoid", takes_bins=True),
     Task("cox", "time", noun=RISK, only_output="the log risk", compares=True),
 ):
     TASKS.add(_task.name, _task)

@@ -13,8 +13,7 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.task import TASKS
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import Network
+from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.nn.frozen import frozen
@@ -61,9 +60,9 @@ def predicted_by(models: Sequence[MILModel], bag: Bag) -> int:
     outputs = []
     for model in models:
         with frozen(model), torch.no_grad():
-            outputs.append(model(as_tensor(bag, Network(model))).double())
-    mean = torch.cat(outputs).mean(dim=0).cpu()
-    return TASKS[models[0].spec.task].predicted(mean)
+            network, x = open_network(model, bag)
+            outputs.append(network(x).double())
+    return TASKS[models[0].spec.task].predicted(torch.cat(outputs).mean(dim=0).cpu())
 
 
 def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation:
