@@ -33,7 +33,10 @@ class Net(nn.Module):
 ONES = torch.ones(6)
 W = torch.arange(36.0).reshape(6, 6) / 36
 PAIRS: dict[str, tuple[Step, Step]] = {
-    "mean": (lambda h: torch.mean(input=h.sigmoid(), dim=1, keepdim=True), lambda h: h.sigmoid().mean(1, True)),
+    "mean": (
+        lambda h: torch.mean(input=h.sigmoid(), dim=1, keepdim=True),
+        lambda h: h.sigmoid().mean(1, True),
+    ),
     "mul": (lambda h: torch.mul(input=h, other=h), lambda h: h * h),
     "mul, other by name": (lambda h: torch.mul(h, other=h.tanh()), lambda h: h * h.tanh()),
     "add": (lambda h: torch.add(input=h, other=ONES, alpha=2), lambda h: h + 2 * ONES),

@@ -12,8 +12,7 @@ import torch
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 from xmil.core.explanation import Audit, Explanation
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import Network
+from xmil.methods.opening import open_network
 from xmil.methods.outputs import predicted_target
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
@@ -62,7 +61,8 @@ def predicted_by(models: Sequence[MILModel], bag: Bag) -> int:
     outputs = []
     for model in models:
         with frozen(model), torch.no_grad():
-            outputs.append(model(as_tensor(bag, Network(model))).double())
+            network, x = open_network(model, bag)
+            outputs.append(network(x).double())
     return predicted_target(torch.stack(outputs).mean(dim=0), models[0].spec.task)
 
 

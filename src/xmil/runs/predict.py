@@ -26,8 +26,7 @@ from xmil.core.interval import Interval
 from xmil.core.runfiles import RunFolder, file_digest, write_json
 from xmil.data.cases import Case, read_case
 from xmil.data.encoder_names import encoder_warning
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import Network
+from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
@@ -242,7 +241,8 @@ def predict_bag(models: Sequence[MILModel], bag: Bag) -> Answer:
 
 def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
     with frozen(model), torch.no_grad():
-        outputs = model(as_tensor(bag, Network(model)))[0].double().cpu().numpy()
+        network, x = open_network(model, bag)
+        outputs = network(x)[0].double().cpu().numpy()
     if not np.isfinite(outputs).all():
         raise UnsupportedError(f"The outputs of {model.spec.name} are not finite for {bag.slide_id!r}.")
     return np.asarray(outputs)
