@@ -123,7 +123,7 @@ def scripted(h: Tensor) -> Tensor:
     return torch.tanh(h) * h
 
 
-@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning", "ignore:None of the inputs:UserWarning")
 @pytest.mark.parametrize(
     ("step", "message"),
     [
