@@ -156,7 +156,7 @@ def test_a_builder_that_gives_no_module_is_named(tmp_path):
     with pytest.raises(InputError, match=r"bad:build must build a torch.nn.Module. Got int"):
         referee(tmp_path, models=(f"{tmp_path / 'bad.py'}:build",))
     (tmp_path / "worse.py").write_text("TRAINING = {'lrr': 1}\n\ndef build(in_dim, n_classes):\n    pass\n")
-    with pytest.raises(UnknownNameError, match="Did you mean 'lr'?"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'lr'"):
         referee(tmp_path, models=(f"{tmp_path / 'worse.py'}:build",))
 
 
