@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.target import Target
 from xmil.core.task import TASKS
 from xmil.evaluate.minimal_bounds import Bound, bound_of
 from xmil.methods.coalitions import Coalitions, PooledCoalitions, RunCoalitions, coalitions_of
-from xmil.methods.network import ForwardFunction
-from xmil.methods.opening import open_network
-from xmil.methods.outputs import Question, class_logits
+from xmil.methods.explain import Bags
+from xmil.methods.opening import Calling, open_network
+from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
 KINDS = ("flip", "keep")
@@ -78,20 +78,21 @@ class MinimalSet:
 
 
 def minimal_set(
-    model: nn.Module,
-    bag: Bag | Tensor | npt.NDArray[Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     target: Any = None,
     kind: str = "flip",
     evaluations: int | None = None,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> MinimalSet:
     """The smallest set of patches that decides, with a lower bound.
 
     `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
     multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
     proper subsets of the bag. Without a target the predicted class is taken. `evaluations` is how many sets
-    may be tried; the default goes by the cost of one.
+    may be tried; the default goes by the cost of one. `how` a module of your own is called is as for
+    `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -103,11 +104,10 @@ def minimal_set(
         raise unknown_name("kind", kind, KINDS)
     if evaluations is not None and (not isinstance(evaluations, int) or evaluations < 1):
         raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
-    network, x = open_network(model, bag, forward=forward)
-    task = TASKS[network.task]
-    if not task.decides or task.link is None:
+    network, x = open_network(model, bag, **how)
+    if not TASKS[network.task].decides:
         raise UnsupportedError(f"A {network.task} model decides nothing; minimal sets need classes.")
-    with frozen(model), torch.no_grad():
+    with frozen(network.module), torch.no_grad():
         game = coalitions_of(network, x)
         (output,) = Question([target], None, network).outputs(game.model_logits)
         question = _Sets(game, output.target, kind, evaluations or _affordable(game))
@@ -172,14 +172,19 @@ class _Sets:
     def _predicted(self, logits: Tensor) -> Tensor:
         if self.labels:
             return logits[:, self.c] > 0
-        return class_logits(logits).argmax(dim=1) == self.c
+        return _two_columns(logits).argmax(dim=1) == self.c
 
     def _margin(self, logits: Tensor) -> Tensor:
         if self.labels:
             return logits[:, self.c]
-        full = class_logits(logits)
+        full = _two_columns(logits)
         others = [k for k in range(full.shape[1]) if k != self.c]
         return full[:, self.c] - full[:, others].amax(dim=1)
+
+
+def _two_columns(logits: Tensor) -> Tensor:
+    """A column per class: one output z stands for two."""
+    return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
 
 
 def _search(sets: _Sets, bound: Bound) -> MinimalSet:
