@@ -95,7 +95,9 @@ def throughput(folder: Path, options: argparse.Namespace) -> None:
                 whole[i] += cohort(model, block, out, Workers(workers=options.workers))
         for what, a, w in zip(("clock", "CPU"), alone.min(axis=0), whole.min(axis=0), strict=True):
             per = 1e3 / len(cases)
-            print(f"{name:<9} {what:<5} bare {a * per:6.1f}, cohort {w * per:6.1f} ms a slide: {w / a:.2f} x")
+            print(
+                f"{name:<9} {what:<5} bare {a * per:6.1f}, cohort {w * per:6.1f} ms per slide: {w / a:.2f} x"
+            )
 
 
 def kills(folder: Path, options: argparse.Namespace) -> None:

@@ -89,7 +89,7 @@ def print_costs(costs: Sequence[Cost]) -> None:
 
 def print_plan(costs: Sequence[Cost], device: str, n: int) -> None:
     workers = NODE[device]
-    print(f"\n{n:,} patches a slide, nodes of {workers} workers:\n")
+    print(f"\n{n:,} patches per slide, nodes of {workers} workers:\n")
     print("| model | slides | worker hours | nodes | hours | read | from storage | written |")
     print("|---|---|---|---|---|---|---|---|")
     for c in (c for c in costs if c.n == n):
@@ -135,7 +135,7 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _print_share(what: str, n: int, seconds: float, cpu: float) -> None:
-    each = f"{1e3 * seconds / n:.2f} ms a slide, {1e3 * cpu / n:.2f} ms of the driver's CPU"
+    each = f"{1e3 * seconds / n:.2f} ms per slide, {1e3 * cpu / n:.2f} ms of the driver's CPU"
     print(f"{what}: {seconds:.1f} s, {each}", flush=True)
 
 

@@ -284,7 +284,7 @@ def test_real_slides_by_their_tissue(data_dir: Path) -> None:
 
 def test_a_real_slide_without_mpp(data_dir: Path) -> None:
     path = data_dir / "slides" / "TCGA-CR-7395-01A-01-TS1.svs"
-    with pytest.raises(FileError, match="stores no microns a pixel"):
+    with pytest.raises(FileError, match="stores no microns per pixel"):
         tiled(path)
     assert 150 <= len(tiled(path, slide_mpp=0.5).xy0) <= 170
 

@@ -9,10 +9,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from tests.toy.test_store import CONFIGURATION, METHODS
+from xmil.core.method_cards import card_of
 from xmil.toy.benchmark import auroc_on, bag_logits
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
-from xmil.toy.plots import COLOURS, COLUMNS, coloured, draw_all, telling_bag
+from xmil.toy.plots import COLUMNS, coloured, draw_all, telling_bag
 from xmil.toy.protocol import Protocol
 from xmil.toy.store import Store, run_configuration
 
@@ -62,8 +63,8 @@ def test_scores_without_a_sign_are_shades_of_one_colour():
 
 
 def test_colours_of_methods_that_share_a_plot_differ():
-    shown = ["random", "attention", "single", "logits", "gxi", "ig", "lrp"]
-    assert len({COLOURS[name] for name in shown}) == len(shown)
+    shown = ["random", "attention", "single", "logits", "gxi", "ig", "lrp", "shapley"]
+    assert len({card_of(name).colour for name in shown}) == len(shown)
 
 
 def test_the_test_auroc_is_the_mean_over_classes():

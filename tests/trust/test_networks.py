@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError
@@ -47,3 +48,18 @@ def test_item_11_an_explanation_is_not_measured_for_another_target() -> None:
         xmil.flip(model, features(), e, target=0)
     flipped = xmil.flip(model, features(), e.scores, target=0)  # asked for in so many words
     assert flipped.target == 0
+
+
+class TopInstances(nn.Module):
+    """The mean of the four instances with the largest first feature: a bag of one cannot be run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        best = x[..., 0].topk(4, dim=1).indices
+        return x.gather(1, best.unsqueeze(-1).expand(-1, -1, x.shape[-1])).mean(dim=1)[:, :2]
+
+
+def test_item_3_ig_probes_the_bag_itself() -> None:
+    e = xmil.explain(TopInstances(), features(), method="ig", target=1, steps=8)
+    gxi = xmil.explain(TopInstances(), features(), method="gxi", target=1)
+    np.testing.assert_allclose(e.scores, gxi.scores, atol=1e-6)  # piecewise linear, one piece on this path
+    assert int((e.scores != 0).sum()) == 4

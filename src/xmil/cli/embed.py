@@ -58,7 +58,7 @@ def embed(
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
 ) -> int:
-    """Encode the patches of slides; features in TRIDENT's layout, one file a slide."""
+    """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
     from xmil.cli._cohort import progress_bar
     from xmil.cli._slide import report_run
     from xmil.cli._workers import workers_of

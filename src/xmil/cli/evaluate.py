@@ -46,7 +46,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
     ] = None,
-    mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
+    mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels per pixel of the masks.")] = 1.0,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
     best: Annotated[

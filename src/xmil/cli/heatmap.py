@@ -51,7 +51,7 @@ def heatmap(
         str, typer.Option(help="Exports count from the scanned bounds, as QuPath does, or from level0.")
     ] = "bounds",
     downsample: Annotated[
-        int | None, typer.Option(help="Level-0 pixels a pixel of the OME-TIFF; 1 unless it is very wide.")
+        int | None, typer.Option(help="Level-0 pixels per pixel of the OME-TIFF; 1 unless it is very wide.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Draw again what is there.")] = False,
     engine: _workers.Kind = "local",

@@ -123,7 +123,7 @@ def _checkpoint(path: Path) -> Report:
     from xmil.models.checkpoints import describe_checkpoint
 
     found = describe_checkpoint(path)
-    notes = tuple(map(str, found.pop("notes", ())))
+    notes = (*found.pop("notes"), *found.pop("warnings"))
     found.pop("path", None)
     return Report(
         str(path), "checkpoint", f"a checkpoint of the family {found.get('family')}", found, inferred=notes

@@ -50,7 +50,7 @@ class Cohort:
             doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
             stand = "stands" if len(doubled) == 1 else "stand"
             raise InputError(
-                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row a slide."
+                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row per slide."
             )
 
     def __len__(self) -> int:

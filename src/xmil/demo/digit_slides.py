@@ -20,7 +20,7 @@ from xmil.toy.instances import sklearn_images
 
 TILE = 256  # edge of a tile in pixels
 INK = 208  # edge of the digit inside its tile
-MPP = 0.5  # microns a pixel
+MPP = 0.5  # microns per pixel
 GRID = (8, 7)  # tiles of a slide, across and down; those without a digit are bare glass
 MARGIN = 1  # bare tiles around the grid
 DOWNSAMPLES = (1, 4, 16)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.method_cards import card_of
 from xmil.demo.digit_slides import TILE, DigitSlide, draw_slide
 
 if TYPE_CHECKING:
@@ -22,14 +23,6 @@ LEGEND = (
     "red: evidence for the class, blue: against it; purple: a score without a sign. "
     f"Marks: {MARKS[1]} truly speaks for it, {MARKS[-1]} truly against it"
 )
-TITLES = {
-    "lrp": "xMIL-LRP",
-    "ig": "integrated gradients",
-    "gxi": "gradient x input",
-    "grad2": "squared gradient",
-    "one_removed": "one removed",
-    "milli": "MILLI",
-}
 Array = npt.NDArray[Any]
 
 
@@ -71,7 +64,7 @@ def draw_panels(
 
 def method_title(method: str, quality: float) -> str:
     """A method's name and how well it ranks the evidence of this slide."""
-    return f"{TITLES.get(method, method)}  {quality:.2f}"
+    return f"{card_of(method).title}  {quality:.2f}"
 
 
 def colours(scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:

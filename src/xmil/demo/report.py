@@ -20,16 +20,16 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.errors import FileError
 from xmil.core.explanation import Explanation
+from xmil.core.method_cards import card_of
 from xmil.core.storage import read_explanations, write_text
 from xmil.demo.digit_slides import DigitSlide
 from xmil.demo.drawn_bags import QUESTIONS, evidence
-from xmil.demo.panels import TITLES, SlidePanel, draw_panels, method_title
+from xmil.demo.panels import SlidePanel, draw_panels, method_title
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing
 from xmil.evaluate.evidence import auprc2
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
-LINES = {"lrp": "#b2182b", "ig": "#2166ac", "single": "#e08214", "attention": "#7b3294", "random": "0.6"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -101,9 +101,7 @@ def _quality_table(results: Sequence[PairResult]) -> str:
     best = {i: max(METHODS, key=lambda m, r=r: r.auprc2[m]) for i, r in enumerate(results)}  # type: ignore[misc]
     for method in METHODS:
         cells = [f"{r.auprc2[method]:.2f}" for r in results]
-        rows.append(
-            _row(TITLES.get(method, method), cells, {i for i, name in best.items() if name == method})
-        )
+        rows.append(_row(card_of(method).title, cells, {i for i, name in best.items() if name == method}))
     return f"""<h2>Against the truth: AUPRC-2</h2>
 <table><tr><th></th>{head}</tr>{"".join(rows)}</table>
 <p class="small">AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that
@@ -142,7 +140,7 @@ def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
     panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
     for method in ("attention", "lrp"):
         e = result.shown[method]
-        title = f"{TITLES.get(method, method)}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
+        title = f"{card_of(method).title}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
         panels.append(SlidePanel(title, e.scores, e.signed))
     path = demo.out / "pictures" / "attention-against-lrp.png"
     draw_panels(slide, truth, panels, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
@@ -170,8 +168,8 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
         figure.subplots(1, len(results), sharey=True, squeeze=False)[0], results, strict=True
     ):
         for method, curve in result.curves.items():
-            label = f"{TITLES.get(method, method)} ({curve.mean():.2f})"
-            width, colour = (2.4 if method == "lrp" else 1.3), LINES.get(method)
+            label = f"{card_of(method).title} ({curve.mean():.2f})"
+            width, colour = (2.4 if method == "lrp" else 1.3), card_of(method).colour
             axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, linewidth=width, color=colour)
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)

@@ -112,7 +112,7 @@ def vectors(given: Any, name: str, count: int) -> Tensor:
         out = torch.mean(out, dim=(2, 3))
     if out.ndim != 2 or len(out) != count:
         shape = tuple(out.shape)
-        raise InputError(f"The encoder {name!r} gave the shape {shape}; it must give one vector a patch.")
+        raise InputError(f"The encoder {name!r} gave the shape {shape}; it must give one vector per patch.")
     return out
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from xmil.core.method_cards import card_of
 from xmil.core.storage import write_atomically
 from xmil.evaluate.faithfulness import Row, SlideResult
 from xmil.evaluate.faithfulness_table import Summary
@@ -16,7 +17,7 @@ from xmil.evaluate.faithfulness_table import Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, told apart by colour-blind readers; line styles repeat the distinction.
+# of the shares of an audit: Okabe and Ito's colours, told apart by colour-blind readers
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A", "#5E3C99")
 STYLES = (
     "-",
@@ -93,7 +94,7 @@ def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A colour and line style for each method; random is grey."""
     others = [m for m in methods if m != "random"]
     styles: dict[str, dict[str, Any]] = {
-        m: {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i % len(STYLES)], "lw": 1.8}
+        m: {"color": card_of(m).colour, "linestyle": STYLES[i % len(STYLES)], "lw": 1.8}
         for i, m in enumerate(others)
     }
     return {**styles, "random": {"color": RANDOM, "linestyle": "-", "lw": 1.8}}
@@ -146,7 +147,12 @@ def _audits(axis: Axes, result: SlideResult) -> None:
     axis.set_title("where the explained output went", fontsize=10)
     if not audited:
         axis.text(
-            0.5, 0.5, "no method here keeps an account", ha="center", va="center", transform=axis.transAxes
+            0.5,
+            0.5,
+            "no method here accounts for the output",
+            ha="center",
+            va="center",
+            transform=axis.transAxes,
         )
         axis.set_axis_off()
         return

@@ -16,8 +16,8 @@ from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.target import Target
 from xmil.evaluate.parts import MODES, parts_of
-from xmil.methods.explain import as_tensor
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.opening import open_network
 from xmil.methods.outputs import Output, Question, class_logits
 from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
@@ -95,8 +95,8 @@ class Flips:
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
-        self.network, self.mode = Network(model, forward), mode
-        x = as_tensor(bag, self.network)
+        self.network, x = open_network(model, bag, forward=forward)
+        self.mode = mode
         with frozen(model), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
         asked = only_target(self.network, self._parts.full.shape[-1]) if target is ... else target

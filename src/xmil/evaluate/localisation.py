@@ -55,7 +55,7 @@ def marked_by_mask(
     downsample: float = 1.0,
     share: float = 0.5,
 ) -> Bools:
-    """Instances of whose box at least a share is set in a mask (h, w), `downsample` level-0 pixels a pixel.
+    """Instances of whose box at least a share is set in a mask (h, w), `downsample` level-0 pixels per pixel.
 
     Boxes may reach over the mask's border; what lies outside counts as unset.
 
@@ -210,7 +210,7 @@ SUFFIXES = (".geojson", ".csv", ".npy", ".png")
 class Truth:
     """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
 
-    A PNG is a mask, `downsample` level-0 pixels a pixel. `names` picks QuPath classes. An instance is marked
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
     where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
     where they begin, for GeoJSON files that do not.
     """

@@ -228,7 +228,8 @@ class RunParts(Parts):
         rank = torch.empty_like(sequence)
         rank[sequence] = torch.arange(self.n, device=sequence.device)
         if self.mode == "remove":
-            return torch.cat([self.network.aggregate(self.h[rank < m].unsqueeze(0)) for m in sizes])
+            kept = ((rank < m).nonzero().T for m in sizes)  # (1, m), in the order of the bag
+            return torch.cat([self.network.sub(self.h.unsqueeze(0), rows) for rows in kept])
         if self.h.numel() > LARGE:
             return self._masked_in_turn(sequence, sizes)
         limits = torch.tensor(sizes, device=rank.device)

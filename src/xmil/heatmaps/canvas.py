@@ -55,7 +55,7 @@ class Canvas:
 
     @property
     def downsample(self) -> tuple[float, float]:
-        """Level-0 pixels a pixel, across and down."""
+        """Level-0 pixels per pixel, across and down."""
         return self.box[2] / self.size[0], self.box[3] / self.size[1]
 
     def pixels(self, boxes: npt.ArrayLike) -> Ints:

@@ -70,7 +70,7 @@ class Ruler:
 
     @classmethod
     def fit(cls, width: int, microns: float | None) -> Ruler | None:
-        """The longest round length within a quarter of the picture; None where microns a pixel are unknown.
+        """The longest round length within a quarter of the picture; None where microns per pixel are unknown.
 
         >>> Ruler.fit(1000, 4.0)
         Ruler(pixels=250.0, name='1 mm')

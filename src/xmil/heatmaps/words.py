@@ -10,21 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.explanation import Explanation
+from xmil.core.method_cards import card_of
 from xmil.core.target import Target
 
-TITLES = {
-    "lrp": "xMIL-LRP",
-    "attention": "Attention",
-    "gxi": "Gradient x input",
-    "grad2": "Squared gradient",
-    "ig": "Integrated gradients",
-    "single": "Single instance",
-    "one_removed": "One removed",
-    "combined": "Combined",
-    "milli": "MILLI",
-    "logits": "Instance logits",
-    "random": "Random",
-}
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 VALUES = {"regression": "the value", "survival": "the risk", "cox": "the risk"}  # tasks with one number
@@ -54,7 +42,7 @@ class Caption:
 
 def title(explanation: Explanation) -> str:
     """The method as readers know it."""
-    return TITLES.get(explanation.method, explanation.method)
+    return card_of(explanation.method).title
 
 
 def subtitle(explanation: Explanation, task: str = "classification") -> str:

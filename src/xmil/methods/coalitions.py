@@ -83,7 +83,7 @@ class RunCoalitions(Coalitions):
 
     def __init__(self, network: Network, x: Tensor) -> None:
         super().__init__(network, x)
-        self.h = network.embed(x)[0]  # (n, e)
+        self.h = network.embed(x)  # (1, n, e)
 
     @property
     def passes(self) -> float:
@@ -104,8 +104,7 @@ class RunCoalitions(Coalitions):
 
     def _run(self, rows: Tensor) -> Tensor:
         """Logits of the sub-bags of the given rows (b, m)."""
-        n_bags, size = rows.shape
-        return self.network.aggregate_batches(n_bags, size, lambda batch: self.h[rows[batch]]).double()
+        return self.network.sub(self.h, rows).double()
 
 
 class PooledCoalitions(Coalitions):

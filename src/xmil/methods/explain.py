@@ -10,10 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag, as_features
+from xmil.core.bag import Bag
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.methods.contexts import run_method
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.opening import as_tensor as as_tensor
+from xmil.methods.opening import open_network
 from xmil.methods.outputs import OWN_OUTPUTS, Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
@@ -103,13 +106,12 @@ def _explain(
     forward: ForwardFunction | None,
     params: dict[str, Any],
 ) -> list[Explanation]:
-    network = Network(model, forward)
     chosen = METHODS[method]
     chosen.check_parameters(params)
-    _check_support(chosen, network)
     _check_output(chosen, output)
+    network, x = open_network(model, bag, forward=forward)
+    _check_support(chosen, network)
     question = Question(targets, output, network, default=chosen.outputs[0])
-    x = as_tensor(bag, network)
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
     with reused_memory(size), frozen(model), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
@@ -120,7 +122,7 @@ def _explain(
 
 def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
     try:
-        return method.run(network, x, question, **params)
+        return run_method(method, network, x, question, params)
     except RuntimeError as error:
         if any(sign in str(error) for sign in WIDTH_ERRORS):
             line = str(error).splitlines()[0]
@@ -144,53 +146,6 @@ def _check_output(method: Method, output: str | None) -> None:
     known = (*method.outputs, *OWN_OUTPUTS)
     if output is not None and output not in known:
         raise unknown_name(f"output of {method.name}", output, known)
-
-
-def as_tensor(bag: Any, network: Network) -> Tensor:
-    """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
-    name = f"bag {bag.slide_id!r}" if isinstance(bag, Bag) and bag.slide_id else "the bag"
-    like = next(iter(network.module.parameters()), torch.zeros(0))
-    if isinstance(bag, Tensor):
-        x = _checked_tensor(bag, like, name)
-    else:
-        x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(
-            like.device
-        )
-    x = x.to(like.dtype) if like.is_floating_point() else x.float()
-    if x.shape[0] == 0:
-        raise InputError(f"{name[0].upper()}{name[1:]} has no instances; there is nothing to explain.")
-    width = getattr(network.model, "in_dim", None)
-    if width is not None and x.shape[1] != width:
-        raise InputError(
-            f"{network.name} takes features of width {width}, but {name} has width {x.shape[1]}; "
-            "use the features of the encoder the model was trained on."
-        )
-    _check_finite(x, name)
-    return x.detach().unsqueeze(0)
-
-
-def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
-    x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
-    if x.ndim != 2 or x.is_complex():
-        raise InputError(
-            f"Features of {name} must be real, of shape (instances, width). Got {tuple(bag.shape)}."
-        )
-    if x.device != like.device and like.numel():
-        raise InputError(
-            f"{name[0].upper()}{name[1:]} is on {x.device} but the model on {like.device}; move one of them."
-        )
-    return x
-
-
-def _check_finite(x: Tensor, name: str) -> None:
-    if bool(torch.isfinite(x.sum())):
-        return
-    rows = (~torch.isfinite(x)).any(dim=1).nonzero().squeeze(1)
-    if len(rows):
-        raise InputError(
-            f"Features of {name} are not finite (NaN or inf) in {len(rows)} of {len(x)} rows, "
-            f"the first is row {int(rows[0])}; extract the features again or drop those rows."
-        )
 
 
 def _explanation(
@@ -227,7 +182,7 @@ def _explanation(
         relevance=_array(a.relevance),
         stderr=_array(a.stderr),
         stable=None if a.stable is None else a.stable.cpu().numpy(),
-        warnings=a.warnings,
+        warnings=(*network.warnings, *a.warnings),
     )
 
 

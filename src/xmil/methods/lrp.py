@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NOTED_OTHER, REFUSED_OTHER = 1e-2, 0.2  # of the largest number that goes into the account
 
 
-@register_method("lrp", signed=True, conserves=True, cost="about 2")
+@register_method("lrp", signed=True, conserves=True, cost="about 2", contexts=True)
 def lrp(
     network: Network,
     x: Tensor,

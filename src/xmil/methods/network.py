@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
+from xmil.methods.companions import Companions, named_companions
 from xmil.models import MILModel
 from xmil.models.tasks import TASKS, references, target_names
 
-ForwardFunction = Callable[[nn.Module, Tensor], Tensor]
+ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
 _budget: ContextVar[int] = ContextVar("budget", default=BUDGET_BYTES)
 
@@ -32,14 +34,31 @@ def memory_budget(n_bytes: int) -> Iterator[None]:
 
 
 class Network:
-    """A module with the way to call it. Our models take batches of bags; others one bag at a time."""
+    """A module with the way to call it. Our models take batches of bags; others one bag at a time.
 
-    def __init__(self, module: nn.Module, forward: ForwardFunction | None = None) -> None:
+    Wherever a bag lacks instances of the full one, its `rows` (b, n) of the full bag come with it, -1 for
+    padding, so that the companions (coordinates, adjacency, see `Companions`) that the user's `forward` or a
+    model's `aggregate` names as keyword-only parameters stay beside their instances. `sub` runs sub-bags,
+    `part` is the network for one of them as if it were the whole bag.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: ForwardFunction | None = None,
+        *,
+        companions: Companions | None = None,
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
         self.module = module
+        self.companions = companions
         self._forward = forward
         self.model = module if isinstance(module, MILModel) and forward is None else None
+        self._named = named_companions(
+            forward or (_takes_nothing if self.model is None else self.model.aggregate)
+        )
+        self._rows: Tensor | None = None  # of the full bag, where this is the network of a part
 
     @property
     def name(self) -> str:
@@ -55,7 +74,7 @@ class Network:
 
     def references(self, n_outputs: int) -> list[float]:
         """The value of each output that a regression is explained against."""
-        return references(self._spec("reference"), n_outputs)
+        return references(None if self._spec("relative") else self._spec("reference"), n_outputs)
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
@@ -66,29 +85,69 @@ class Network:
         return getattr(getattr(self.module, "spec", self.module), name, None)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a model of ours says belongs beside every explanation."""
+        return self.module.warnings if isinstance(self.module, MILModel) else ()
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         names = getattr(self.module, "class_names", None)
         return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
+    def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d); `rows` (b, n) where they are not the full bag."""
         if self.model is not None:
-            logits: Tensor = self.model(x)
+            logits: Tensor = self.model(x, **self._given(x, rows))
             return logits
-        return self._one(x) if len(x) == 1 else torch.cat([self._one(bag) for bag in x.split(1)])
+        return self._one_by_one(x, rows)
 
     def embed(self, x: Tensor) -> Tensor:
         """What can be computed once for all perturbed bags: embedded instances, or the instances."""
         return x if self.model is None else self.model.embed(x)
 
-    def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags of embedded instances (b, n, e)."""
+    def aggregate(self, h: Tensor, mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags of embedded instances (b, n, e), those outside the mask left out."""
         if self.model is not None:
-            return self.model.aggregate(h, mask)
+            return self.model.aggregate(h, mask, **self._given(h, rows))
         if mask is None:
-            return self(h)
-        return torch.cat([self._one(bag[row].unsqueeze(0)) for bag, row in zip(h, mask, strict=True)])
+            return self._one_by_one(h, rows)
+        full = torch.arange(h.shape[1], device=h.device).expand(h.shape[:2]) if rows is None else rows
+        kept = zip(h, mask, full, strict=True)
+        return torch.cat([self._one(bag[m].unsqueeze(0), r[m].unsqueeze(0)) for bag, m, r in kept])
+
+    def sub(self, h: Tensor, rows: Tensor) -> Tensor:
+        """Outputs (b, c) of sub-bags of the full bag h (1, n, e), as `embed` gives it.
+
+        `rows` (b, m) names the instances of each in order, padded with -1 (see `rows_of`); one without any
+        is the empty bag. Runs in batches that fit the budget.
+        """
+        parts = [self._sub(h, rows[batch]) for batch in self.batches(len(rows), rows.shape[1])]
+        return torch.cat(parts)
+
+    def _sub(self, h: Tensor, rows: Tensor) -> Tensor:
+        real = rows >= 0
+        if bool(real.all()):
+            return self.aggregate(h[0][rows], None, rows)
+        some = real.any(dim=1)
+        out = self.empty(h).repeat(len(rows), 1)
+        if bool(some.any()):
+            picked = rows[some]
+            out[some] = self.aggregate(h[0][picked.clamp_min(0)], real[some], picked)
+        return out
+
+    def empty(self, h: Tensor) -> Tensor:
+        """Outputs (1, c) of the empty bag: as many zero vectors as the full bag h (1, n, e) has instances."""
+        if self.model is None:
+            return self(torch.zeros_like(h))
+        zero = self.model.embed(h.new_zeros(1, 1, self.model.in_dim))
+        return self.aggregate(zero.expand(1, h.shape[1], -1))
+
+    def part(self, rows: Tensor) -> Network:
+        """The network for the bag of the given rows (m,) of the full one, in that order."""
+        twin = copy.copy(self)
+        twin._rows = rows if self._rows is None else self._rows[rows]
+        return twin
 
     def aggregate_batches(self, n_bags: int, n: int, make: Callable[[slice], Tensor]) -> Tensor:
         """Outputs (n_bags, c) of many bags of n embedded instances, made and run a batch at a time."""
@@ -100,8 +159,41 @@ class Network:
         step = max(1, _budget.get() // (4 * 16 * max(1, n) * max(width, 1)))
         return (slice(start, min(start + step, n_bags)) for start in range(0, n_bags, step))
 
-    def _one(self, x: Tensor) -> Tensor:
-        out: Any = self.module(x) if self._forward is None else self._forward(self.module, x)
+    def _one_by_one(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        if len(x) == 1:
+            return self._one(x, rows)
+        each = [None] * len(x) if rows is None else rows.split(1)
+        return torch.cat([self._one(bag, row) for bag, row in zip(x.split(1), each, strict=True)])
+
+    def _given(self, x: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
+        """The companions that are named, beside the instances of bags (b, n, .)."""
+        if not self._named:
+            return {}
+        held = self.companions or Companions({}, n=x.shape[1])
+        wanted = [name for name, must in self._named.items() if must or name in held]
+        if (error := held.lacking(wanted, self._asker)) is not None:
+            raise error
+        at = self._full_rows(x, rows, held.n)
+        return {name: held.given(name, at, x) for name in wanted}
+
+    def _full_rows(self, x: Tensor, rows: Tensor | None, n: int) -> Tensor:
+        """Rows of the full bag (b, m) for bags (b, m, .)."""
+        whole = torch.arange(n, device=x.device) if self._rows is None else self._rows
+        at = whole.expand(len(x), -1) if rows is None else torch.where(rows < 0, -1, whole[rows])
+        if at.shape != x.shape[:2]:
+            raise InputError(
+                f"A bag of {x.shape[1]} instances does not say which of the {n} of the full one it holds; "
+                "pass their rows."
+            )
+        return at
+
+    @property
+    def _asker(self) -> str:
+        return self.name if self._forward is None else "forward"
+
+    def _one(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        given = self._given(x, rows)
+        out: Any = self.module(x) if self._forward is None else self._forward(self.module, x, **given)
         if not isinstance(out, Tensor):
             raise InputError(
                 f"{self.name} returned a {type(out).__name__}, not a tensor of logits; pass forward= to pick "
@@ -113,3 +205,7 @@ class Network:
                 f"{self.name} must return logits (1, c) or (c,) for one bag. Got {tuple(out.shape)}."
             )
         return logits
+
+
+def _takes_nothing() -> None:
+    """Has no companions."""

@@ -46,6 +46,7 @@ class Attributions:
     of: Sequence[Attribution]
 
 
+CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
 Explain = Callable[..., Attributions]
 Support = Callable[[Network], str | None]
 
@@ -56,7 +57,8 @@ class Method:
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances. `card` has its titles and its colour.
+    forward passes over a bag of n instances. `card` has its titles and its colour. `contexts`: whether its
+    scores can be averaged over sub-bags, see `methods/contexts.py`.
     """
 
     name: str
@@ -67,17 +69,19 @@ class Method:
     outputs: tuple[str, ...]
     supports: Support
     card: MethodCard
+    contexts: bool = False
 
     @property
     def seeded(self) -> bool:
-        """Whether the method draws at random, and so takes a seed."""
-        return "seed" in self.parameters
+        """Whether the method itself draws at random, and so takes a seed."""
+        return "seed" in inspect.signature(self.run).parameters
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The method's own parameters and their defaults."""
+        """The method's own parameters and their defaults, and those of contexts where it takes them."""
         signature = inspect.signature(self.run)
-        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        own = {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        return {**own, **CONTEXTS} if self.contexts else own
 
     def check_parameters(self, given: Mapping[str, Any]) -> None:
         """Refuse a parameter the method does not have."""
@@ -96,9 +100,7 @@ def seed_words(seed: Any, method: str) -> list[int]:
 
 def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
     """The seed of a method that draws at random: the same for a bag whenever it is explained."""
-    if method == "milli":
-        return {"seed": seed}
-    return {"seed": [seed, crc32(name.encode())]} if method == "random" else {}
+    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded else {}
 
 
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
@@ -113,6 +115,7 @@ def register_method(
     outputs: tuple[str, ...] = OUTPUTS,
     supports: Support = lambda _: None,
     card: MethodCard | None = None,
+    contexts: bool = False,
 ) -> Callable[[Explain], Explain]:
     """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
 
@@ -121,7 +124,7 @@ def register_method(
 
     def add(run: Explain) -> Explain:
         shown = card or card_of(name)
-        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown))
+        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts))
         return run
 
     return add

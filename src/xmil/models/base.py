@@ -27,6 +27,7 @@ class ModelSpec:
     sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox" (one
     log risk). `reference` is what a regression's value is explained against, such as the mean of the training
     labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
+    `relative` outputs of a regression are deviations from the reference already.
     `columns` of the training cohort held the targets: a label, several labels, a value, or time and event.
     """
 
@@ -40,6 +41,7 @@ class ModelSpec:
     reference: float | tuple[float, ...] | None = None
     time_bins: tuple[float, ...] | None = None
     columns: tuple[str, ...] | None = None
+    relative: bool = False
 
     @property
     def target_names(self) -> tuple[str, ...] | None:
@@ -60,6 +62,9 @@ class MILModel(nn.Module, ABC):
     """
 
     spec: ModelSpec
+    notes: tuple[str, ...] = ()  # what was found, left out or assumed when the model was loaded
+    warnings: tuple[str, ...] = ()  # those of the notes that belong beside every explanation
+    last_layer: ClassVar[str | None] = "classifier"  # the linear layer whose rows are the outputs
     background: Background | None = None  # of its training patches; saved and loaded with the model
     pooling: ClassVar[str | None] = None
     class_attention: ClassVar[bool] = False  # whether attention has a column for each class

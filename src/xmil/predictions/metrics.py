@@ -105,7 +105,7 @@ def multilabel_metrics(
     """The same for labels (n, c) of 0 and 1 with chances of their own: means over the labels."""
     y, p = np.asarray(labels).astype(bool), np.asarray(chances, dtype=np.float64)
     if y.shape != p.shape or y.ndim != 2:
-        raise InputError(f"Labels {y.shape} and chances {p.shape} must both be (slides, labels).")
+        raise InputError(f"Labels {y.shape} and probabilities {p.shape} must both be (slides, labels).")
     columns = range(p.shape[1])
     ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
     correct = (p > 0.5) == y
@@ -241,7 +241,7 @@ def _among(chosen: Bools, correct: Bools) -> Statistic:
 def _check_chances(labels: npt.NDArray[Any], chances: Floats) -> None:
     if chances.ndim != 2 or chances.shape[1] < 2 or labels.shape != chances.shape[:1]:
         raise InputError(
-            f"Labels {labels.shape} and chances {chances.shape} must be (slides,) and (slides, classes)."
+            f"Labels {labels.shape} must be (slides,), probabilities {chances.shape} (slides, classes)."
         )
     if labels.dtype.kind not in "iu" or (
         len(labels) and not 0 <= labels.min() <= labels.max() < chances.shape[1]

@@ -49,7 +49,7 @@ def bins_warning(specs: Sequence[ModelSpec]) -> str | None:
     )
     return (
         f"the models cut time into bins of their own ({cuts}{'; ...' if len(specs) > 3 else ''}): the mean "
-        "of their bin0, bin1, ... is of no one interval. The risk is comparable."
+        "of their bin0, bin1, ... belongs to no single interval. The risk is comparable."
     )
 
 

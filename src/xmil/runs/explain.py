@@ -1,7 +1,7 @@
 """A run of `explain` over a cohort: a folder that fills slide by slide and goes on where it stopped.
 
 run.json, slides.csv, failures.csv
-slides/<slide_id>.parquet   one file a slide, by atomic rename
+slides/<slide_id>.parquet   one file per slide, by atomic rename
 summary/                    see `xmil.runs.summary`
 """
 

@@ -18,7 +18,7 @@ SCANNERS = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide"
 
 
 def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
-    """Open a slide or picture; `mpp` (microns a pixel of level 0) overrides what the file says.
+    """Open a slide or picture; `mpp` (microns per pixel of level 0) overrides what the file says.
 
     `slide.mpp` is None where neither the caller nor the file knows; it is never guessed.
     """

@@ -20,7 +20,7 @@ from xmil.slides.slide import Pixels, Slide
 
 Mask = npt.NDArray[np.bool_]
 
-MASK_MPP, FINEST = 8.0, 2.0  # microns a pixel of the thumbnail, and of that of a small slide
+MASK_MPP, FINEST = 8.0, 2.0  # microns per pixel of the thumbnail, and of that of a small slide
 SHORTEST, LONGEST = 1024, 4096  # pixels of the thumbnail's longer edge
 SMOOTH, SPECK = 8.0, 16.0  # microns: blur before the threshold, radius of what is opened and closed
 FAINTEST, STRONGEST = 12.0, 45.0  # grey values below the background: certainly glass, certainly tissue

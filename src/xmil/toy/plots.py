@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from xmil.core.method_cards import card_of
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import METHODS
 from xmil.models import MILModel
@@ -26,20 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers
-COLOURS = {
-    "random": "#999999",
-    "attention": "#E69F00",
-    "single": "#56B4E9",
-    "one_removed": "#56B4E9",
-    "combined": "#56B4E9",
-    "logits": "#F0E442",
-    "gxi": "#CC79A7",
-    "grad2": "#CC79A7",
-    "ig": "#009E73",
-    "lrp": "#D55E00",
-}
-OTHER = "#0072B2"
 PANELS_IN_A_ROW = 3
 
 
@@ -90,7 +77,7 @@ def _bars(axis: Axes, table: ResultTable, column: tuple[str, str], rows: Sequenc
     for place, method in enumerate(methods):
         cell = table.cells[(*column, method)]
         values = [r["auprc2"] for r in rows if (r["task"], r["model"], r["method"]) == (*column, method)]
-        colour, alpha = COLOURS.get(base_of(method), OTHER), 1.0 if base_of(method) == method else 0.55
+        colour, alpha = card_of(base_of(method)).colour, 1.0 if base_of(method) == method else 0.55
         axis.barh(place, cell.mean, xerr=cell.std, color=colour, alpha=alpha, error_kw={"elinewidth": 1.0})
         axis.scatter(values, np.full(len(values), place), s=3, color="black", alpha=0.35, zorder=3)
         if cell.paper is not None:

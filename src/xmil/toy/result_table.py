@@ -9,24 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xmil.core.method_cards import CARDS, card_of
 from xmil.toy.benchmark import Row
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.protocol import SETUPS, paper_figure
 
-TITLES = {
-    "auroc": "Test AUROC",
-    "random": "Random",
-    "attention": "Attention",
-    "single": "Single",
-    "one_removed": "One removed",
-    "combined": "Combined",
-    "milli": "MILLI",
-    "logits": "Logits",
-    "gxi": "G x I",
-    "grad2": "Grad^2",
-    "ig": "IG",
-    "lrp": "xMIL-LRP",
-}
 AUROC = "auroc"
 
 
@@ -153,7 +140,7 @@ def _place(
 
 
 def _ordered(methods: list[str]) -> list[str]:
-    known = list(TITLES)
+    known = list(CARDS)
     return sorted(
         methods, key=lambda method: known.index(base_of(method)) if base_of(method) in known else len(known)
     )
@@ -166,8 +153,10 @@ def base_of(method: str) -> str:
 
 def title_of(method: str) -> str:
     """A method as tables name it."""
+    if method == AUROC:
+        return "Test AUROC"
     base = base_of(method)
-    return TITLES.get(base, base) + method[len(base) :].replace(":", " ")
+    return card_of(base).short + method[len(base) :].replace(":", " ")
 
 
 def column_title(task: str, model: str) -> str:

@@ -23,7 +23,7 @@ FILES = 20  # feature files that one line names
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """Bags by row: the cohort (one row a bag), the files of each, targets, and the features' encoder."""
+    """Bags by row: the cohort (one row per bag), the files of each, targets, and the features' encoder."""
 
     cohort: Cohort
     files: tuple[tuple[Path, ...], ...]

@@ -89,7 +89,7 @@ class Collection:
         """The picture of one patch."""
         found = self.evidence(key, number)
         if found.corners is None or found.edge is None:
-            raise MissingError("It is not known where the patches of this slide lie.")
+            raise MissingError("The positions of this slide's patches are unknown.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.corners[:, index])

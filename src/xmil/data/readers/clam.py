@@ -22,7 +22,7 @@ from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 from xmil.data.siblings import find_beside, index_beside, patch_table, slide_name
 
-_GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm a pixel
+_GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
 def _coords_attrs(found: Contents) -> Any:

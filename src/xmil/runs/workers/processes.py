@@ -127,7 +127,7 @@ def _first(source: Iterator[Any]) -> Iterator[Any]:
 def died(times: int) -> str:
     """The reason of an item whose workers died."""
     return (
-        f"Its worker process died {times} times without a word, as happens when memory runs out; "
+        f"The worker process died {times} times without a word, as happens when memory runs out; "
         "use fewer --workers or a lower --memory."
     )
 
