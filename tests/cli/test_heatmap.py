@@ -18,7 +18,7 @@ from xmil.cli._app import run as xmil_run
 from xmil.core.storage import write_explanations
 from xmil.core.target import Target
 from xmil.heatmaps.exports import read_geojson
-from xmil.heatmaps.saved_run import open_run
+from xmil.heatmaps.saved_run import open_saved
 
 XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
 NAMES = ("HPV-", "HPV+")
@@ -92,8 +92,8 @@ def test_a_run(place, capsys):
     with openslide.OpenSlide(out / "colours/a.lrp.HPV+.colours.ome.tif") as slide:
         assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(0.5)
     assert tifffile.imread(out / "scores/a.scores.ome.tif").shape == (2, 480, 600)
-    assert "label HPV+" in open_run(place / "run").caption("a", []).facts()
-    assert open_run(place / "run").caption("a", []).facts().endswith("predicted HPV- (p = 0.71), wrong")
+    assert "label HPV+" in open_saved(place / "run").caption("a", []).facts()
+    assert open_saved(place / "run").caption("a", []).facts().endswith("predicted HPV- (p = 0.71), wrong")
 
 
 def test_without_slides(place, capsys):
