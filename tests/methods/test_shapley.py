@@ -158,7 +158,7 @@ def test_precision_stops_the_sampling_and_a_shortfall_is_said() -> None:
     assert e.stderr is not None
     assert e.stderr.max() <= 0.1
     assert seen[-1][0] < seen[-1][1] == 4000
-    assert e.warnings == ()
+    assert not e.warnings
     assert "progress" not in e.params
     short = xmil.explain(model, bag, method="shapley", target=1, precision=1e-4, permutations=40)
     assert "above the precision of 0.0001" in short.warnings[0]

@@ -31,9 +31,7 @@ class JoinReport:
         parts += _said("slides without features", self.without_features)
         parts += _said("feature files without a row", self.without_row)
         parts += _said("slides with several files, of which the first was taken", self.doubled)
-        parts += _said(
-            "links out of the folder, not followed (see --follow-links)", self.not_followed
-        )
+        parts += _said("links out of the folder, not followed (see --follow-links)", self.not_followed)
         return "; ".join(parts) + "."
 
 
@@ -133,7 +131,7 @@ def _bags(root: Path) -> Iterator[Path]:
 def _is_bag(path: Path) -> bool:
     try:
         return is_bag_folder(path)
-    except FileError:  # numbered files, the first of them damaged or foreign
+    except (FileError, OSError):  # numbered files, the first of them damaged, foreign or named otherwise
         return False
 
 

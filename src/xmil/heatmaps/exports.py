@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
@@ -19,10 +19,6 @@ from xmil.core.explanation import Explanation
 from xmil.core.storage import write_atomically, write_text
 from xmil.heatmaps.words import ends, is_predicted
 from xmil.slides.frames import KEY, frame_header
-
-if TYPE_CHECKING:
-    pass
-
 
 SUPPORTS, AGAINST = (202, 0, 32), (5, 113, 176)  # red and blue of a tile's class
 
@@ -42,14 +38,15 @@ def write_geojson(
     *,
     origin: tuple[int, int] = (0, 0),
     task: str = "classification",
+    boxes: IntArray | None = None,
 ) -> None:
-    """Write the explanations of one slide as QuPath tiles.
+    """Write the explanations of one slide as QuPath tiles; `boxes` replace those of the patches.
 
     Each has the measurements `<method>:<target>`; its class says whether it supports what the first signed
     method explains, the predicted class where that is among them. Coordinates count from `origin`, which the
     file names.
     """
-    boxes = explanations[0].boxes() - np.tile(origin, 2)
+    boxes = (explanations[0].boxes() if boxes is None else boxes) - np.tile(origin, 2)
     measured = _measurements(explanations)
     classes = _classifications(explanations, task)
     name = explanations[0].bag or ""

@@ -73,16 +73,16 @@ def attention_of(
     if layer != "rollout":
         raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
     h = model.embed(x)
-    return model.aggregate(h), model.attention_weights(h)
+    return network.aggregate(h), network.attention_weights(h)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
     columns = weights.shape[-1]
     per_class = network.model is not None and network.model.class_attention
-    if network.task == "survival" and int(target) == columns:  # the risk depends on every bin
-        per_class = False
-    return weights[..., min(int(target), columns - 1)] if per_class else weights.mean(dim=-1)
+    if not per_class or int(target) >= columns:  # the risk of a survival model depends on every bin
+        return weights.mean(dim=-1)
+    return weights[..., int(target)]
 
 
 def _transformer(

@@ -30,6 +30,7 @@ from xmil.core.names import listed
 from xmil.core.run import Run
 from xmil.core.runfiles import write_json
 from xmil.core.storage import write_atomically, write_explanations, write_text
+from xmil.core.task import TASKS
 from xmil.data.bags import read_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
@@ -45,7 +46,6 @@ from xmil.evaluate.faithfulness_table import FORMATS, as_text, statistics_csv, s
 from xmil.evaluate.localisation import Truth
 from xmil.evaluate.parts import MODES
 from xmil.methods import list_methods
-from xmil.models.tasks import CLASS_TASKS
 from xmil.runs.cautions import Missing, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
 from xmil.runs.ensemble import Ensemble, StrPath, model_paths
@@ -115,11 +115,11 @@ def evaluate_slides(
         1 if truth is None else class_index(str(truth_class), net),
     )  # fmt: skip
     settings.check(net)
-    if net.task not in CLASS_TASKS:
+    if not TASKS[net.task].decides:
         hear.say(f"A {net.task} model is neither right nor wrong: every slide counts.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
-    column = label if net.task in CLASS_TASKS else None
+    column = label if TASKS[net.task].decides else None
     cases, missing = find_cases(inputs, label=column, spec=net.spec, say=hear.say)
     known = _truth(truth, listed(truth_names), mask_downsample, slides, follow_links=follow_links)
     run = EvaluateRun(

@@ -23,7 +23,7 @@ from xmil.lrp import Composite, trace
 from xmil.methods import METHODS, explain_classes
 from xmil.methods.attention import attention_of, branch
 from xmil.methods.network import Network
-from xmil.methods.outputs import Output, output_function
+from xmil.methods.outputs import Output, class_output
 from xmil.methods.presets import PRESETS, preset_composite, released_copy
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
@@ -102,10 +102,7 @@ def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -
     model, x = _narrowed(model, x, spec)
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
-    outputs = [
-        Output(Target(c), kind, output_function(Target(c), kind, network.task))
-        for c in range(model.n_classes)
-    ]
+    outputs = [class_output(Target(c), kind, task=network.task) for c in range(model.n_classes)]
     if spec.name == "random":
         return _random(x, len(outputs), seed)
     with frozen(model):
