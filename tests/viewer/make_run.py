@@ -167,9 +167,9 @@ def _certify(net: Any, bags: list[Bag], run: Path) -> None:
         slide = Case(str(bag.slide_id), (str(bag.slide_id),), (Path(),), i % 2)
         result = evaluate_slide(net, bag, settings, label=slide.label)
         paper = json.dumps(certificate_dict(slide, result))
-        (run / "certificates" / f"{slide.slide_id}.json").write_text(paper, encoding="utf-8")
+        (run / "certificates" / f"{slide.name}.json").write_text(paper, encoding="utf-8")
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA)
-        pq.write_table(table, run / "results" / f"{slide.slide_id}.parquet")
+        pq.write_table(table, run / "results" / f"{slide.name}.parquet")
 
 
 def _row(bag: Bag, logits: npt.NDArray[np.float32], label: int, features: Path) -> dict[str, Any]:

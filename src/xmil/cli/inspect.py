@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.core.errors import FileError, XmilError
-from xmil.core.runfiles import RUN, read_run
 
 if TYPE_CHECKING:
     from xmil.data.inspection import Report
@@ -84,7 +83,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     made_by = _made_by(path)
     if made_by in ("tile", "embed"):
         return inspect_folder(path / "patches" if made_by == "tile" else path, **options)
-    if (path / RUN).is_file() or any(path.glob("slides/*.parquet")):
+    if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
         return inspect_run(path)
     if any((path / name).is_file() for name in IN_FOLDER):
         return _checkpoint(path)
@@ -99,6 +98,8 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _made_by(folder: Path) -> str | None:
     """The command whose run a folder holds, where it says so."""
+    from xmil.core.runfiles import read_run
+
     try:
         return str((read_run(folder) or {}).get("kind"))
     except XmilError:

@@ -31,16 +31,18 @@ class JoinReport:
         parts += _said("slides without features", self.without_features)
         parts += _said("feature files without a row", self.without_row)
         parts += _said("slides with several files, of which the first was taken", self.doubled)
-        parts += _said("links out of the folder, not followed (see --follow-links)", self.not_followed)
+        parts += _said(
+            "links not followed (out of the folder, or to a device; see --follow-links)", self.not_followed
+        )
         return "; ".join(parts) + "."
 
 
 def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[Path], list[Path]]:
     """The feature files of a folder in order of name, and the links in it that were left out.
 
-    Links are followed; one that leads nowhere or in a circle cannot be read, and is reported as such. Without
-    `follow_links`, those that lead out of the folder are left out. A feature file, or a store that is a
-    folder, stands for itself.
+    Links are followed, but for those to a device or pipe; one that leads nowhere or in a circle cannot be
+    read, and is reported as such. Without `follow_links`, those that lead out of the folder are left out. A
+    feature file, or a store that is a folder, stands for itself.
     """
     root = Path(folder)
     if root.is_file() or (root.is_dir() and (root.name.lower().endswith(".zarr") or _is_bag(root))):
@@ -48,7 +50,7 @@ def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[P
     if not root.is_dir():
         raise FileError(f"{root}: no such folder.")
     files = sorted(_bags(root))
-    taken = [path for path in files if follow_links or inside(path, root)]
+    taken = [path for path in files if not _to_device(path) and (follow_links or inside(path, root))]
     known = set(taken)
     return taken, [path for path in files if path not in known]
 
@@ -126,6 +128,14 @@ def _bags(root: Path) -> Iterator[Path]:
             continue
         if name.endswith(FEATURE_SUFFIXES) or _is_bag(path):
             yield path
+
+
+def _to_device(path: Path) -> bool:
+    """Whether a link leads to what is neither a file nor a folder."""
+    try:
+        return path.is_symlink() and path.exists() and not path.is_file() and not path.is_dir()
+    except (OSError, RuntimeError):  # links in a circle
+        return False
 
 
 def _is_bag(path: Path) -> bool:
