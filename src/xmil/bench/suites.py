@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from xmil.bench.confounders import CONFOUNDERS
 from xmil.bench.digits import DigitProblem
 from xmil.bench.entries import CONTROLS, ORACLE, Exam
 from xmil.bench.faithfulness_batch import FAITHFULNESS, classified_right, grade_faithfulness
 from xmil.bench.measuring import TRUTH, Grade, Measure, grade_truth
 from xmil.bench.problems import Problem
 from xmil.core.errors import unknown_name
-from xmil.toy.digit_tasks import TASKS
+from xmil.toy.digit_tasks import TASKS, DigitTask
 from xmil.toy.instances import Instances, load_instances
 from xmil.toy.protocol import QUICK, Protocol
 
@@ -78,11 +79,11 @@ def instances_of(plan: Plan) -> Instances:
     return load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
 
 
-def _digits(names: Sequence[str]) -> Callable[[Plan], Sequence[Problem]]:
+def _digits(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Problem]]:
     def problems(plan: Plan) -> Sequence[Problem]:
-        chosen = [name for name in names if not plan.tasks or name in plan.tasks]
+        chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
         instances = instances_of(plan)
-        return [DigitProblem(TASKS[name], instances, plan.protocol) for name in chosen]
+        return [DigitProblem(task, instances, plan.protocol) for task in chosen]
 
     return problems
 
@@ -93,14 +94,21 @@ SUITES = {
         Suite(
             "evidence",
             "Evidence: bags of digits whose evidence is known",
-            _digits(DIGIT_TASKS),
+            _digits([TASKS[name] for name in DIGIT_TASKS]),
+            TRUTH,
+            grade_truth,
+        ),
+        Suite(
+            "confounder",
+            "Confounders: what really decides is planted",
+            _digits(CONFOUNDERS),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "faithfulness",
             "Faithfulness: what the model does when instances leave",
-            _digits(FAITHFULNESS_TASKS),
+            _digits([TASKS[name] for name in FAITHFULNESS_TASKS]),
             FAITHFULNESS,
             grade_faithfulness,
             controls=CONTROLS,

@@ -23,7 +23,7 @@ def bench(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A row: file.py:function, a Parquet file of scores, or name[:preset][@output]."),
+        typer.Option(help="A row: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
     ] = None,
     model: Annotated[
         list[str] | None,
