@@ -190,7 +190,7 @@ def _both(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.bool_]:
 
 def _for(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.int8]:
     del other
-    return (codes == wanted).astype(np.int8)
+    return np.asarray(codes == wanted, dtype=np.int8)
 
 
 def _for_and_against(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.int8]:
