@@ -143,7 +143,7 @@ class WhatIf:
 
 def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
     """The models of each run: those it was made with; else one for all runs, or one for each."""
-    from xmil.core.runfiles import file_digest
+    from xmil.core.identity import file_digest
 
     digests = {path: file_digest(path) for path in models}
     found = [[path for path in models if digests[path] in run.digests] for run in runs]
