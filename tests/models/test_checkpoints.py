@@ -128,6 +128,21 @@ CASES = {
         "",
         "model_state_dict",
     ),
+    "stamp-vit": (
+        "stamp_vit",
+        {"dim": 16, "feedforward": 12},
+        [
+            (r"^instance", "project_features"),
+            (r"^layers\.(\d)\.norm", r"transformer.layers.\1.0.norm"),
+            (r"^layers\.(\d)\.attn\.to_qkv\.", r"transformer.layers.\1.0.mhsa.in_proj_"),
+            (r"^layers\.(\d)\.attn\.to_out\.0", r"transformer.layers.\1.0.mhsa.out_proj"),
+            (r"^layers\.(\d)\.feed", r"transformer.layers.\1.1"),
+            (r"^norm", "transformer.norm"),
+            (r"^classifier", "mlp_head.0"),
+        ],
+        "model.",
+        "state_dict",
+    ),
     "mil-lab-dsmil": (
         "dsmil",
         {"dim": 8, "query_dim": 5, "query_layers": 1, "values": "linear", "norm": True},

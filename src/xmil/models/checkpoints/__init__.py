@@ -14,7 +14,7 @@ import torch
 from xmil.core.errors import CheckpointError, XmilError
 from xmil.core.storage import write_atomically
 from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import authors, mil_lab, published
+from xmil.models.checkpoints import authors, mil_lab, published, stamp
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
@@ -29,7 +29,16 @@ from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
 from xmil.models.registry import build
 
-__all__ = ["FAMILIES", "authors", "describe_checkpoint", "load_model", "mil_lab", "published", "save_model"]
+__all__ = [
+    "FAMILIES",
+    "authors",
+    "describe_checkpoint",
+    "load_model",
+    "mil_lab",
+    "published",
+    "save_model",
+    "stamp",
+]
 
 
 def load_model(
