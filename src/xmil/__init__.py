@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
     from xmil.methods.inside import explain_inside as explain_inside
+    from xmil.models import chain as chain
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
@@ -68,6 +69,7 @@ _HOME = {
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
     "background": "xmil.data",
+    "chain": "xmil.models",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",

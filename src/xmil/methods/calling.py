@@ -58,7 +58,7 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
 def required(module: nn.Module) -> list[str] | None:
     """Parameters of `forward` that must be given, the features first; None where it cannot be known."""
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = _signature(module).parameters.values()
     except (TypeError, ValueError):
         return None
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -68,7 +68,7 @@ def required(module: nn.Module) -> list[str] | None:
 def optional_companions(module: nn.Module, held: Sequence[str]) -> dict[str, str]:
     """Parameters with a default that would take a companion the bag holds, and its name."""
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = _signature(module).parameters.values()
     except (TypeError, ValueError):
         return {}
     found = {p.name: companion_of(p.name, held) for p in parameters if p.default is None}
@@ -91,9 +91,15 @@ def forward_way(forward: Callable[..., Any], names: Mapping[str, bool]) -> Way:
     return Way("forward(net, x)", lambda module, x, given: forward(module, x, **given), names)
 
 
+def _signature(module: nn.Module) -> inspect.Signature:
+    """How a module is called; a chain is called as its encoder is."""
+    found = getattr(module, "call_signature", None)
+    return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+
+
 def _only_keywords(module: nn.Module) -> bool:
     """Whether `forward` takes nothing but **keywords."""
-    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
+    kinds = [p.kind for p in _signature(module).parameters.values()]
     return kinds == [inspect.Parameter.VAR_KEYWORD]
 
 
