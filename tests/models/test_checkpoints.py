@@ -143,6 +143,33 @@ CASES = {
         "model.",
         "state_dict",
     ),
+    "mil-lab-transformer": (
+        "transmil",
+        {**TRANSMIL, "attention": "dot_product", "residual_kernel": None, "qkv_bias": True, "ppeg": False},
+        [
+            (r"^instance\.0\.0", "patch_embed.0"),
+            (r"^class_token", "cls_token"),
+            (r"^layers\.(\d)\.attn\.to_qkv\.", r"blocks.\1.attention.in_proj_"),
+            (r"^layers\.(\d)\.attn\.to_out\.0", r"blocks.\1.attention.out_proj"),
+            (r"^layers", "blocks"),
+        ],
+        "model.",
+        None,
+    ),
+    "torchmil-abmil": (
+        "attnmil",
+        {"dim": 6, "attention_dim": 4, "n_layers": 0, "gated": True},
+        [(r"^attention\.V", "pool.fc1"), (r"^attention\.U", "pool.fc_gated"), (r"^attention\.w", "pool.fc2")],
+        "",
+        None,
+    ),
+    "torchmil-dsmil": (
+        "dsmil",
+        {"query_dim": 5},
+        [(r"^instance_classifier", "inst_classifier"), (r"^query", "q_nn")],
+        "",
+        None,
+    ),
     "mil-lab-dsmil": (
         "dsmil",
         {"dim": 8, "query_dim": 5, "query_layers": 1, "values": "linear", "norm": True},

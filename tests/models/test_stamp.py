@@ -224,7 +224,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     content["state_dict"] = {f"model.{k}": v for k, v in tensors(keys(alibi=False)).items()}
     content[where]["x"] = HARM[harm]  # type: ignore[index]
     torch.save(content, tmp_path / "m.ckpt")
-    with pytest.raises(CheckpointError, match="refused, it names"):
+    with pytest.raises(CheckpointError, match="refused, it holds more than tensors"):
         xmil.load_model(tmp_path / "m.ckpt")
     assert not (tmp_path / "pwned").exists()
 

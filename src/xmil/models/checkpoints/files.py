@@ -133,12 +133,11 @@ def _load_tensors(path: Path) -> Any:
 
 
 def _inert(path: Path) -> dict[str, Any] | None:
-    """A Lightning checkpoint with inert stubs for the classes it names; None for any other file."""
+    """A Lightning checkpoint with inert stubs for the classes it names; None for others, and harmful ones."""
     try:
         return read_lightning(path)
-    except CheckpointError as error:
-        why = str(error).removeprefix(f"{path}: ")
-        raise CheckpointError(f"{path}: {why} Save the model's state_dict() alone and load that.") from None
+    except CheckpointError:
+        return None
 
 
 def _numpy_scalars() -> list[Any]:
