@@ -19,7 +19,6 @@ from xmil.core.storage import write_explanations
 from xmil.models import load_model, save_model
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.prediction import predict
 from xmil.viewer.whatif import as_mask
 
 
@@ -107,21 +106,6 @@ def test_other_outputs(tmp_path: Path, task: str, n: int, says: Any) -> None:
         z = net(torch.from_numpy(np.delete(bag.features, 1, axis=0)).unsqueeze(0))[0]
     assert found["after"] == pytest.approx(says(z).tolist(), abs=1e-5)
     assert len(found["labels"]) == len(found["after"])
-
-
-def test_predictions_without_classes() -> None:
-    """Survival: S(t) is the running product of 1 - hazard, the risk minus its sum."""
-    z = np.array([0.3, -1.0, 2.0])
-    survival, expected = 1.0, 0.0
-    for hazard in 1 / (1 + np.exp(-z)):
-        survival *= 1 - hazard
-        expected -= survival
-    assert predict(z.tolist(), "survival", None).value == pytest.approx(expected)
-    assert predict([1.5], "cox", None).labels == ["risk"]
-    assert predict([1.5], "regression", None).value == 1.5
-    assert predict([1.5, 2.0], "regression", ["a", "b"]).labels == ["a", "b"]
-    assert predict([800.0, -800.0], "classification", None).numbers == [1.0, 0.0]
-    assert predict([-800.0], "multilabel", ["x"]).probabilities == [0.0]
 
 
 BAD: list[Any] = [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, XmilError, bad_parameter
+from xmil.core.task import TASKS, references
 from xmil.methods.calling import PLAIN, Way, forward_way
 from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
 from xmil.methods.closures import Rows, values_by_row
@@ -19,7 +20,6 @@ from xmil.methods.companions import Companions, named_companions
 from xmil.methods.faults import sub_bag_fault
 from xmil.methods.reading import Reading
 from xmil.models import MILModel
-from xmil.models.tasks import TASKS, references, target_names
 
 ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
@@ -91,7 +91,7 @@ class Network:
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
-        return target_names(self.task, n_outputs, self.class_names, self._spec("time_bins"))
+        return TASKS[self.task].target_names(n_outputs, self.class_names, self._spec("time_bins"))
 
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""

@@ -8,18 +8,17 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.task import TASKS
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
 from xmil.methods.network import Network
 from xmil.methods.reading import AmbiguousError, find_logits
-from xmil.models.tasks import CLASS_TASKS
 
 logger = logging.getLogger(__name__)
 
 SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
-OF_CHANCES = (*CLASS_TASKS, "survival")
 
 
 @torch.no_grad()
@@ -134,15 +133,20 @@ def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
 def _settle_chances(network: Network, logits: Tensor, watch: ChanceWatch, returns: str | None) -> None:
     """Refuse probabilities that are not announced; settle how announced ones become logits."""
     task, name = network.task, network.name
+    linked = TASKS[task].link is not None
     if returns == "probability":
-        if task not in OF_CHANCES:
+        if not linked:
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
         check_chances(logits, task, name)
         source = watch.source(logits)
         same = source is not None and _is_source(source, logits, task)
         network.link = "source" if same else "log"
         network.params["returns"] = returns
-    elif returns is None and task in OF_CHANCES and looks_like_chances(logits, made=watch.made(logits)):
+    elif (
+        returns is None
+        and TASKS[task].link is not None
+        and looks_like_chances(logits, made=watch.made(logits))
+    ):
         how = "made by a sigmoid or softmax" if watch.made(logits) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {how}); say "

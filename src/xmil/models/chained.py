@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.task import TASKS
 from xmil.models.fitted import AffineProbe, convert_probe
-from xmil.models.tasks import TASKS
 
 
 def chain(
