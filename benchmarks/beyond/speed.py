@@ -27,6 +27,6 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
         def shapley(model: torch.nn.Module = model) -> object:
             return xmil.explain(model, x, method="shapley", target=1, precision=None, permutations=200)
 
-        once, all_orders = seconds(forward, shapley, repeats=2 if quick else 5)
+        once, all_orders = seconds(forward, shapley, repeats=1 if layers else 5)
         found[name] = {"forward_s": once, "shapley_s": all_orders, "passes": all_orders / once}
     return found
