@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from xmil.core.errors import InputError
 from xmil.findings.appearance import appearance
 from xmil.findings.biomarkers import correlation_with, map_biomarkers, survival_of
-from xmil.findings.shortcuts import patch_associations, ranked, slide_associations
+from xmil.findings.shortcuts import patch_associations, patch_correlations, ranked, slide_associations
 from xmil.findings.stability import consensus
 from xmil.findings.strategies import find_strategies
 
@@ -56,7 +56,8 @@ def test_a_property_of_the_picture_is_found_within_slides() -> None:
     rng = np.random.default_rng(0)
     relevance = [rng.normal(size=60) for _ in range(20)]
     seen = [{"blue ink": (r > 1).astype(float), "focus": rng.random(60)} for r in relevance]
-    found = ranked(patch_associations(relevance, seen, names(20)))
+    within = [patch_correlations(r, row) for r, row in zip(relevance, seen, strict=True)]
+    found = ranked(patch_associations(within, names(20)))
     assert (found[0].cause, found[0].found, found[1].found) == ("blue ink", True, False)
     assert len(found[0].slides) == 5
 

@@ -89,32 +89,30 @@ def slide_associations(
     return found
 
 
+def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
+    """Rank correlation of a slide's relevance with each property of its patches; nan where one is constant."""
+    return {name: _rank_correlation(relevance, values) for name, values in statistics.items()}
+
+
 def patch_associations(
-    relevance: Sequence[npt.ArrayLike],
-    statistics: Sequence[Mapping[str, npt.ArrayLike]],
-    slides: Sequence[str],
-    *,
-    draws: int = DRAWS,
-    seed: int = 0,
+    correlations: Sequence[Mapping[str, float]], slides: Sequence[str], *, draws: int = DRAWS, seed: int = 0
 ) -> list[Association]:
-    """Properties of the picture against relevance, within each slide; the mean over slides is tested.
+    """Properties of the picture against relevance, from the correlations within each slide.
 
     Where a property does not vary inside a slide, that slide says nothing. The null hypothesis is that the
     sign of a slide's correlation is a coin's: signs are flipped at random.
     """
-    names = list(dict.fromkeys(name for row in statistics for name in row))
+    names = list(dict.fromkeys(name for row in correlations for name in row))
     rng = np.random.default_rng(seed)
     found = []
     for name in names:
-        known = zip(relevance, statistics, slides, strict=True)
-        pairs = [(_rank_correlation(r, row[name]), slide) for r, row, slide in known if name in row]
+        pairs = [(row[name], slide) for row, slide in zip(correlations, slides, strict=True) if name in row]
         rows = [(value, slide) for value, slide in pairs if np.isfinite(value)]
         if len(rows) < FEWEST:
             continue
         values = np.array([value for value, _ in rows])
         p = _sign_flip_p(values, rng, draws)
-        strongest = sorted(rows, key=lambda row: -abs(row[0]))[:5]
-        named = tuple(slide for _, slide in strongest)
+        named = tuple(slide for _, slide in sorted(rows, key=lambda row: -abs(row[0]))[:5])
         mean = float(values.mean())
         found.append(Association(name, "patch", "mean rank correlation", mean, p, len(values), slides=named))
     return found
