@@ -90,7 +90,7 @@ def slide_associations(
 
 
 def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
-    """Rank correlation of a slide's relevance with each property of its patches; nan where one is constant."""
+    """Rank correlation of a slide's relevance with each property of its patches; nan for constants."""
     return {name: _rank_correlation(relevance, values) for name, values in statistics.items()}
 
 

@@ -16,13 +16,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import InputError, UnsupportedError
+from xmil.core.errors import InputError
 from xmil.core.names import listed
 from xmil.core.run import Run, open_run
 from xmil.core.runfiles import read_json
 from xmil.data import feature_files, open_bag, read_bag, read_cohort
 from xmil.data.siblings import slide_name
-from xmil.findings.dictionary import SAMPLE, Dictionary, draw_sample, fit_dictionary
+from xmil.findings.dictionary import SAMPLE, draw_sample, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
 from xmil.runs.insight_tables import write_insight
@@ -177,7 +177,10 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return [{**row, **result["biomarkers"]}]
 
     def finish(
-        self, items: Sequence[str], tally: Tally[dict[str, Any]], workers: Workers
+        self,
+        items: Sequence[str],
+        tally: Tally[dict[str, Any]],
+        workers: Workers,  # noqa: ARG002 - the base's signature
     ) -> Mapping[str, Any]:
         """Tables over the cohort, report and card."""
         slides = [slide for slide in items if slide in tally.results]
@@ -230,6 +233,3 @@ def _number(cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError):
         return float("nan")
-
-
-__all__ = ["Dictionary", "InsightRun", "UnsupportedError", "insight"]

@@ -56,8 +56,8 @@ def _look(job: InsightJob, dictionary: Dictionary, model: Any, slide: str) -> di
     bag = read_bag(job.features[slide])
     if len(bag) != len(e):
         raise InputError(
-            f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features that "
-            "were explained."
+            f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
+            "that were explained."
         )
     relevance = _relevance(e, bag, model)
     shares = (

@@ -69,7 +69,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     targets = {str(r["target"]) for r in results}
     if len(targets) > 1:
         notes.append(
-            f"Slides were explained for different targets ({', '.join(sorted(targets))}); name one with --target."
+            f"Slides were explained for different targets ({', '.join(sorted(targets))}); name one: --target."
         )
     if not len(profiles):
         notes.append("No relevance per feature is stored and no model was given: concepts were left out.")
