@@ -10,6 +10,7 @@ report.html, card.json, card.md
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,8 +20,7 @@ from typing import Any
 from xmil.core.errors import InputError
 from xmil.core.names import listed
 from xmil.core.run import Run, open_run
-from xmil.core.runfiles import read_json
-from xmil.data import feature_files, open_bag, read_bag, read_cohort
+from xmil.data import feature_files, open_bag, read_cohort
 from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import SAMPLE, draw_sample, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
@@ -31,6 +31,7 @@ from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 
 PER_SLIDE = 2_000  # patches of one slide in the sample, at most
+MADE = ("report.html", "card.json", "card.md")
 NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
 
 
@@ -148,11 +149,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         for slide in self.items:
             header = open_bag(self.paths[slide])
             rows = np.sort(rng.permutation(len(header))[:PER_SLIDE])
-            yield (
-                header.features(rows)
-                if hasattr(header, "features")
-                else read_bag(self.paths[slide]).features[rows]
-            )
+            yield header.read(rows).features
 
     def make_worker(self, workers: Workers) -> MakeWorker[str, dict[str, Any]]:  # noqa: ARG002 - the base's
         """A worker has the dictionary, the model and the places of the files."""
@@ -168,8 +165,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     def known(self, item: str) -> dict[str, Any] | None:
         """What a slide gave earlier under these settings."""
-        held = read_json(self.out / "slides" / f"{item}.json")
-        return held if held and held.get("fingerprint") == self.folder.fingerprint else None
+        try:
+            held = json.loads((self.out / "slides" / f"{item}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        known = isinstance(held, dict) and held.get("fingerprint") == self.folder.fingerprint
+        return held if known and held.get("source") == self.job.identity_of(item) else None
+
+    def outputs(self, items: Sequence[str]) -> list[Path]:
+        """What a restart removes."""
+        made = [self.out / "slides" / f"{slide}.json" for slide in items]
+        return [*made, self.out / "dictionary.npz", *(self.out / name for name in MADE)]
 
     def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
         """The slide with its output and biomarkers."""

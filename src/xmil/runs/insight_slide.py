@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.errors import InputError, unknown_name
+from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.core.identity import identity
 from xmil.core.storage import read_explanations, write_text
 from xmil.data import read_bag
 from xmil.findings.appearance import appearance
@@ -41,6 +42,10 @@ class InsightJob:
     target: str | None
     fingerprint: str
 
+    def identity_of(self, slide: str) -> list[Any]:
+        """What a slide's findings were made from: its explanations and its features."""
+        return [identity(self.run / "slides" / f"{slide}.parquet"), identity(self.features[slide])]
+
 
 def make_insight_worker(job: InsightJob) -> Callable[[str], dict[str, Any]]:
     """A function from a slide to what it gives, with dictionary and model loaded once."""
@@ -67,6 +72,7 @@ def _look(job: InsightJob, dictionary: Dictionary, model: Any, slide: str) -> di
     )
     found: dict[str, Any] = {
         "fingerprint": job.fingerprint,
+        "source": job.identity_of(slide),
         "target": str(e.target),
         "output": float(e.output),
         "audit": None if e.audit is None else e.audit.as_dict(),
@@ -140,11 +146,14 @@ def _seen(path: Path | None, e: Explanation) -> dict[str, Any]:
     from xmil.heatmaps.sheets import cut_patch
     from xmil.slides import open_slide
 
-    with open_slide(path) as slide:
-        boxes = place_on(e, slide).boxes()
-        order = np.argsort(e.scores, kind="stable")
-        rows = order[np.unique(np.linspace(0, len(order) - 1, LOOKED_AT).round().astype(int))]
-        facts = [appearance(cut_patch(slide, boxes[i], PIXELS)) for i in rows]
+    order = np.argsort(e.scores, kind="stable")
+    rows = order[np.unique(np.linspace(0, len(order) - 1, LOOKED_AT).round().astype(int))]
+    try:
+        with open_slide(path) as slide:
+            boxes = place_on(e, slide).boxes()
+            facts = [appearance(cut_patch(slide, boxes[i], PIXELS)) for i in rows]
+    except XmilError as error:
+        return {"problem": str(error)}  # the rest of the slide's findings needs no picture
     values = {name: np.array([fact[name] for fact in facts]) for name in facts[0]}
     within = patch_correlations(e.scores[rows], values)
     return {

@@ -73,6 +73,9 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
         )
     if not len(profiles):
         notes.append("No relevance per feature is stored and no model was given: concepts were left out.")
+    unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
+    if unread:
+        notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
     return notes + [str(line) for line in run.run.warnings]
 
 
