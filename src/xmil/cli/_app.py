@@ -18,10 +18,10 @@ from xmil.core.errors import XmilError
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
 PANELS = {  # the order of the help; commands that are not named here come last
-    "Start here": ("demo", "inspect", "doctor"),
+    "Start here": ("demo", "inspect", "doctor", "examples"),
     "From slides to features": ("tile", "embed"),
     "From features to a model": ("split", "train", "predict"),
-    "Evidence": ("explain", "evaluate", "heatmap", "view"),
+    "Evidence": ("explain", "evaluate", "heatmap", "view", "inside", "insight", "export", "verify"),
     "Studies": ("toy", "bench"),
 }
 OTHERS = "More"
