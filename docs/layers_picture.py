@@ -25,7 +25,7 @@ def layers(pyproject: Path = ROOT / "pyproject.toml") -> list[list[str]]:
 def purpose(package: str) -> str:
     """What a package says of itself: the first clause of its docstring."""
     text = ast.get_docstring(ast.parse((SOURCE / package / "__init__.py").read_text(encoding="utf-8"))) or ""
-    return text.splitlines()[0].split(":")[0].split(";")[0].split(". ")[0].rstrip(".")
+    return text.splitlines()[0].split(":")[0].split(";")[0].split(". ")[0].rstrip(".").replace("`", "")
 
 
 def imports() -> dict[str, list[str]]:

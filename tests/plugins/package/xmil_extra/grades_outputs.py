@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.methods.outputs import TASK_OUTPUTS, Asked, Output
+from xmil.methods.outputs import TASK_OUTPUTS, AskedOutput, Output
 
 
 @TASK_OUTPUTS.register("grades")
-def grades(asked: Asked) -> Output:
+def grades(asked: AskedOutput) -> Output:
     """Steps up to the grade speak for it, the step beyond it against it."""
     kind, c = asked.kind_among(("logit", "probability")), asked.cls
 
