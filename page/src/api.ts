@@ -165,6 +165,26 @@ export async function postWhatIf(key: number, run: number, keep: [number, number
   return (await answered(response)).json() as Promise<WhatIf>;
 }
 
+/** What a reader has drawn on a slide, as the server keeps it. */
+export interface KeptNotes {
+  revision: number;
+  features: unknown[];
+  origin: [number, number] | null;
+  readers: string[];
+  writable: boolean;
+}
+
+const notesUrl = (key: number, reader: string) => `api/slides/${key}/annotations-${encodeURIComponent(reader)}.json`;
+
+export const getNotes = (key: number, reader: string): Promise<KeptNotes> => json(notesUrl(key, reader));
+
+/** Keeps annotations drawn over a revision; a conflict gives what is there now. */
+export async function postNotes(key: number, reader: string, revision: number, document: unknown): Promise<{ revision: number; conflict: KeptNotes | null }> {
+  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ revision, document }) });
+  if (response.status === 409) return { revision, conflict: (await response.json()) as KeptNotes };
+  return { revision: ((await (await answered(response)).json()) as { revision: number }).revision, conflict: null };
+}
+
 async function json<T>(url: string): Promise<T> {
   const response = await answered(await reached(url));
   try {

@@ -1,7 +1,6 @@
 /** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
 
 import { slideHash, type ViewState } from "./address";
-import { annotationsOf } from "./annotations";
 import { getRun, getScores, getSlide, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
 import { Controls } from "./controls";
@@ -10,6 +9,7 @@ import type { Choice } from "./evidence";
 import { Exports } from "./exports";
 import { outline, patchesIn, type Polygon } from "./geometry";
 import { Inspector, summary } from "./inspector";
+import { Keeping } from "./keeping";
 import { noMarks, type Marks } from "./marks";
 import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
@@ -42,6 +42,7 @@ export class SlideView implements PaneHost {
   marks: Marks = noMarks([]);
   bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
   info!: SlideInfo;
+  keeping!: Keeping;
   active: Pane | null = null;
   tool: Tool = "move";
   readonly began = performance.now();
@@ -84,7 +85,9 @@ export class SlideView implements PaneHost {
       if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
       else problems.push((answer.reason as Error).message);
     }
-    this.marks = noMarks(annotationsOf(this.run.name, this.info.id));
+    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
+    await this.keeping.load();
+    this.marks = noMarks(this.keeping.notes);
     this.bounds = this.whole();
     if (!this.gone) this.build(problems);
   }
@@ -413,6 +416,7 @@ export class SlideView implements PaneHost {
   destroy(): void {
     if (this.panes.length) remembered = { ...this.state(), area: null, picked: null };
     this.gone = true;
+    this.keeping?.destroy();
     clearTimeout(this.asleep);
     while (this.panes.length) this.panes.pop()!.destroy();
   }
