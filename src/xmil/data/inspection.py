@@ -12,7 +12,7 @@ import numpy as np
 
 from xmil.core.errors import FileError, XmilError
 from xmil.core.names import counted
-from xmil.core.placement import CONVENTIONS, missing_for_drawing
+from xmil.core.patches import CONVENTIONS
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
@@ -46,7 +46,7 @@ def inspect_features(path: Path, **options: Any) -> Report:
     header = open_bag(path, **options)
     stats = _statistics(header)
     facts = {**_header_facts(header), **stats, **_place_facts(header)}
-    lacks = missing_for_drawing(header.coords is not None, header.patch_size, unit=header.unit)
+    lacks = header.patches.missing
     what = "features" if header.features is not None else "coordinates without features"
     return Report(
         str(path),

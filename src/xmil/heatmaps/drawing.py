@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
 from xmil.heatmaps.canvas import TISSUES
@@ -112,7 +113,7 @@ def cohort_scales(run: SavedRun, order: Order) -> dict[str, Scale]:
         except XmilError:  # it is reported when its turn comes
             continue
         for e in chosen:
-            held.setdefault(e.method, []).append(replace(e, coords=None, raw_coords=None, relevance=None))
+            held.setdefault(e.method, []).append(replace(e, patches=Patches(), relevance=None))
     look = order.look
     return {
         method: pooled(

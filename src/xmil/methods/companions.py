@@ -52,6 +52,10 @@ class Companions:
     def __contains__(self, name: object) -> bool:
         return name == INDEX or name in self._values
 
+    def replaced(self, others: Mapping[str, Any]) -> Companions:
+        """These companions, with others in place of some."""
+        return Companions({**self._values, **others}, n=self.n, name=self.name, hint=self._hint)
+
     def given(self, name: str, rows: Tensor, like: Tensor) -> Tensor:
         """One companion for rows (b, m) of the bag: (b, m, ...), or (b, m, m) where it joins instances.
 

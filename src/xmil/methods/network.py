@@ -162,6 +162,12 @@ class Network:
         zero = self.model.embed(h.new_zeros(1, 1, self.model.in_dim))
         return self.aggregate(zero.expand(1, h.shape[1], -1))
 
+    def with_companions(self, **others: Tensor) -> Network:
+        """The network with other values in place of some companions."""
+        twin = copy.copy(self)
+        twin.companions = self.companions.replaced(others)
+        return twin
+
     def part(self, rows: Tensor) -> Network:
         """The network for the bag of the given rows (m,) of the full one, in that order."""
         twin = copy.copy(self)

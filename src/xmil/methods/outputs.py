@@ -200,7 +200,7 @@ def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:
     return torch.sigmoid(odds) if kind == "probability" else odds
 
 
-def _class_logits(logits: Tensor) -> Tensor:
+def class_logits(logits: Tensor) -> Tensor:
     """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
     return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1) if logits.shape[-1] == 1 else logits
 
@@ -215,7 +215,7 @@ def _logit(logits: Tensor, c: int, against: int | None) -> Tensor:
 
 def _contrastive(logits: Tensor, c: int, against: int | None) -> Tensor:
     """Sum over the other classes of z_cc' p_cc', with constant weights p_cc' = softmax over c' of -z_cc'."""
-    others = [i for i in range(_class_logits(logits).shape[-1]) if i != c]
+    others = [i for i in range(class_logits(logits).shape[-1]) if i != c]
     z = torch.stack([_difference(logits, c, other) for other in others], dim=-1)
     weighted = z * F.softmax(-z, dim=-1).detach()
     return weighted.sum(dim=-1) if against is None else weighted[:, others.index(against)]
@@ -240,5 +240,5 @@ def _probability(logits: Tensor, c: int, against: int | None) -> Tensor:
 
 
 def _difference(logits: Tensor, c: int, against: int) -> Tensor:
-    full = _class_logits(logits)
+    full = class_logits(logits)
     return full[:, c] - full[:, against]

@@ -186,17 +186,4 @@ def out_of_memory(error: BaseException) -> bool:
 
 def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
     """The scores of one slide of a case, with the case's account."""
-    return replace(
-        e,
-        scores=e.scores[rows],
-        spread=None if e.spread is None else e.spread[rows],
-        relevance=None if e.relevance is None else e.relevance[rows],
-        bag=part.slide_id,
-        coords=part.coords,
-        patch_size=part.patch_size,
-        mpp=part.mpp,
-        raw_coords=part.raw_coords,
-        unit=part.unit,
-        raw_edge=part.raw_edge,
-        slide_size=part.slide_size,
-    )
+    return replace(e.take(rows, part.patches), bag=part.slide_id)

@@ -57,12 +57,9 @@ def _place(found: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -
     edge = _positive(found.arrays["coords"].attrs.get("patch_size_level0"))
     fields = placed(header, corners(found), "px", edge=edge, ask=ask)
     if "raw_coords" in found:
-        raw = {
-            "raw_coords": found.read("raw_coords"),
-            "unit": ours.get("unit"),
-            "raw_edge": ours.get("raw_edge"),
-        }
-        fields.update(raw)
+        raw, unit = found.read("raw_coords"), ours.get("unit")
+        where = replace(fields["patches"], raw_coords=raw, unit=unit, raw_edge=ours.get("raw_edge"))
+        fields["patches"] = where
     return fields
 
 
