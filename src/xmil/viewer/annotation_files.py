@@ -66,8 +66,9 @@ class AnnotationFiles:
             held = self.read(slide, reader)
             if seen != held["revision"]:
                 raise ConflictError(held)
-            head = document.get("xmil") if isinstance(document.get("xmil"), dict) else {}
-            document = {**document, "xmil": {**head, "slide": slide, "reader": reader, "revision": seen + 1}}
+            about = {"slide": slide, "reader": reader, "revision": seen + 1}
+            head = document.get("xmil")
+            document = {**document, "xmil": {**(head if isinstance(head, dict) else {}), **about}}
             self._make(path.parent)
             write_text(path, json.dumps(document) + "\n")
         return {"revision": seen + 1}
