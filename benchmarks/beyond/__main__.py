@@ -1,8 +1,10 @@
 """What lies beyond one patch, measured: `python -m benchmarks.beyond STUDY [--quick] [--out FILE]`.
 
     speed     Shapley values of 10,000 patches, in forward passes of the bag
-    table     AUPRC-2 of Shapley values and of contexts beside plain LRP, on the same models
-    pairs     interactions against the true partners of Adjacent Pairs, Context Flip, and sums
+    table     AUPRC-2 of Shapley values and of contexts beside plain LRP, on the same models (--models)
+    pairs     interactions against the true partners of Adjacent Pairs: one-hot digits, bags of 12
+    partners  the same on features of real digits, bags of 30 (--models)
+    signs     interactions in Context Flip, and in sums, which have none
     errors    how often intervals from the standard errors hold the long-run mean
     sets      minimal sets against exhaustive search, and how far their bounds lie apart
 
@@ -24,6 +26,8 @@ STUDIES = {
     "speed": speed.study,
     "table": table.study,
     "pairs": pairs.study,
+    "partners": pairs.partners,
+    "signs": pairs.signs,
     "errors": errors.study,
     "sets": sets.study,
 }
@@ -38,10 +42,13 @@ def main() -> None:
     parser.add_argument(
         "--data", help="folder or file of digits' features; default: one-hot vectors with noise"
     )
+    parser.add_argument("--models", type=Path, help="folder of `xmil toy --table1`, for table and partners")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}", flush=True)
-    found = STUDIES[arguments.study](quick=arguments.quick, data=arguments.data or "onehot")
+    found = STUDIES[arguments.study](
+        quick=arguments.quick, data=arguments.data or "onehot", models=arguments.models
+    )
     print(json.dumps(found, indent=1))
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(found, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from xmil.toy.benchmark import Configuration, auroc_on, train
 from xmil.toy.digit_bags import BagSet
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
-from xmil.toy.protocol import QUICK, SETUPS
+from xmil.toy.protocol import QUICK, SETUPS, Protocol
+from xmil.toy.stacked import Stacked
+from xmil.toy.store import Store
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,20 @@ def trained(
         QUICK, repetitions=repetitions, sizes=(bags, bags // 4, tests), bag_size=n, training=training
     )
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
-    fitted, features = train(configuration).models, configuration.table()
+    yield from _repetitions(configuration, train(configuration).models, repetitions)
+
+
+def stored(task: str, model: str, *, folder: Path, data: str, repetitions: int) -> Iterator[Trained]:
+    """The first repetitions that `xmil toy --table1 --out FOLDER` trained."""
+    configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), Protocol())
+    fitted = Store(folder).models(configuration)
+    if fitted is None:
+        raise SystemExit(f"{folder}: has no models of {configuration.name} trained as in the paper")
+    yield from _repetitions(configuration, fitted.models, repetitions)
+
+
+def _repetitions(configuration: Configuration, fitted: Stacked, repetitions: int) -> Iterator[Trained]:
+    features = configuration.table()
     for r in range(repetitions):
         test = configuration.splits(r).test
         x = features.bags(torch.from_numpy(test.rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from xmil.toy.scoring import MethodSpec, score_bags
 LONG = 4000  # sub-bags for the long-run mean of contexts
 
 
-def study(*, quick: bool, data: str) -> dict[str, Any]:
+def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """Coverage of Shapley values, contexts and interactions on trained AttnMIL and TransMIL."""
+    del models
     bags, seeds = (2, 3) if quick else (8, 25)
     found = {}
     for model in ("attnmil", "transmil"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
 import xmil
-from benchmarks.beyond.digits import Trained, trained
+from benchmarks.beyond.digits import Trained, stored, trained
 from xmil.methods.coalitions import coalitions_of
 from xmil.methods.network import Network
 from xmil.toy.digit_tasks import FLIPPING, PAIRS
@@ -21,24 +22,35 @@ from xmil.toy.digit_tasks import FLIPPING, PAIRS
 Floats = npt.NDArray[np.float64]
 
 
-def study(*, quick: bool, data: str) -> dict[str, Any]:
-    """AP of the true pairs by repetition, signs of Context Flip, and what is found in sums."""
-    repetitions, bags, epochs = (2, 2, 20) if quick else (10, 12, 100)
-    small = {"data": "onehot", "n": 12, "repetitions": repetitions, "epochs": epochs, "bags": 1000}
-    found: dict[str, Any] = {"adjacent pairs, one-hot, 12": _partners(small, bags)}
-    print(found, flush=True)
-    found["context flip, one-hot, 12"] = _signs(small, bags)
-    found["sums"] = _sums(5 if quick else 20)
-    if data != "onehot":
-        large = {**small, "data": data, "n": 30}
-        found["adjacent pairs, features, 30"] = _partners(large, bags, draws=32, exact=False)
-    return found
+def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
+    """AP of the true pairs by repetition: one-hot digits, bags of 12, every coalition run."""
+    del data, models
+    repetitions, bags, settings = (2, 2, {"epochs": 10, "bags": 200}) if quick else (10, 8, {"epochs": 80})
+    several = trained("adjacent_pairs", "transmil", data="onehot", n=12, repetitions=repetitions, **settings)
+    return _partners(several, bags)
 
 
-def _partners(settings: dict[str, Any], bags: int, **options: Any) -> dict[str, Any]:
+def partners(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
+    """The same on features and bags of 30, sampled."""
+    if models is None:
+        raise SystemExit("partners needs --models, a folder of `xmil toy --table1`")
+    repetitions, bags, draws = (2, 1, 8) if quick else (10, 4, 64)
+    several = stored("adjacent_pairs", "transmil", folder=models, data=data, repetitions=repetitions)
+    return _partners(several, bags, draws=draws)
+
+
+def signs(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
+    """Context Flip on one-hot digits, bags of 12; and hand-made sums."""
+    del data, models
+    repetitions, settings = (1, {"epochs": 10, "bags": 200}) if quick else (5, {"epochs": 120, "bags": 1000})
+    several = trained("context_flip", "transmil", data="onehot", n=12, repetitions=repetitions, **settings)
+    return {"sums": _sums(5 if quick else 20), "context flip": _signs(several, 2 if quick else 12)}
+
+
+def _partners(several: Iterable[Trained], bags: int, **options: Any) -> dict[str, Any]:
     by_repetition: dict[str, list[float]] = {}
     aurocs = []
-    for one in trained("adjacent_pairs", "transmil", tests=200, **settings):
+    for one in several:
         aurocs.append(one.auroc)
         scores = [precisions(one.model, x, digits, **options) for x, digits in positives(one, bags)]
         for name in scores[0]:
@@ -94,10 +106,10 @@ def leave_two_out(model: nn.Module, x: Tensor, pairs: Any) -> Floats:
     return np.asarray((game.full[0, 1] - one[i] - one[j] + two).numpy())
 
 
-def _signs(settings: dict[str, Any], bags: int) -> dict[str, Any]:
+def _signs(several: Iterable[Trained], bags: int) -> dict[str, Any]:
     """Bags with an 8 and a 9: their pairs must speak for class 1 together."""
     right, aurocs = [], []
-    for one in trained("context_flip", "transmil", tests=200, **settings):
+    for one in several:
         aurocs.append(one.auroc)
         both = np.all([(one.test.codes == digit).any(axis=1) for digit in FLIPPING], axis=0)
         for i in np.flatnonzero(both)[:bags]:

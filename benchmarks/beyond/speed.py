@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ import xmil
 from benchmarks.clock import seconds
 
 
-def study(*, quick: bool, data: str) -> dict[str, Any]:
+def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """200 permutations of 10,000 patches on AttnMIL, with and without a hidden layer behind the pooling."""
-    del data
+    del data, models
     n = 1_000 if quick else 10_000
     x = torch.randn(n, 1024, generator=torch.Generator().manual_seed(0))
     found: dict[str, Any] = {"patches": n, "permutations": 200}

@@ -127,6 +127,16 @@ export interface Scores {
 
 export const getRun = (): Promise<Run> => json("api/run.json");
 export const getSlide = (key: number): Promise<SlideInfo> => json(`api/slides/${key}/slide.json`);
+/** The slide of a row: its number may have changed since the list was read, its name has not. */
+export async function getSlideNamed(row: SlideRow): Promise<SlideInfo> {
+  const found = await getSlide(row.key).catch((error: Error) => error);
+  if (!(found instanceof Error) && found.id === row.id) return found;
+  const again = (await getRun()).slides.find((slide) => slide.id === row.id);
+  if (!again || again.key === row.key) throw found instanceof Error ? found : new Error(`There is no slide ${row.id} in this run.`);
+  Object.assign(row, again);
+  return getSlide(again.key);
+}
+
 export const thumbnailUrl = (key: number): string => `api/slides/${key}/thumbnail.jpeg`;
 export const patchUrl = (key: number, run: number, i: number): string => `api/slides/${key}/patch-${run}-${i}.jpeg`;
 export const tileUrl = (key: number, level: number, column: number, row: number): string =>

@@ -1,7 +1,7 @@
 /** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
 
 import { slideHash, type ViewState } from "./address";
-import { getRun, getScores, getSlide, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
+import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
 import { Controls } from "./controls";
 import { button, el, put } from "./dom";
@@ -14,6 +14,7 @@ import { noMarks, type Marks } from "./marks";
 import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
 import { Pane, type PaneHost } from "./pane";
+import { Reconnection } from "./reconnection";
 import { initialDisplay, keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
 import type { Tool } from "./tools";
@@ -64,7 +65,7 @@ export class SlideView implements PaneHost {
   private gone = false;
 
   private asleep = 0; // timer that writes the address
-  private waiting = false; // for a server that does not answer
+  private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
 
   constructor(
     readonly run: Run,
@@ -78,7 +79,7 @@ export class SlideView implements PaneHost {
 
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
   async load(): Promise<void> {
-    this.info = await this.fetchInfo();
+    this.info = await getSlideNamed(this.row);
     const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
     const problems = this.info.error ? [this.info.error] : [];
     for (const answer of answers) {
@@ -90,16 +91,6 @@ export class SlideView implements PaneHost {
     this.marks = noMarks(this.keeping.notes);
     this.bounds = this.whole();
     if (!this.gone) this.build(problems);
-  }
-
-  /** The slide of this name: its number may have changed since the list was read, its name has not. */
-  private async fetchInfo(): Promise<SlideInfo> {
-    const found = await getSlide(this.row.key).catch((error: Error) => error);
-    if (!(found instanceof Error) && found.id === this.row.id) return found;
-    const again = (await getRun()).slides.find((slide) => slide.id === this.row.id);
-    if (!again || again.key === this.row.key) throw found instanceof Error ? found : new Error(`There is no slide ${this.row.id} in this run.`);
-    Object.assign(this.row, again);
-    return getSlide(again.key);
   }
 
   private whole(): Bounds {
@@ -173,28 +164,8 @@ export class SlideView implements PaneHost {
     }
   }
 
-  /** A tile that did not come: the slide is damaged there, or the server is away and is waited for. */
   tileFailed(): void {
-    if (this.waiting || this.gone) return;
-    this.waiting = true;
-    void getRun().then(
-      () => this.say("Part of the slide's image could not be read.", true),
-      () => this.awaitServer(),
-    );
-  }
-
-  private awaitServer(): void {
-    this.say("The server does not answer; the image goes on when it is back.", true);
-    const ask = () =>
-      getRun().then(
-        () => {
-          this.waiting = false;
-          for (const pane of this.panes) pane.viewer.world.resetItems();
-          this.say("The server is back.");
-        },
-        () => !this.gone && setTimeout(ask, 2000),
-      );
-    setTimeout(ask, 2000);
+    this.server.missed();
   }
 
   private addPane(choice: Parameters<Pane["choose"]>[0]): void {
@@ -258,7 +229,6 @@ export class SlideView implements PaneHost {
     if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
   }
 
-  /** Takes the tip of the patch under the pointer away. */
   private leave(): void {
     this.tip.hidden = true;
     this.marks.hovered = null;
@@ -353,6 +323,11 @@ export class SlideView implements PaneHost {
     for (const pane of this.panes) pane.drawMarks();
   }
 
+  /** Asks for the image's tiles again. */
+  private reload(): void {
+    for (const pane of this.panes) pane.viewer.world.resetItems();
+  }
+
   showArea(area: Bounds): void {
     if (this.active?.viewer.isOpen()) show(this.active.viewer, this.bounds, area);
   }
@@ -417,6 +392,7 @@ export class SlideView implements PaneHost {
     if (this.panes.length) remembered = { ...this.state(), area: null, picked: null };
     this.gone = true;
     this.keeping?.destroy();
+    this.server.destroy();
     clearTimeout(this.asleep);
     while (this.panes.length) this.panes.pop()!.destroy();
   }

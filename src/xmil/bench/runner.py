@@ -91,7 +91,10 @@ class Referee:
         return dict(self.plan.protocol.training if digits else self.plan.training)
 
     def _repetitions(self, problem: Problem) -> int:
-        return self.plan.protocol.repetitions if problem.family == "digits" else self.plan.fold_runs
+        if problem.family == "digits":
+            return self.plan.protocol.repetitions
+        splits = getattr(problem, "splits", None)  # a published division has no repetitions
+        return self.plan.fold_runs if splits is None else min(self.plan.fold_runs, len(splits))
 
     def _settings(self, suite: Suite, problem: Problem, entry: ModelEntry) -> dict[str, Any]:
         """What two calls must share to fill one file."""

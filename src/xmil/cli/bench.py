@@ -23,7 +23,7 @@ def bench(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A row: file.py:function, a Parquet file of scores, or name[:preset][@output]."),
+        typer.Option(help="A row: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -41,6 +41,19 @@ def bench(
     data: Annotated[
         str, typer.Option(help="Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
     ] = "digits",
+    tissue: Annotated[
+        str,
+        typer.Option(help="Class-labelled tissue images or a CAMELYON16 folder, instead of colon nuclei."),
+    ] = "",
+    patient: Annotated[
+        str, typer.Option(help="Whose an image is: an expression for its file's name, or 'folder'.")
+    ] = "",
+    positive: Annotated[str, typer.Option(help="The tissue class that is asked for.")] = "",
+    against: Annotated[str, typer.Option(help="The tissue class that speaks against it.")] = "",
+    encoder: Annotated[
+        str, typer.Option(help="What encodes tissue images: an encoder, or plain 'statistics'.")
+    ] = "statistics",
+    features: Annotated[str, typer.Option(help="Cached features of the colon nuclei (.npz).")] = "",
     device: _options.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
@@ -75,6 +88,16 @@ def bench(
         data=data,
         device=device,
         minutes=minutes,
+        tissue=tuple(
+            {
+                "source": tissue,
+                "patient": patient,
+                "positive": positive,
+                "against": against,
+                "encoder": encoder,
+                "features": features,
+            }.items()
+        ),
     )
     if not report and not suite:
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")

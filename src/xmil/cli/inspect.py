@@ -98,9 +98,11 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _made_by(folder: Path) -> str | None:
     """The command whose run a folder holds, where it says so."""
+    from xmil.core.runfiles import read_run
+
     try:
-        return str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["kind"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str((read_run(folder) or {}).get("kind"))
+    except XmilError:
         return None
 
 

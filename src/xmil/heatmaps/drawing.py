@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.core.identity import identity
 from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
@@ -93,15 +94,20 @@ class DrawingJob:
     explanations: Path
     slide: Path | None = None
     fault: str = ""  # why the slide cannot be used
+    drawn: str = ""  # what the files held when they were drawn last
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Files written now and files that were current already, and what is doubtful about the slide."""
+    """Files written now and files that were current already, and what is doubtful about the slide.
+
+    `source` is what the explanations and the slide held.
+    """
 
     written: int = 0
     kept: int = 0
     note: str | None = None
+    source: str = ""
 
 
 def cohort_scales(run: SavedRun, order: Order) -> dict[str, Scale]:
@@ -161,7 +167,13 @@ def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
 
 
 def make_drawer(
-    run: SavedRun, order: Order, out: Path, *, restart: bool = False, slides: Path | None = None
+    run: SavedRun,
+    order: Order,
+    out: Path,
+    *,
+    restart: bool = False,
+    slides: Path | None = None,
+    full_digests: bool = False,
 ) -> Callable[[DrawingJob], Drawn]:
     """The function that draws one slide; `slides` is the folder that must hold it."""
 
@@ -170,7 +182,12 @@ def make_drawer(
             raise InputError(job.fault)
         if slides is not None and job.slide is None:
             raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
-        return draw_slide(job, run, order, out, restart=restart)
+        if job.explanations.is_symlink():
+            raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
+        files = [job.explanations] if job.slide is None else [job.explanations, job.slide]
+        source = " ".join(identity(path, full=full_digests) for path in files)
+        changed = job.drawn not in ("", source)
+        return replace(draw_slide(job, run, order, out, restart=restart or changed), source=source)
 
     return drawer
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
@@ -50,6 +51,15 @@ class Picture(Figure):
         return held.getvalue()
 
 
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Segments (k, 4) in pixels of a picture, each with a colour and a width of its own, in text sizes."""
+
+    segments: npt.NDArray[np.float64]
+    colours: Sequence[str]
+    widths: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Column:
     """Pictures below each other (whole slide, zoomed region) with a title and the scale of their colours."""
@@ -59,6 +69,7 @@ class Column:
     images: tuple[npt.NDArray[np.uint8], ...]
     scale: Scale | None = None
     ends: tuple[str, str] = ("", "")
+    lines: tuple[Lines, ...] = ()  # over each of the images
 
 
 @dataclass(frozen=True)
@@ -210,6 +221,8 @@ class Sheet:
             pixels = column.images[row]
             x = self.left[i] + (self.widths[i] - pixels.shape[1]) // 2
             axes = self.image(pixels, x, self.y)
+            for lines in column.lines[row : row + 1]:
+                _lines(axes, lines, self.unit * 72 / DPI)
             if mark is not None:
                 _mark(axes, mark, self.unit * 72 / DPI)
             if ruler is not None and i == 0:
@@ -279,6 +292,15 @@ def _mark(axes: Any, mark: Mark, size: float) -> None:
     x, y, wide, high = mark
     for colour, width in (("white", 0.3), ("black", 0.15)):
         axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width * size))
+
+
+def _lines(axes: Any, lines: Lines, size: float) -> None:
+    ends = lines.segments.reshape(-1, 2, 2)
+    for colour, extra in (("white", 0.06), (lines.colours, 0.0)):  # a light rim, to be seen on any colour
+        drawn = LineCollection(
+            list(ends), colors=colour, linewidths=(lines.widths + extra) * size, capstyle="round"
+        )
+        axes.add_collection(drawn, autolim=False)
 
 
 def _unit(columns: Sequence[Column]) -> float:

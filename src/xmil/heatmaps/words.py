@@ -54,7 +54,8 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     >>> subtitle(e), ends(e)
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
-    return f"for {TASKS[task].subject(explained(explanation))}"
+    unsure = explanation.stable is not None and not explanation.stable.all()
+    return f"for {TASKS[task].subject(explained(explanation))}{'; hatched: sign not sure' * unsure}"
 
 
 def explained(explanation: Explanation) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from xmil.core.task import TASKS, Task
 from xmil.data.cases import Case
 
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
-LAST = ("n", "features", "seconds")
+LAST = ("n", "features", "seconds", "warnings")
 Row = dict[str, Any]
 Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
@@ -59,13 +58,8 @@ def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
 def columns(rows: Sequence[Row]) -> list[str]:
     """The columns of a table of rows: names first, outputs between, the rest last."""
     between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
-    return [*FIRST, *between, *LAST]
-
-
-def source_of(path: Path) -> list[int]:
-    """What tells whether a feature file has changed: its size and time, in nanoseconds."""
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
+    return [*FIRST, *between, *last]
 
 
 def _beside(task: Task, label: Any) -> Row:

@@ -22,6 +22,7 @@ from xmil.toy.protocol import Protocol, Setup
 from xmil.toy.race import Fitted, OnEpoch, fit
 from xmil.toy.scoring import MethodSpec, score_bags
 from xmil.toy.stacked import Stacked
+from xmil.toy.variants import with_variants
 
 Row = dict[str, Any]
 SEEDS_APART = 1000  # between the seeds of two runs with neighbouring base seeds
@@ -46,7 +47,7 @@ class Configuration:
     def prepared(self) -> Instances:
         """The instances as this task and protocol use them."""
         instances = self.instances.pooled() if self.protocol.pooled else self.instances
-        return instances.with_marks(self.protocol.seed) if self.task.marks else instances
+        return with_variants(instances, self.task.variants, self.protocol.seed)
 
     @property
     def comparable(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from xmil.core.errors import InputError
-from xmil.core.provenance import provenance
+from xmil.core.runfiles import RUN, locked, make_folder, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
 from xmil.training.config import Config, at_point, differences, grid_points, plain
@@ -27,7 +28,7 @@ from xmil.training.toml import dumps
 from xmil.training.training_set import TrainingSet, read_training_set, slide_rows
 
 logger = logging.getLogger(__name__)
-RUN, CONFIG = "run.json", "config.toml"
+CONFIG = "config.toml"
 JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
 COHORT = "cohort.csv"
 ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
@@ -88,10 +89,29 @@ def job_seed(seed: int, fold: int, repeat: int) -> int:
 
 
 def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None) -> TrainOutcome:
-    """Train everything a config asks for into its folder; what is done already is not done again."""
+    """Train everything a config asks for into its folder; what is done already is not done again.
+
+    A second training that would write into the folder is refused.
+    """
     plan = make_plan(config)
-    fabric = make_fabric(config)
     folder = Path(config.out)
+    with _kept_for_us(folder):
+        return _train_all(plan, make_fabric(config), folder, restart=restart, on_job=on_job)
+
+
+@contextmanager
+def _kept_for_us(folder: Path) -> Iterator[None]:
+    """The folder, locked; of several processes the first holds the lock."""
+    if not is_first_process():
+        yield
+        return
+    make_folder(folder)
+    with locked(folder):
+        yield
+
+
+def _train_all(plan: Plan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None) -> TrainOutcome:
+    config = plan.config
     if is_first_process():  # before others are launched: what is refused here is then said once
         prepare(plan, folder, restart=restart)
     fabric.launch()
@@ -115,21 +135,21 @@ def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
     """Make the folder and its description; a folder of another run is refused."""
     if restart:
         clear(folder)
-    _make(folder)
+    make_folder(folder)
     described = _description(plan)
     if (folder / RUN).is_file():
         _check_same(folder, described)
     elif any((folder / job.name).exists() for job in plan.jobs):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
-        _make(folder / job.name)
+        make_folder(folder / job.name)
         sweep(folder / job.name)
     sweep(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     slides = slide_rows(plan.found, parts_of(folds, len(plan.found)))
     write_text(folder / COHORT, csv_text(slides))
-    write_text(folder / RUN, json.dumps(described, indent=1) + "\n")
+    write_run(folder, "train", described)
 
 
 def clear(folder: Path) -> None:
@@ -211,7 +231,6 @@ def _done(plan: Plan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _description(plan: Plan) -> dict[str, Any]:
     found = plan.found
     return {
-        "kind": "train",
         "config": plain(plan.config),
         "bags": {"count": len(found), "digest": found.digest, "width": found.bags.dim},
         "task": plan.config.task,
@@ -219,15 +238,14 @@ def _description(plan: Plan) -> dict[str, Any]:
         "encoder": found.encoder,
         "left_out": list(found.notes),
         "jobs": [job.name for job in plan.jobs],
-        **provenance(),
     }
 
 
 def _check_same(folder: Path, now: dict[str, Any]) -> None:
     try:
-        before = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, InputError):
         raise InputError(f"{folder}: its {RUN} is not one of a training; choose another --out.") from None
     found = differences(config, now["config"])
     if bags != now["bags"]:
@@ -240,10 +258,3 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
             f"{folder}: holds a run with other settings: {'; '.join(found[:4])}. "
             "Choose another --out, or pass --restart to start over."
         )
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None

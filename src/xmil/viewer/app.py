@@ -70,8 +70,7 @@ class Site:
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
-            Route(f"{slide}/annotations-{{reader}}.json", self._get(self._read_notes, JSON)),
-            Route(f"{slide}/annotations-{{reader}}.json", self.keep_notes, methods=["POST"]),
+            Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
             Route("/{name:path}", self.page),
         ]
@@ -87,8 +86,10 @@ class Site:
         content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
         return _tagged(request, content, content_type(name))
 
-    async def keep_notes(self, request: Request) -> Response:
-        """Keep a reader's annotations of a slide."""
+    async def notes(self, request: Request) -> Response:
+        """A reader's annotations of a slide, read or kept."""
+        if request.method != "POST":
+            return await self._get(self._read_notes, JSON)(request)
         work = partial(self._keep_notes, body=await _json_body(request), **request.path_params)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._reading), media_type=JSON)
 

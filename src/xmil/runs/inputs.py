@@ -1,82 +1,72 @@
-"""What commands over a cohort share: lists, devices, the slides with their labels, the progress bar."""
+"""The bags of a run: feature files, joined with a cohort's rows, and what is true of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.names import listed
+from xmil.data import Case, Cohort, feature_files, group_cases, join_features, read_cohort
+from xmil.data.siblings import slide_name
+from xmil.models.base import ModelSpec
+from xmil.runs.cautions import Missing
 
 if TYPE_CHECKING:
-    from xmil.data import Cohort
-    from xmil.data.cases import Case
     from xmil.models import MILModel
-    from xmil.models.base import ModelSpec
-    from xmil.runs.cautions import Missing
+
+Say = Callable[[str], None]
 
 
-def listed(text: str) -> list[str]:
-    """The parts of a text between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+@dataclass(frozen=True)
+class Inputs:
+    """Where bags come from: a folder of feature files, or one of them; a cohort's rows, of some splits."""
+
+    features: Path
+    cohort: Path | None = None
+    splits: tuple[str, ...] = ()
+    by: str = "slide"
+    follow_links: bool = True
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The places, for run.json."""
+        cohort = None if self.cohort is None else str(self.cohort.resolve())
+        return {"features": str(self.features.resolve()), "cohort": cohort}
 
 
-def checked_device(name: str) -> str:
-    """The name of a device that is there."""
-    import torch
-
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {name!r} is not there; use cpu.")
-    return name
-
-
-def checked_folder(path: Path) -> Path:
-    """A folder that is there."""
-    if not path.is_dir():
-        raise InputError(f"{path}: no such folder.")
-    return path
+def reading_of(mpp: float | None, patch_size: int | None) -> dict[str, Any]:
+    """What `read_bag` is told where files do not say it."""
+    return {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
 
 
 def find_cases(
-    features: Path,
-    cohort: Path | None,
+    inputs: Inputs,
     *,
     label: str | None = "label",
-    splits: list[str] | None = None,
-    names: tuple[str, ...] | None = None,
-    by: str = "slide",
-    spec: ModelSpec | None = None,
+    spec: ModelSpec,
+    say: Say = lambda _: None,
 ) -> tuple[list[Case], Missing]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    With them what the cohort names and the features lack.
-
-    Labels are class indices; a label column of None asks for none, "" for the one the model was trained on.
+    With them what the cohort names and the features lack. Labels are class indices; a label column of None
+    asks for none, "" for the one the model was trained on.
     """
-    from xmil.runs.cautions import Missing
-
-    if cohort is None:
-        if by != "slide" or splits:
-            raise InputError("Splits and --by case need a --cohort that names them.")
-        return _every_file(features), Missing()
-    joined, gone = parted_cohort(features, cohort, splits=splits)
+    if inputs.cohort is None:
+        return _every_file(inputs, say), Missing()
+    joined, gone = parted_cohort(inputs, say)
     if label is None:
-        return _grouped(joined, gone, by, None)
-    column = label or (trained_columns(joined, spec) if spec and len(spec.columns or ()) == 1 else "")
-    return _grouped(joined, gone, by, class_labels(joined, column or "label", names))
+        return _grouped(joined, gone, inputs.by, None)
+    column = label or (trained_columns(joined, spec) if len(spec.columns or ()) == 1 else "")
+    return _grouped(
+        joined, gone, inputs.by, class_labels(joined, column or "label", spec.class_names, say=say)
+    )
 
 
 def _grouped(
     joined: Cohort, gone: dict[str, str], by: str, labels: Sequence[Any] | None
 ) -> tuple[list[Case], Missing]:
-    from xmil.data import group_cases
-    from xmil.runs.cautions import Missing
-
     cases = group_cases(joined, by, labels=labels)
     return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
 
@@ -87,39 +77,42 @@ def trained_columns(cohort: Cohort, spec: ModelSpec) -> str:
     return ",".join(columns) if set(columns) <= set(cohort.columns) else ""
 
 
-def parted_cohort(
-    features: Path, cohort: Path, *, splits: list[str] | None = None
-) -> tuple[Cohort, dict[str, str]]:
+def parted_cohort(inputs: Inputs, say: Say) -> tuple[Cohort, dict[str, str]]:
     """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
 
     A line says what did not match.
     """
-    from xmil.data import join_features, read_cohort
-
-    table = read_cohort(cohort)
-    table = table.subset(*splits) if splits else table
-    joined, report = join_features(table, features)
-    if report.without_features or report.doubled:
-        print(f"{cohort}: {report}")
+    if inputs.cohort is None:
+        raise InputError("Splits and --by case need a --cohort that names them.")
+    every = read_cohort(inputs.cohort)
+    table = every.subset(*inputs.splits) if inputs.splits else every
+    joined, report = join_features(table, inputs.features, among=every, follow_links=inputs.follow_links)
+    if report.without_features or report.doubled or report.not_followed:
+        say(f"{inputs.cohort}: {report}")
     case_of = dict(zip(table.slides, table.cases, strict=True))
     return joined, {slide: case_of[slide] for slide in report.without_features}
 
 
 def class_labels(
-    cohort: Cohort, column: str, names: tuple[str, ...] | None, *, n_classes: int | None = None
+    cohort: Cohort,
+    column: str,
+    names: tuple[str, ...] | None,
+    *,
+    n_classes: int | None = None,
+    say: Say = lambda _: None,
 ) -> list[int | None]:
     """Class indices: by the model's class names where labels are among them, else as numbers.
 
     Labels by other names than the model's are refused: their order would be a guess. Where some are the
     model's, the others count as unknown, and a line names them.
     """
-    if not _has_labels(cohort, column):
+    if not _has_labels(cohort, column, say):
         return [None] * len(cohort)
     cells = cohort.column(column)
     given = [cell for cell in cells if cell is not None]
     strange = [cell for cell in given if not _is_whole(cell)]
     if names and (set(given) <= set(names) or (strange and set(given) & set(names))):
-        _tell_foreign(cohort, column, names)
+        _tell_foreign(cohort, column, names, say)
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     if names and strange:
         raise InputError(
@@ -136,13 +129,13 @@ def class_labels(
     return labels
 
 
-def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...]) -> None:
+def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...], say: Say) -> None:
     """A line on the slides whose label is no class of the model."""
     cells = zip(cohort.slides, cohort.column(column), strict=True)
     foreign = {slide: cell for slide, cell in cells if cell is not None and cell not in names}
     if foreign:
         labels = named([repr(cell) for cell in dict.fromkeys(foreign.values())])
-        print(
+        say(
             f"The column {column!r} has labels that are no class of the model ({', '.join(names)}): {labels} "
             f"of {named(list(foreign))}. They count as unlabelled."
         )
@@ -158,33 +151,31 @@ def named(slides: list[str], most: int = 5) -> str:
     return ", ".join(slides[:most]) + more
 
 
-def number_labels(cohort: Cohort, column: str) -> list[float | None]:
+def number_labels(cohort: Cohort, column: str, say: Say) -> list[float | None]:
     """The numbers of a column, for regression."""
-    if not _has_labels(cohort, column):
+    if not _has_labels(cohort, column, say):
         return [None] * len(cohort)
     return [None if value != value else float(value) for value in cohort.numbers(column)]
 
 
 def task_cases(
-    features: Path,
-    cohort: Path | None,
+    inputs: Inputs,
     spec: ModelSpec,
     *,
     label: str = "",
     time: str = "time",
     event: str = "event",
-    splits: list[str] | None = None,
-    by: str = "slide",
+    say: Say = lambda _: None,
 ) -> tuple[list[Case], Missing]:
     """The bags to go over, each with what is true of it as the model's task has it, where it is known.
 
     With them what the cohort names and the features lack.
     """
-    if cohort is None:
-        return find_cases(features, None, splits=splits, by=by)
-    joined, gone = parted_cohort(features, cohort, splits=splits)
-    labels = task_labels(joined, spec, label=label, time=time, event=event)
-    return _grouped(joined, gone, by, labels)
+    if inputs.cohort is None:
+        return _every_file(inputs, say), Missing()
+    joined, gone = parted_cohort(inputs, say)
+    labels = task_labels(joined, spec, label=label, time=time, event=event, say=say)
+    return _grouped(joined, gone, inputs.by, labels)
 
 
 def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ...]]:
@@ -195,7 +186,9 @@ def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ..
     return {name: tuple(slides) for name, slides in lacking.items() if slides}
 
 
-def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str) -> list[Any]:
+def task_labels(
+    cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str, say: Say = lambda _: None
+) -> list[Any]:
     """What is true of each row, None where it is not known.
 
     A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
@@ -213,7 +206,8 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
             time, event = trained.split(",")
         return _survival_labels(cohort, time, event)
     if truth == "class":
-        return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_targets))
+        names, n = spec.class_names, spec.n_targets
+        return list(class_labels(cohort, label or "label", names, n_classes=n, say=say))
     columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
     if not columns and spec.n_classes == 1 and _holds_numbers(cohort, "label"):
         columns = ["label"]
@@ -223,7 +217,7 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
         raise InputError(
             f"The model has {spec.n_classes} outputs; name as many columns with --label. Got {columns}."
         )
-    numbers = [number_labels(cohort, column) for column in columns]
+    numbers = [number_labels(cohort, column, say) for column in columns]
     if truth == "labels":
         _check_binary(numbers, columns)
     rows = list(zip(*numbers, strict=True))
@@ -276,37 +270,26 @@ def _is_whole(cell: str) -> bool:
         return False
 
 
-def _has_labels(cohort: Cohort, column: str) -> bool:
+def _has_labels(cohort: Cohort, column: str, say: Say) -> bool:
     if column in cohort.columns:
         return True
     if column != "label":
         raise unknown_name("column", column, cohort.columns)
-    print("The cohort has no column 'label': no slide counts as right or wrong.")
+    say("The cohort has no column 'label': no slide counts as right or wrong.")
     return False
 
 
-def _every_file(features: Path) -> list[Case]:
-    from xmil.data import Case, feature_files
-    from xmil.data.siblings import slide_name
-
-    files, _ = feature_files(features)
+def _every_file(inputs: Inputs, say: Say) -> list[Case]:
+    if inputs.by != "slide" or inputs.splits:
+        raise InputError("Splits and --by case need a --cohort that names them.")
+    files, links = feature_files(inputs.features, follow_links=inputs.follow_links)
+    if links:
+        say(f"{inputs.features}: {len(links)} links not followed: {named([path.name for path in links])}.")
     if not files:
-        raise InputError(f"{features}: no feature files in this folder.")
+        raise InputError(f"{inputs.features}: no feature files in this folder.")
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)
     if len(by_name) < len(files):
-        print(f"{features}: {len(files) - len(by_name)} slides have several files; the first was taken.")
+        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was taken.")
     return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]
-
-
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on the screen; call what it gives for each item done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda: progress.advance(bar)
