@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.task import TASKS
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
@@ -42,6 +42,9 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
     network.whole = x
     before = network.by_row(x.shape[1])
     watch, first = _called(network, x)
+    if not bool(torch.isfinite(first).all()):
+        where = network.companions.name
+        raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")
     _settle_fixed(network, before, x.shape[1])
     _check_instances(network, x, first)
     _check_optional(network, x)
