@@ -132,9 +132,10 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
         _check_gradient(network, logits)
         outputs = question.outputs(logits)
         found = _scored(logits, x, outputs, score)
+    logits = logits.detach()
     values = [float(output(logits)) for output in outputs]
     pairs = zip(outputs, values, found, strict=True)
-    return Attributions(logits.detach(), [Attribution(o, value, scores[0]) for o, value, scores in pairs])
+    return Attributions(logits, [Attribution(o, value, scores[0]) for o, value, scores in pairs])
 
 
 def _many(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
