@@ -23,7 +23,14 @@ from xmil.models.checkpoints.families import (
     strip_prefixes,
     under_prefix,
 )
-from xmil.models.checkpoints.files import BACKGROUND, BACKGROUND_KEY, SPEC_KEY, Weights, listed, read_weights
+from xmil.models.checkpoints.files import (
+    BACKGROUND,
+    BACKGROUND_KEY,
+    SPEC_KEY,
+    StoredWeights,
+    listed,
+    read_weights,
+)
 from xmil.models.checkpoints.foreign import advice_for, stamps_advice
 from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
@@ -116,7 +123,7 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
     return model, family
 
 
-def _recognise(weights: Weights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
+def _recognise(weights: StoredWeights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
     """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
     if weights.spec is not None:
         spec = _fields_of(_spec(weights.spec))
@@ -134,7 +141,7 @@ def _recognise(weights: Weights, asked: Mapping[str, Any]) -> tuple[str, Convert
     return family.name, converted, {**says, **converted.says}
 
 
-def _settled(weights: Weights, task: str, n_outputs: int) -> dict[str, Any]:
+def _settled(weights: StoredWeights, task: str, n_outputs: int) -> dict[str, Any]:
     """What the files beside a checkpoint say, where they are of the task that was asked for."""
     try:
         beside = outputs_beside(weights.path.parent, weights.settings, n_outputs)
@@ -159,7 +166,7 @@ def _fields(converted: Converted) -> dict[str, Any]:
     }
 
 
-def _find_family(weights: Weights) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
+def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
     """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
     stored = weights.state
     if (advice := advice_for(stored)) is not None:

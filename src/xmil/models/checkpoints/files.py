@@ -33,7 +33,7 @@ _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """Tensors by key, with the settings stored beside or inside their file."""
 
     path: Path
@@ -56,7 +56,7 @@ def checkpoint_files(path: Path) -> list[Path]:
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path) -> StoredWeights:
     """The tensors of a checkpoint file, or of the checkpoint in a folder."""
     if path.is_dir():
         path = _in_folder(path)
@@ -69,7 +69,7 @@ def read_weights(path: Path) -> Weights:
     settings = read_settings(path.parent)
     if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
         settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
-    return Weights(path, state, settings, notes=tuple(notes))
+    return StoredWeights(path, state, settings, notes=tuple(notes))
 
 
 def _in_folder(folder: Path) -> Path:
@@ -81,7 +81,7 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _read_safetensors(path: Path) -> Weights:
+def _read_safetensors(path: Path) -> StoredWeights:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -92,7 +92,7 @@ def _read_safetensors(path: Path) -> Weights:
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
-    return Weights(path, state, read_settings(path.parent), spec, background=background)
+    return StoredWeights(path, state, read_settings(path.parent), spec, background=background)
 
 
 def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:
