@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Flow, Relevance, trace
 from xmil.methods.account import account_warnings, check_reached
@@ -70,6 +70,7 @@ def lrp(
     gates: str | None = None,
     layer: str | None = None,
     feature_level: bool = False,
+    detach_pe: bool = False,
     baseline: Any = PRESET,
     strength: float | None = None,
 ) -> Attributions:
@@ -77,7 +78,8 @@ def lrp(
 
     The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
     settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
-    audit); `feature_level` keeps (n, d). With a `baseline` mu of `strength` a (1 unless said otherwise) an
+    audit); `feature_level` keeps (n, d); `detach_pe` takes TransMIL's position encoding (PPEG) as a constant,
+    whose share is cut. With a `baseline` mu of `strength` a (1 unless said otherwise) an
     instance scores (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; by default the preset
     decides.
     """
@@ -85,6 +87,7 @@ def lrp(
         raise bad_parameter("composite", "lrp", "a Composite", composite)
     rules = preset_composite(network, preset) if composite is None else composite
     rules = _overridden(rules, epsilon=epsilon, gamma=gamma, bias=bias, gates=gates)
+    rules = _without_positions(rules, network) if detach_pe else rules
     if isinstance(baseline, str) and baseline == PRESET:
         baseline, usual = (None, None) if composite is not None else preset_baseline(network, preset)
         strength = usual if strength is None else strength
@@ -96,6 +99,15 @@ def lrp(
     if preset == "released" and composite is None and network.name == "transmil":
         return _released(network, x, question, rules, **options)
     return _propagate(network, x, question, rules, **options)
+
+
+def _without_positions(rules: Composite, network: Network) -> Composite:
+    """The rules with the convolutions of PPEG as constants."""
+    if not any(name.startswith("ppeg.") for name, _ in network.module.named_parameters()):
+        raise UnsupportedError(
+            f"detach_pe is for TransMIL with PPEG, which {network.name} is not; leave it out."
+        )
+    return replace(rules, overrides={"ppeg.*": AffineRule(constant=True), **rules.overrides})
 
 
 def _propagate(
