@@ -20,7 +20,6 @@ from xmil.methods import explain
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
 
-
 EXTRA = {
     "captum",
     "h5py",
