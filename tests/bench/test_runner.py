@@ -12,14 +12,13 @@ import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
 from xmil.bench.digits import DigitProblem
+from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.folder import Folder, Unit
-from xmil.bench.summary import NOT_LEARNED, column_of
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import explain
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
-
 
 EXTRA = {
     "captum",
