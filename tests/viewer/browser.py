@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from xmil.heatmaps.scale import SIGNED, Scale
-from xmil.viewer.page import page_files
+from xmil.viewer.static_copy import page_files
 
 Colours = npt.NDArray[np.float64]
 
@@ -40,11 +40,11 @@ def served(collection: Any, models: list[Path] | None = None) -> Iterator[str]:
     """The address of a server on loopback."""
     from xmil.viewer.app import create_app
     from xmil.viewer.security import Rules
-    from xmil.viewer.serve import Background, address, open_socket
+    from xmil.viewer.serve import BackgroundServer, address, open_socket
 
     rules = Rules("127.0.0.1", None)
     listening = open_socket("127.0.0.1", 0)
-    server = Background(create_app(collection, models=models or [], rules=rules), listening)
+    server = BackgroundServer(create_app(collection, models=models or [], rules=rules), listening)
     yield address(listening, rules)
     server.stop()
 

@@ -20,7 +20,7 @@ from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 from xmil.viewer.openapi import describe_routes
 from xmil.viewer.security import MAX_BODY, Rules, is_loopback
-from xmil.viewer.serve import Background, open_socket
+from xmil.viewer.serve import BackgroundServer, open_socket
 
 TOKEN = "a-long-enough-token"  # noqa: S105
 JSON = {"content-type": "application/json"}
@@ -384,7 +384,7 @@ def test_fuzzed_bytes_over_a_socket(open_app: Any) -> None:
 
     draw = random.Random(0)  # noqa: S311
     listening = open_socket("127.0.0.1", 0)
-    port, server = listening.getsockname()[1], Background(open_app, listening)
+    port, server = listening.getsockname()[1], BackgroundServer(open_app, listening)
     head = f"Host: 127.0.0.1:{port}\r\nConnection: close\r\n"
     try:
         lines = [f"GET /{e * 4}secret.txt HTTP/1.1\r\n{head}\r\n" for e in ESCAPES]

@@ -64,6 +64,9 @@ def bench(
     report: Annotated[
         bool, typer.Option("--report", help="Measure nothing: write the page from what is in --out.")
     ] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the bags and trained models here, to be scored elsewhere.")
+    ] = None,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two folders of results, row by row on the same bags.")
     ] = None,
@@ -99,10 +102,12 @@ def bench(
             }.items()
         ),
     )
+    if export is not None:
+        return _export(asked, out, export)
     if not report and not suite:
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
     done = True if report else _measure(asked, out)
-    _report(asked, out)
+    _report(out)
     if not done:
         print(f"Time is up; call again with the same --out to go on. So far: {out}.")
     return 0
@@ -126,11 +131,20 @@ def _measure(asked: Asked, out: Path) -> bool:
     return done
 
 
-def _report(asked: Asked, out: Path) -> None:
+def _export(asked: Asked, out: Path, folder: Path) -> int:
+    from xmil.bench.plans import export
+
+    made = export(asked, out, folder, print)
+    print(f"{len(made)} sets of bags, each with its model's weights, written to {folder}.")
+    return 0
+
+
+def _report(out: Path) -> None:
     from xmil.bench.folder import Folder
+    from xmil.bench.plans import read_settings
     from xmil.bench.report import PAGE, write_report
 
-    summary = write_report(Folder(out), asked.settings())
+    summary = write_report(Folder(out), read_settings(out))
     for suite in summary["suites"]:
         _print_suite(suite)
     print(f"\nWritten to {out / PAGE}.")

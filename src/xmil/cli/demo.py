@@ -28,7 +28,7 @@ def demo(
     import torch
 
     from xmil.demo.pipeline import Demo, run_stages
-    from xmil.demo.report import read_results, verdict, viewer_command, write_report
+    from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
     torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
     begin = time.perf_counter()

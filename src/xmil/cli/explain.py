@@ -38,6 +38,13 @@ def explain(
     param: Annotated[
         list[str] | None, typer.Option(help="A method's own parameter, as ig.steps=100; repeatable.")
     ] = None,
+    contexts: Annotated[
+        int, typer.Option(help="Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.")
+    ] = 0,
+    keep: Annotated[float, typer.Option(help="Share of the patches that a sub-bag keeps.")] = 0.5,
+    interactions: Annotated[
+        int, typer.Option(help="Pairs that act together, among so many of the strongest patches.")
+    ] = 0,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
     device: _options.Device = "cpu",
@@ -74,6 +81,9 @@ def explain(
         by=by,
         output=output or None,
         params=_params(param or [], preset),
+        contexts=contexts,
+        keep=keep,
+        interactions=interactions,
         mpp=mpp,
         patch_size=patch_size,
         device=device,

@@ -74,7 +74,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.cli._slide import inspect_slides, slide_files
-    from xmil.data.containers.folder import is_bag_folder
+    from xmil.data.containers.folderstore import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
     from xmil.data.join import feature_files
     from xmil.data.tables import is_metadata

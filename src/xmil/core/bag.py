@@ -107,7 +107,7 @@ class Bag(Placed):
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
         columns = {key: values[index] for key, values in self.columns.items()}
-        extras = {key: _selected(key, values, index) for key, values in self.extras.items()}
+        extras = select_extras(self.extras, index)
         where = self.patches.take(index)
         return replace(self, features=self.features[index], patches=where, columns=columns, extras=extras)
 
@@ -154,6 +154,11 @@ def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any
             raise InputError(f"The extra {key!r} of {name} must have shape {must}. Got {kept.shape} instead.")
         found[key] = kept
     return found
+
+
+def select_extras(extras: Mapping[str, Any], index: npt.NDArray[Any]) -> dict[str, Any]:
+    """The extras of some rows, in the given order; matrices lose rows and columns together."""
+    return {key: _selected(key, values, index) for key, values in extras.items()}
 
 
 def _selected(name: str, values: Any, index: npt.NDArray[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from html import escape
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
 from xmil.core.runfiles import RUN, SLIDES, read_failures, read_rows, read_run
 from xmil.core.storage import read_explanation
+from xmil.core.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
+INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
 SHOWN = 10  # rows of a run in a notebook
 
 
@@ -114,6 +118,22 @@ class Run:
         kept = dict.fromkeys(NAMED, str)
         return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
 
+    def interactions(self, slide: str, *, target: Any = None) -> Interactions:
+        """The interactions that a run has of a slide; name the target where there are several."""
+        if not is_plain(slide):
+            raise unknown_name("slide", slide, self.slides)
+        folder = self.path / INTERACTIONS
+        stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
+        files = [path for path in sorted(folder.glob("*.parquet")) if stem.fullmatch(path.name)]
+        found = [Interactions.load(path) for path in files if not path.is_symlink()]
+        held = [pairs for pairs in found if target is None or pairs.target == Target.of(target)]
+        held = held or [pairs for pairs in found if str(pairs.target) == str(target)]
+        if len(held) != 1:
+            fault = "several fit" if held else "none fit"
+            targets = ", ".join(str(pairs.target) for pairs in found) or "none"
+            raise InputError(f"{folder}: {fault} for {slide!r}; name the target. Found: {targets}.")
+        return held[0]
+
     def explanation(self, slide: str, *, method: str | None = None, target: Any = None) -> Explanation:
         """The explanation of a slide by a method, of a target; an error where several fit."""
         return read_explanation(self.file(slide), method=method, target=target)
@@ -155,3 +175,9 @@ def open_run(path: str | PathLike[str]) -> Run:
     if not run.about and not (place / "slides").is_dir():
         raise InputError(f"{place}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
     return run
+
+
+def pairs_file(out: Path, slide: str, target: Target) -> Path:
+    """The file of a slide's interactions for a target."""
+    against = "" if target.against is None else f"-vs-{target.against}"
+    return out / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"

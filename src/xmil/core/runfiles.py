@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ class RunFolder:
             for path in (self.path / folder).glob("*.parquet"):
                 if path.stem in rows or _bears(path, mark):
                     yield path
+                    yield from (self.path / "interactions").glob(f"{escape(path.stem)}.*.parquet")
                     for suffix in (".json", ".png"):
                         yield self.path / "certificates" / f"{path.stem}{suffix}"
         if known:

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import Bag, FloatArray
+from xmil.core.bag import Bag, FloatArray, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.data.containers import Rows
@@ -53,6 +53,7 @@ class Header(Placed):
     columns: Mapping[str, npt.NDArray[Any]]
     extra: dict[str, Any]
     keep: IntArray | None
+    extras: Mapping[str, Any]
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Header(Placed):
         columns: Mapping[str, npt.NDArray[Any]] | None = None,
         extra: dict[str, Any] | None = None,
         keep: IntArray | None = None,
+        extras: Mapping[str, Any] | None = None,
         **places: Unpack[Places],
     ) -> None:
         held = {
@@ -83,6 +85,7 @@ class Header(Placed):
             "columns": columns or {},
             "extra": extra or {},
             "keep": keep,
+            "extras": extras or {},
         }
         for key, value in held.items():
             object.__setattr__(self, key, value)
@@ -108,10 +111,12 @@ class Header(Placed):
         """The bag, or that of the given rows in the given order."""
         index = None if rows is None else _as_index(rows, len(self))
         columns = {name: values if index is None else values[index] for name, values in self.columns.items()}
+        extras = self.extras if index is None else select_extras(self.extras, index)
         return Bag(
             self._features(index),
             patches=self.patches if index is None else self.patches.take(index),
             columns=columns,
+            extras=extras,
             source=str(self.path),
             extra=dict(self.extra),
             slide_id=self.slide_id,

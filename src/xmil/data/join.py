@@ -10,7 +10,7 @@ from pathlib import Path
 from xmil.core.errors import FileError, InputError
 from xmil.core.names import counted
 from xmil.data.cohort import PATH, Cohort
-from xmil.data.containers.folder import is_bag_folder
+from xmil.data.containers.folderstore import is_bag_folder
 from xmil.data.siblings import FEATURE_SUFFIXES, bare_name, inside, is_plain, slide_name
 
 StrPath = str | PathLike[str]

@@ -22,14 +22,13 @@ from xmil.heatmaps.exports import write_geojson, write_table
 from xmil.heatmaps.ometiff import Pyramid, write_colours, write_scores
 from xmil.heatmaps.panel import FORMATS, Picture
 from xmil.heatmaps.picture import KINDS, Look, Scene, draw, only
+from xmil.heatmaps.registry import EXPORTS, Export, Exported
 from xmil.heatmaps.saved_run import SavedRun
 from xmil.heatmaps.scale import CLIPS, Scale, pooled
 from xmil.heatmaps.words import ALL, PREDICTED, is_predicted, without_repeats
 from xmil.slides.frames import FRAMES, export_frame
 
-EXPORTS = ("geojson", "scores", "colours", "csv", "parquet")
-SUFFIXES = {"geojson": "geojson", "scores": "scores.ome.tif", "colours": "colours.ome.tif"}
-EACH = ("overlay", "side", "patches", "map", "colours")  # one file for each explanation
+EACH = ("overlay", "side", "patches", "map")  # pictures with one file for each explanation
 NEED_SLIDE = ("side", "patches")
 
 
@@ -238,10 +237,10 @@ def _files(job: DrawingJob, explanations: Sequence[Explanation], order: Order, o
     """Every file of a slide: `<kind>/<slide>[.<method>.<target>].<suffix>`."""
     pictures = [kind for kind in order.pictures if job.slide is not None or kind not in NEED_SLIDE]
     for kind in (*pictures, *order.exports):
-        suffixes = order.formats if kind in pictures and kind != "map" else (SUFFIXES.get(kind, kind),)
-        suffixes = ("png",) if kind == "map" else suffixes
+        drawn = ("png",) if kind == "map" else order.formats
+        suffixes = drawn if kind in pictures else (EXPORTS[kind].suffix,)
         for suffix in suffixes:
-            if kind in EACH:
+            if kind in EACH if kind in pictures else EXPORTS[kind].each:
                 for e in explanations:
                     name = f"{job.slide_id}.{_safe(e.method)}.{_safe(str(e.target))}.{suffix}"
                     yield File(kind, suffix, out / kind / name, e.column)
@@ -258,21 +257,38 @@ def _write(file: File, scene: Scene, order: Order) -> None:
         else:
             write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
     else:
-        _export(file, scene, shown, order)
+        frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
+        task, scales = scene.caption.task, scene.scales
+        given = Exported(tuple(shown), frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
+        EXPORTS[file.kind].write(file.path, given)
 
 
-def _export(file: File, scene: Scene, shown: Sequence[Explanation], order: Order) -> None:
-    frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
-    if file.kind == "geojson":
-        write_geojson(file.path, shown, origin=frame[:2], task=scene.caption.task)
-    elif file.kind in ("csv", "parquet"):
-        write_table(file.path, shown, kind=file.kind)
-    else:
-        pyramid = Pyramid.of(frame, downsample=order.downsample, mpp=scene.mpp)
-        if file.kind == "scores":
-            write_scores(file.path, shown, pyramid)
-        else:
-            write_colours(file.path, shown[0], scene.scales[shown[0].column], pyramid)
+def _geojson(path: Path, given: Exported) -> None:
+    write_geojson(path, given.explanations, origin=given.frame[:2], task=given.task)
+
+
+def _table(path: Path, given: Exported) -> None:
+    write_table(path, given.explanations, kind=path.suffix.removeprefix("."))
+
+
+def _scores(path: Path, given: Exported) -> None:
+    write_scores(path, given.explanations, _pyramid(given))
+
+
+def _colours(path: Path, given: Exported) -> None:
+    (e,) = given.explanations
+    write_colours(path, e, given.scales[e.column], _pyramid(given))
+
+
+def _pyramid(given: Exported) -> Pyramid:
+    return Pyramid.of(given.frame, downsample=given.downsample, mpp=given.mpp)
+
+
+EXPORTS.add("geojson", Export(_geojson, "geojson"))
+EXPORTS.add("scores", Export(_scores, "scores.ome.tif"))
+EXPORTS.add("colours", Export(_colours, "colours.ome.tif", each=True))
+EXPORTS.add("csv", Export(_table, "csv"))
+EXPORTS.add("parquet", Export(_table, "parquet"))
 
 
 def _current(path: Path, changed: int) -> bool:

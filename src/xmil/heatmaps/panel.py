@@ -61,7 +61,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Column:
+class PanelColumn:
     """Pictures below each other (whole slide, zoomed region) with a title and the scale of their colours."""
 
     title: str
@@ -104,7 +104,7 @@ class Heading:
 
 
 def draw_panel(
-    columns: Sequence[Column],
+    columns: Sequence[PanelColumn],
     *,
     heading: Heading,
     rulers: Sequence[Ruler | None] = (),
@@ -156,7 +156,9 @@ class Sheet:
         self.text(text, size, x, self.y, width=width, **look)
         self.y += round(1.5 * size * self.unit)
 
-    def block(self, columns: Sequence[Column], *, rulers: Sequence[Ruler | None], mark: Mark | None) -> None:
+    def block(
+        self, columns: Sequence[PanelColumn], *, rulers: Sequence[Ruler | None], mark: Mark | None
+    ) -> None:
         """Titles, one row of pictures for each of the columns' images, colour bars."""
         self._titles(columns)
         for row in range(max(len(column.images) for column in columns)):
@@ -199,7 +201,7 @@ class Sheet:
             text.set_position((x / width, 1 - y / height))
         return self.figure
 
-    def _titles(self, columns: Sequence[Column]) -> None:
+    def _titles(self, columns: Sequence[PanelColumn]) -> None:
         for i, column in enumerate(columns):
             centre, width = self._centre(i)
             self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
@@ -210,7 +212,7 @@ class Sheet:
 
     def _row(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[PanelColumn],
         row: int,
         *,
         ruler: Ruler | None,
@@ -238,7 +240,7 @@ class Sheet:
         points = 0.85 * u * 72 / DPI
         axes.text(0.6 * u, height - 1.1 * u, ruler.name, fontsize=points, va="bottom", color="black")
 
-    def _bar(self, i: int, column: Column) -> None:
+    def _bar(self, i: int, column: PanelColumn) -> None:
         if column.scale is None:
             return
         u, (centre, width) = self.unit, self._centre(i)
@@ -303,12 +305,12 @@ def _lines(axes: Any, lines: Lines, size: float) -> None:
         axes.add_collection(drawn, autolim=False)
 
 
-def _unit(columns: Sequence[Column]) -> float:
+def _unit(columns: Sequence[PanelColumn]) -> float:
     """The size of ordinary text in pixels, in proportion to the pictures."""
     longest = max(max(image.shape[:2]) for column in columns for image in column.images)
     return float(max(13, longest / (44 if len(columns) < 3 else 36)))
 
 
-def _width(column: Column, unit: float) -> int:
+def _width(column: PanelColumn, unit: float) -> int:
     widest = max(int(image.shape[1]) for image in column.images)
     return max(widest, round((NARROWEST if column.scale else 18) * unit * 0.7))

@@ -16,7 +16,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.heatmaps.canvas import Box, View, as_image, check_fit, place_on, same_places, whole_box
 from xmil.heatmaps.pairs import pair_lines
-from xmil.heatmaps.panel import Column, Heading, Lines, Picture, Ruler, draw_panel
+from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel
 from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.sheets import draw_sheet
 from xmil.heatmaps.words import Caption, ends, subtitle, title, without_repeats
@@ -224,7 +224,7 @@ def _sheet(scene: Scene) -> Picture:
     )
 
 
-def _column(scene: Scene, explanation: Explanation) -> Column:
+def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
     scale, look = scene.scales[explanation.column], scene.look
     images = tuple(
         view.overlay(explanation, scale, alpha=look.alpha, tissue=look.tissue) for view in scene.views
@@ -234,12 +234,12 @@ def _column(scene: Scene, explanation: Explanation) -> Column:
     if scene.pairs is not None:
         lines = tuple(pair_lines(scene.pairs, view.canvas) for view in scene.views)
     words = subtitle(explanation, task)
-    return Column(title(explanation), words, images, scale, ends(explanation, task), lines)
+    return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines)
 
 
-def _slide_column(scene: Scene) -> Column:
+def _slide_column(scene: Scene) -> PanelColumn:
     images = tuple(view.background for view in scene.views if view.background is not None)
-    return Column("Slide", "", images)
+    return PanelColumn("Slide", "", images)
 
 
 def _ruler(view: View, mpp: float | None) -> Ruler | None:

@@ -61,7 +61,7 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
 
 def _masked(module: nn.Module, others: Mapping[str, str | None]) -> Iterator[Way]:
     """The ways with a mask of ones, for modules that have a parameter for one."""
-    name = next((name for name in _signature(module).parameters if name in MASKS), None)
+    name = next((name for name in _parameters(module) if name in MASKS), None)
     if name is not None:
         yield from (
             _with_companions({**others, name: None}, batch=batch, mask=name) for batch in (True, False)
@@ -70,20 +70,16 @@ def _masked(module: nn.Module, others: Mapping[str, str | None]) -> Iterator[Way
 
 def required(module: nn.Module) -> list[str] | None:
     """Parameters of `forward` that must be given, the features first; None where it cannot be known."""
-    try:
-        parameters = _signature(module).parameters.values()
-    except (TypeError, ValueError):
+    found = _signature(module)
+    if found is None:
         return None
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in loose]
+    return [p.name for p in found.parameters.values() if p.default is p.empty and p.kind not in loose]
 
 
 def optional_companions(module: nn.Module, held: Sequence[str]) -> dict[str, str]:
     """Parameters with a default that would take a companion the bag holds, and its name."""
-    try:
-        parameters = _signature(module).parameters.values()
-    except (TypeError, ValueError):
-        return {}
+    parameters = _parameters(module).values()
     found = {p.name: companion_of(p.name, held) for p in parameters if p.default is None}
     return {name: to for name, to in found.items() if to in held and to is not None}
 
@@ -104,15 +100,23 @@ def forward_way(forward: Callable[..., Any], names: Mapping[str, bool]) -> Way:
     return Way("forward(net, x)", lambda module, x, given: forward(module, x, **given), names)
 
 
-def _signature(module: nn.Module) -> inspect.Signature:
-    """How a module is called; a chain is called as its encoder is."""
+def _signature(module: nn.Module) -> inspect.Signature | None:
+    """How a module is called, a chain as its encoder is; None where it cannot be known, as of traced ones."""
     found = getattr(module, "call_signature", None)
-    return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+    try:
+        return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    found = _signature(module)
+    return {} if found is None else found.parameters
 
 
 def _only_keywords(module: nn.Module) -> bool:
     """Whether `forward` takes nothing but **keywords."""
-    kinds = [p.kind for p in _signature(module).parameters.values()]
+    kinds = [p.kind for p in _parameters(module).values()]
     return kinds == [inspect.Parameter.VAR_KEYWORD]
 
 

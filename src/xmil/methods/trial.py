@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def try_out(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
     """Settle how the network is called and read, from trial calls with the whole bag (1, n, d).
@@ -37,6 +38,7 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
                 "returns", f"explain for {network.name}", "'logit': it returns logits", returns
             )
         return
+    x = x.clone() if x.is_inference() else x
     network.whole = x
     before = network.by_row(x.shape[1])
     watch, first = _called(network, x)

@@ -21,7 +21,8 @@ def list_models() -> list[str]:
     """Names that `create_model` takes.
 
     >>> list_models()
-    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool', 'transmil']
+    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool',
+     'stamp_vit', 'transmil']
     """
     return list(MODELS)
 

@@ -2,6 +2,7 @@
 
 run.json, slides.csv, failures.csv
 slides/<slide_id>.parquet   one file per slide, by atomic rename
+interactions/<slide_id>.<target>.parquet    with --interactions
 summary/                    see `xmil.runs.summary`
 """
 
@@ -28,7 +29,7 @@ from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_exp
 from xmil.runs.inputs import Inputs, named, reading_of, task_cases
 from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
-from xmil.runs.settings import LABEL, ExplainSettings
+from xmil.runs.settings import LABEL, ExplainSettings, with_contexts
 from xmil.runs.summary import summarise_run
 from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
 
@@ -48,6 +49,9 @@ def explain_slides(
     by: str = "slide",
     output: str | None = None,
     params: Mapping[str, Mapping[str, Any]] | None = None,
+    contexts: int = 0,
+    keep: float = 0.5,
+    interactions: int = 0,
     mpp: float | None = None,
     patch_size: int | None = None,
     device: str = "cpu",
@@ -62,17 +66,23 @@ def explain_slides(
     """Explain every slide of a folder of feature files, or one file, into the folder `out`.
 
     The same as `xmil explain`, with the same files. `params` holds a method's own parameters by its name, as
-    {"ig": {"steps": 100}}. A folder that a run was stopped in is filled further.
+    {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many sub-bags,
+    each of which keeps the share `keep`; `interactions` asks for the pairs among so many of the strongest
+    patches. A folder that a run was stopped in is filled further.
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
     reading = reading_of(mpp, patch_size)
-    settings = ExplainSettings(tuple(listed(methods)), asked, output or None, params or {}, by, seed, reading)
+    chosen_methods = tuple(listed(methods))
+    own = with_contexts(params or {}, chosen_methods, contexts, keep)
+    settings = ExplainSettings(chosen_methods, asked, output or None, own, by, seed, reading, interactions)
     if LABEL in settings.targets and cohort is None:
         raise InputError("--target label needs a --cohort with the labels.")
     where = device if chosen.kind == "ray" else checked_device(device)
     models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
     spec = _checked(settings, models)
+    if interactions and len(models.models) > 1:
+        raise InputError("--interactions is for one model; an ensemble has none in common.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     cases, missing = task_cases(inputs, spec, label=label, time=time, event=event, say=hear.say)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -16,11 +17,13 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
+from xmil.core.run import pairs_file
+from xmil.core.runfiles import make_folder
 from xmil.core.storage import write_explanations
 from xmil.data.bags import read_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
-from xmil.methods import explain_targets, memory_budget
+from xmil.methods import explain_targets, interactions, memory_budget
 from xmil.runs.cohort_run import stopping
 from xmil.runs.ensemble import Ensemble, average, predicted_by
 from xmil.runs.rows import Row, slide_row
@@ -94,6 +97,8 @@ class Explainer:
         """Explain a case and write its slides' files."""
         start = time.perf_counter()
         explanations, logits = self._within_memory(case, read.bag)
+        if self.job.settings.interactions:
+            self._write_pairs(case, read.bag, explanations)
         for place in range(len(read.parts)):
             self._write(case, read, place, explanations, logits)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
@@ -162,6 +167,23 @@ class Explainer:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.job.out, case.slides[place])
         stopping(partial(write_explanations, own, path, provenance=about))
+
+    def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
+        """Interactions of each target, before the slide's file: that one says the slide is done."""
+        settings = self.job.settings
+        for target in dict.fromkeys(e.target for e in explanations):
+            with memory_budget(self.job.memory):
+                found = interactions(
+                    self.models[0],
+                    bag,
+                    target=target,
+                    top=settings.interactions,
+                    output=settings.output,
+                    seed=[settings.seed, crc32(case.name.encode())],
+                )
+            path = pairs_file(self.job.out, case.name, target)
+            stopping(partial(make_folder, path.parent))
+            stopping(partial(found.save, path))
 
 
 def slide_file(out: Path, slide: str) -> Path:

@@ -37,6 +37,7 @@ from xmil.runs.cohort_run import CohortRun, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.inputs import Inputs, task_cases
 from xmil.runs.listener import Listener
+from xmil.runs.rows import with_reference
 from xmil.runs.workers.pool import MakeWorker, Stages, Workers, checked_device
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
@@ -303,4 +304,4 @@ def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
         outputs = network(x)[0].double().cpu().numpy()
     if not np.isfinite(outputs).all():
         raise UnsupportedError(f"The outputs of {model.spec.name} are not finite for {bag.slide_id!r}.")
-    return np.asarray(outputs)
+    return with_reference(np.asarray(outputs), vars(model.spec))

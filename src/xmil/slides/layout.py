@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xmil._version import __version__
 from xmil.core.storage import write_atomically, write_text
 from xmil.slides.slide import resize
-from xmil.slides.tiling import STANDARD, Tiling
-from xmil.slides.tissue import outlines, tissue_geojson
+from xmil.slides.tiling import STANDARD, Tiling, outlines, tissue_geojson
 
 if TYPE_CHECKING:
     from PIL.Image import Image

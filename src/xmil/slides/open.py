@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xmil.core.errors import FileError
 from xmil.core.names import SLIDE_SUFFIXES, bare_name
-from xmil.slides.backends import UnreadableError
+from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Slide
 
 INSTALL = "pip install 'xmil[slides]'"
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Slide:
             return backend(path)
         except ImportError as error:
             reasons.append(f"{error.name} is not installed: {INSTALL}")
-        except UnreadableError as error:
+        except UnreadableSlideError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
     raise FileError(f"{path}: not a slide or image that can be read, or damaged or cut off ({told}).")

@@ -36,7 +36,7 @@ ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a run will do: the bags, and the jobs in order."""
 
     config: Config
@@ -64,7 +64,7 @@ class TrainOutcome:
 OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gives what hears of its steps
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config) -> TrainingPlan:
     """Read the cohort and lay out every job; whatever cannot be trained is refused here."""
     found = read_training_set(config)
     folds = make_folds(found, config)
@@ -81,7 +81,7 @@ def make_plan(config: Config) -> Plan:
                 seed = job_seed(config.train.seed, k, r)
                 name = "-".join(parts) or "model"
                 jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts))
-    return Plan(config, found, tuple(jobs))
+    return TrainingPlan(config, found, tuple(jobs))
 
 
 def job_seed(seed: int, fold: int, repeat: int) -> int:
@@ -111,7 +111,9 @@ def _kept_for_us(folder: Path) -> Iterator[None]:
         yield
 
 
-def _train_all(plan: Plan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None) -> TrainOutcome:
+def _train_all(
+    plan: TrainingPlan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None
+) -> TrainOutcome:
     config = plan.config
     if is_first_process():  # before others are launched: what is refused here is then said once
         prepare(plan, folder, restart=restart)
@@ -132,7 +134,7 @@ def _train_all(plan: Plan, fabric: Any, folder: Path, *, restart: bool, on_job: 
     return _finish(plan, folder, outcome)
 
 
-def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
+def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     """Make the folder and its description; a folder of another run is refused."""
     if restart:
         clear(folder)
@@ -169,7 +171,7 @@ def clear(folder: Path) -> None:
 
 
 def _train_job(
-    plan: Plan,
+    plan: TrainingPlan,
     job: Job,
     bags: TrainingBags,
     fabric: Any,
@@ -189,7 +191,7 @@ def _train_job(
     outcome.trained.append(job.name)
 
 
-def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
+def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None:
     """Predictions and measures of the best weights; the measures are written last, they say it is done."""
     fit.load_best(state)
     fold, measures, rows = fit.job.fold, {}, []
@@ -213,7 +215,7 @@ def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
         write_text(folder / METRICS, json.dumps(done, indent=1) + "\n")
 
 
-def _finish(plan: Plan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
+def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
     """The tables over all jobs."""
     results = dict(_done(plan, folder))
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
@@ -224,14 +226,14 @@ def _finish(plan: Plan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
     return outcome
 
 
-def _done(plan: Plan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for job in plan.jobs:
         path = folder / job.name / METRICS
         if path.is_file():
             yield job.name, json.loads(path.read_text(encoding="utf-8"))
 
 
-def _description(plan: Plan) -> dict[str, Any]:
+def _description(plan: TrainingPlan) -> dict[str, Any]:
     found = plan.found
     return {
         "config": plain(plan.config),

@@ -27,8 +27,8 @@ from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
 from xmil.viewer.kept import to_json
 from xmil.viewer.openapi import describe_routes
-from xmil.viewer.page import NOT_BUILT, content_type, page_files
 from xmil.viewer.security import Guard, Rules, TooLargeError
+from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
 from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)

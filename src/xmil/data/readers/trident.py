@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
+from xmil.data.extras import stored_extras
 from xmil.data.header import Ask, Header, placed
 from xmil.data.readers import reader
 from xmil.data.siblings import slide_name
@@ -45,6 +46,7 @@ def read(found: Contents, ask: Ask) -> Header:
         columns=_columns(found),
         extra=_extra(about, ours),
     )
+    header = replace(header, extras=stored_extras(found, len(header)))
     return replace(header, **_place(found, header, ours=ours, ask=ask))
 
 

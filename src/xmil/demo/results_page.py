@@ -22,8 +22,7 @@ from xmil.core.errors import FileError
 from xmil.core.explanation import Explanation
 from xmil.core.method_cards import card_of
 from xmil.core.storage import read_explanations, write_text
-from xmil.demo.digit_slides import DigitSlide
-from xmil.demo.drawn_bags import QUESTIONS, evidence
+from xmil.demo.digit_slides import QUESTIONS, DigitSlide, evidence
 from xmil.demo.panels import SlidePanel, draw_panels, method_title
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing
 from xmil.evaluate.evidence import auprc2
