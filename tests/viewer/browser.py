@@ -67,8 +67,17 @@ def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: An
 
 def open_slide(page: Any, url: str, key: int = 0) -> None:
     """Go to a slide and wait until its evidence is painted and the picture has come."""
-    page.goto(f"{url}#/slide/{key}")
-    page.wait_for_function("() => window.xmil.view?.firstPaint")
+    if not page.url.startswith(url):
+        page.goto(url)
+    page.wait_for_function("() => window.xmil?.run")
+    page.evaluate(
+        """key => {
+          const slide = window.xmil.run.slides.find((each) => each.key === key);
+          location.hash = "#/slide/" + encodeURIComponent(slide.id);
+        }""",
+        key,
+    )
+    page.wait_for_function("key => window.xmil.view?.row.key === key && window.xmil.view.firstPaint", arg=key)
     page.wait_for_function(
         """() => {
           const view = window.xmil.view;
