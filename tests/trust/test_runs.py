@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -626,3 +627,15 @@ def test_01_warnings_of_explanations_are_in_the_table(tmp_path: Path) -> None:
         told = xmil.open_run(folder / "run").table()["warnings"].tolist()
         assert told == [" ".join(e.warnings)] * 2
         assert run(arguments) == 0
+
+
+def test_01_warnings_of_explanations_are_in_the_picture(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    xy = 256 * np.stack(np.divmod(np.arange(6), 3), axis=1)
+    plain = xmil.Explanation(
+        rng.normal(size=6), np.zeros(2), 1.0, "lrp", xmil.Target(1), True, coords=xy, patch_size=256
+    )
+    warned = replace(plain, warnings=["31 % of the output is cut at pool.softmax."])
+    words = [text.get_text() for text in xmil.heatmap(warned, size=600).texts]  # type: ignore[union-attr]
+    assert "31 % of the output is cut" in " ".join(words)
+    assert not any("warning" in text.get_text() for text in xmil.heatmap(plain, size=600).texts)  # type: ignore[union-attr]
