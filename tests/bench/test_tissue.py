@@ -44,6 +44,19 @@ def test_no_patient_lies_on_two_sides():
         assert all(set(tissue.classes[rows]) == set(CLASSES) for rows in pools.values())
 
 
+def test_of_two_cohorts_the_smaller_is_the_test():
+    tissue = drawn(n_patients=5)
+    tissue.patients[:] = np.where(np.isin(tissue.patients, ["P0", "P1"]), "b", "a")
+    pools = tissue.pools(0)
+    assert set(tissue.patients[pools["test"]]) == {"b"}
+    assert len(pools["train"]) + len(pools["validation"]) == (tissue.patients == "a").sum()
+    assert not set(pools["train"]) & set(pools["validation"])
+    lacking = drawn(n_patients=5)
+    lacking.patients[:] = np.where(lacking.classes == "TUM", "a", "b")
+    with pytest.raises(InputError, match="hold every class"):
+        lacking.pools(0)
+
+
 def test_bags_hold_images_of_their_side_alone():
     tissue = drawn()
     problem = problems(tissue)["holds"]
@@ -88,8 +101,8 @@ def test_bags_are_the_same_twice_and_differ_between_repetitions():
 
 
 def test_too_few_patients_and_unknown_classes_are_named():
-    with pytest.raises(InputError, match="2 patients cannot be split"):
-        drawn(n_patients=2).pools(0)
+    with pytest.raises(InputError, match="one patient cannot be split"):
+        drawn(n_patients=1).pools(0)
     lonely = drawn()
     lonely.classes[:] = np.where(lonely.patients == "P0", lonely.classes, "STR")
     with pytest.raises(InputError, match="no division of the 8 patients"):

@@ -24,7 +24,20 @@ from xmil.toy.instances import Instances, load_instances
 from xmil.toy.protocol import QUICK, Protocol
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
-METHODS = ("random", "attention", "single", "logits", "gxi", "grad2", "ig", "lrp", "lrp:paper")
+METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
+    "random",
+    "attention",
+    "attention:unfolded",
+    "single",
+    "one_removed",
+    "combined",
+    "logits",
+    "gxi",
+    "grad2",
+    "ig",
+    "lrp",
+    "lrp:paper",
+)
 FAITHFULNESS_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
 DIGIT_TASKS = (
     "four_bags",

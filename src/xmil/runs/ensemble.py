@@ -200,7 +200,7 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         output=float(np.mean([e.output for e in explanations])),
         audit=_mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
-        relevance=None,
+        relevance=_mean_relevance([e.relevance for e in explanations]),
         stderr=_mean_error([e.stderr for e in explanations]),
         stable=None,
         warnings=list(dict.fromkeys(text for e in explanations for text in e.warnings)),
@@ -213,6 +213,14 @@ def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
     if not known or len(known) < len(errors):
         return None
     return np.asarray(np.sqrt(np.sum(np.square(known), axis=0)) / len(known), dtype=np.float32)
+
+
+def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
+    """The mean relevance per feature, where every model has it."""
+    known = [relevance for relevance in each if relevance is not None]
+    if not known or len(known) < len(each):
+        return None
+    return np.asarray(np.mean(known, axis=0, dtype=np.float64), dtype=np.float32)
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:

@@ -35,11 +35,13 @@ class Section(BaseModel):
 class Data(Section):
     """Where bags and targets come from, and who is held out.
 
+    `source` "embeddings": feature files hold one vector for each slide, and the model is a probe on it.
     Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
     says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
     fold after the test fold, "shared" the test fold itself, as the paper does for HPV.
     """
 
+    source: Literal["patches", "embeddings"] = "patches"
     features: str | list[str] = "features"
     cohort: str = "cohort.csv"
     metadata: list[str] = []
@@ -214,6 +216,7 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
 
 def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Config:
     """Checked settings; the first fault is told in one line."""
+    content = _with_probe(content)
     _check_names(content, source)
     try:
         config = Config.model_validate(dict(content))
@@ -221,6 +224,14 @@ def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Co
         raise InputError(f"{source}: {_first_fault(error)}") from None
     _check_grid(config, source)
     return config
+
+
+def _with_probe(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings for slide embeddings that name no model get a linear one."""
+    data = content.get("data", {})
+    if "model" in content or not isinstance(data, Mapping) or data.get("source") != "embeddings":
+        return content
+    return {**content, "model": {"name": "meanpool", "n_layers": 0}}
 
 
 def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

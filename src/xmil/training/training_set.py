@@ -77,7 +77,7 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
         fault = error
     if found is not None and not _has_empty(found.bags):
         return found
-    broken = _broken(cohort)
+    broken = _broken(cohort, _options(config.data))
     if not broken and fault is not None:
         raise fault
     kept = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
@@ -101,6 +101,7 @@ def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
         [0] * len(files),
         max_instances=config.data.max_instances,
         seed=config.train.seed,
+        options=_options(config.data),
     )
     facts, notes = _facts(bags)
     encoder = facts.pop("encoder", None)
@@ -112,12 +113,17 @@ def _has_empty(bags: BagDataset) -> bool:
     return not all(len(part) and part.dim for part in parts)
 
 
-def _broken(cohort: Cohort) -> dict[str, str]:
+def _options(data: Data) -> dict[str, Any]:
+    """How feature files are read: slide embeddings only where they are asked for."""
+    return {"format": "embedding"} if data.source == "embeddings" else {}
+
+
+def _broken(cohort: Cohort, options: dict[str, Any]) -> dict[str, str]:
     """The feature files that cannot be opened or hold no instances, with the reason."""
     broken = {}
     for path in cohort.column("path"):
         try:
-            header = open_bag(str(path))
+            header = open_bag(str(path), **options)
         except XmilError as error:
             broken[str(path)] = str(error)
         else:
