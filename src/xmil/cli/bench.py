@@ -142,7 +142,7 @@ def _export(asked: Asked, out: Path, folder: Path) -> int:
 def _report(out: Path) -> None:
     from xmil.bench.folder import Folder
     from xmil.bench.plans import read_settings
-    from xmil.bench.report import PAGE, write_report
+    from xmil.bench.run_report import PAGE, write_report
 
     summary = write_report(Folder(out), read_settings(out))
     for suite in summary["suites"]:

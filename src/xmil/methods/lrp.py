@@ -6,6 +6,7 @@ Histopathology", NeurIPS 2024.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,38 @@ from xmil.methods.registry import Attribution, Attributions, register_method
 from xmil.nn.frozen import frozen
 
 
-@register_method("lrp", signed=True, conserves=True, cost="about 2", contexts=True)
+def lrp_batch(
+    network: Network,
+    x: Tensor,
+    outputs: Sequence[Output],
+    *,
+    preset: str = "default",
+    composite: Composite | None = None,
+) -> Tensor:
+    """Relevance (b, outputs, n) of the instances of many bags."""
+    rules = preset_composite(network, preset) if composite is None else composite
+    baseline = (None, None) if composite is not None else preset_baseline(network, preset)
+    if preset == "released" and composite is None and network.model is not None:
+        network = Network(released_copy(network.model)) if network.name == "transmil" else network
+    with frozen(network.module):
+        traced = trace(network, x, module=network.module, composite=rules)
+        found = []
+        for i, output in enumerate(outputs):
+            flow = traced.relevance(output.to_share, keep=i < len(outputs) - 1).input
+            centre = find_baseline(*baseline, network=network, x=flow.tensor, method="lrp")
+            found.append(_centred(flow, centre)[0])
+        return torch.stack(found, dim=1)
+
+
+def _centred(flow: Flow, centre: Baseline | None) -> tuple[Tensor, Tensor | None]:
+    """Scores (b, n), and what of them instances that equal the baseline would get."""
+    if centre is None:
+        return flow.instances, None
+    kept = flow.against(centre.shift)
+    return flow.instances - kept, kept
+
+
+@register_method("lrp", signed=True, conserves=True, cost="about 2", contexts=True, batch=lrp_batch)
 def lrp(
     network: Network,
     x: Tensor,
@@ -136,10 +168,8 @@ def _attribution(
     whole: bool,
     feature_level: bool,
 ) -> Attribution:
-    scores, features, shares = flow.instances[0], None, dict(relevance.shares)
-    if centre is not None:
-        kept = flow.against(centre.shift)[0]
-        scores = scores - kept
+    ((scores,), kept), features, shares = _centred(flow, centre), None, dict(relevance.shares)
+    if kept is not None:
         shares["baseline"] = float(kept.double().sum())
     if feature_level:
         shift = 0.0 if centre is None else centre.shift
