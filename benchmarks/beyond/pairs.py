@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     """AP of the true pairs by repetition: one-hot digits, bags of 12, every coalition run."""
     del data, models
-    repetitions, bags, settings = (2, 2, {"epochs": 10, "bags": 200}) if quick else (10, 8, {"epochs": 80})
+    repetitions, bags, settings = (2, 2, {"epochs": 10, "bags": 200}) if quick else (10, 5, {"epochs": 60})
     several = trained("adjacent_pairs", "transmil", data="onehot", n=12, repetitions=repetitions, **settings)
     return _partners(several, bags)
 
