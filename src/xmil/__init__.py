@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from xmil.runs.evaluate import evaluate_slides as evaluate_slides
     from xmil.runs.explain import explain_slides as explain_slides
     from xmil.runs.heatmap import draw_slides as draw_slides
+    from xmil.runs.inside import inside_slides as inside_slides
+    from xmil.runs.insight import insight as insight
     from xmil.runs.predict import predict_slides as predict_slides
     from xmil.runs.tile import tile_slides as tile_slides
     from xmil.slides import find_slides as find_slides
@@ -90,6 +92,8 @@ _HOME = {
     "explain_classes": "xmil.methods",
     "explain_slides": "xmil.runs.explain",
     "explain_inside": "xmil.methods.inside",
+    "insight": "xmil.runs.insight",
+    "inside_slides": "xmil.runs.inside",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
     "heatmap": "xmil.heatmaps.picture",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -10,13 +12,27 @@ import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
 from xmil.bench.digits import DigitProblem
+from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.folder import Folder, Unit
-from xmil.bench.summary import NOT_LEARNED, column_of
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import explain
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
+
+EXTRA = {
+    "captum",
+    "h5py",
+    "matplotlib",
+    "pandas",
+    "PIL",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "scipy",
+    "sklearn",
+    "typer",
+}
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +174,19 @@ def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "worse.py").write_text("TRAINING = {'lrr': 1}\n\ndef build(in_dim, n_classes):\n    pass\n")
     with pytest.raises(UnknownNameError, match="Did you mean 'lr'"):
         referee(tmp_path, models=(f"{tmp_path / 'worse.py'}:build",))
+
+
+def test_measuring_needs_torch_and_numpy_alone():
+    program = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {sorted(EXTRA)}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import xmil.bench.__main__"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_own_models_are_kept_and_used_again(folder):

@@ -31,7 +31,11 @@ def _about(summary: dict[str, Any]) -> str:
     commit = f", commit {escape(str(summary['commit'])[:12])}" if summary.get("commit") else ""
     settings = summary["settings"]
     said = f"{escape(versions)}{commit}, Python {escape(summary['python'])}, {escape(summary['system'])}."
-    seed = f" Base seed {settings.get('seed', 0)}; {escape(settings.get('protocol_name', ''))} protocol."
+    columns = [column for suite in summary["suites"] for column in suite["columns"]]
+    seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
+    seed = (
+        f" {escape(settings.get('protocol_name', '')).capitalize()} protocol; seeds of the models: {seeds}."
+    )
     rule = f" Only models with a bag AUROC of {summary['threshold']['auroc']} or more count."
     return f"<p>{said}{seed}{rule}</p>"
 

@@ -81,7 +81,9 @@ def write_explanations(
     import pyarrow.parquet as pq
 
     table = _to_table(explanations, dict(provenance or {}))
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    write_atomically(
+        path, lambda temporary: pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    )
 
 
 def read_explanations(path: Path_) -> list[Explanation]:
@@ -195,7 +197,7 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
+        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
     except (pa.ArrowException, OSError, ValueError) as error:
