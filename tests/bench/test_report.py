@@ -13,11 +13,11 @@ import pytest
 
 from tests.bench.runs import referee, tiny_plan
 from xmil.bench.comparing import as_rows, compare_runs
+from xmil.bench.figures import checks, column_of, kendall
 from xmil.bench.folder import Folder, Unit
 from xmil.bench.measuring import Measure
-from xmil.bench.report import read_results, write_report
 from xmil.bench.resampling import draws_of
-from xmil.bench.summary import checks, column_of, kendall
+from xmil.bench.run_report import read_results, write_report
 from xmil.bench.verdicts import places, verdict_of
 from xmil.core.errors import FileError
 from xmil.core.interval import bootstrap

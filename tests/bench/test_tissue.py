@@ -11,9 +11,9 @@ import h5py
 from PIL import Image
 
 from tests.bench.runs import tiny_plan
-from xmil.bench.appearance import statistics
 from xmil.bench.camelyon import camelyon_problem, grade_lesions, lesions_of, read_asap
 from xmil.bench.colon import colon_problems, cut, evidence_of, folds, label_of
+from xmil.bench.colour_statistics import statistics
 from xmil.bench.problems import SPLITS
 from xmil.bench.suites import SUITES
 from xmil.bench.tissue import Tissue, read_tissue, tissue_problems

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xmil.bench.appearance import STATISTICS
 from xmil.bench.camelyon import LESIONS, camelyon_problem
 from xmil.bench.colon import colon_problems
+from xmil.bench.colour_statistics import STATISTICS
 from xmil.bench.confounders import CONFOUNDERS
 from xmil.bench.digits import DigitProblem
 from xmil.bench.entries import CONTROLS, ORACLE, Exam

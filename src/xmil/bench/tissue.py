@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xmil.bench.appearance import STATISTICS, Embed, embedder, scaled
+from xmil.bench.colour_statistics import STATISTICS, Embed, embedder, scaled
 from xmil.bench.problems import SPLITS, Block
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError, unknown_name
