@@ -53,7 +53,7 @@ def bench(
     encoder: Annotated[
         str, typer.Option(help="What encodes tissue images: an encoder, or plain 'statistics'.")
     ] = "statistics",
-    features: Annotated[str, typer.Option(help="Cached features of the colon nuclei (.npz).")] = "",
+    features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _options.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
@@ -98,7 +98,7 @@ def bench(
                 "positive": positive,
                 "against": against,
                 "encoder": encoder,
-                "features": features,
+                "features": str(features or ""),
             }.items()
         ),
     )

@@ -16,7 +16,7 @@ from xmil.core.errors import InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
 from xmil.core.task import TASKS
-from xmil.data.encoder_names import same_encoder
+from xmil.data.feature_facts import differing, same_encoder
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
@@ -126,7 +126,14 @@ def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:
 
 
 def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str | None:
-    """One sentence where some models of an ensemble do not say what others do."""
+    """One sentence where some models of an ensemble do not say what others do, or had other features."""
+    for spec, path in zip(specs[1:], paths[1:], strict=True):
+        found = differing(specs[0].features or {}, spec.features or {})
+        if found:
+            return (
+                f"{path.name} of the ensemble was trained on features made otherwise than those of "
+                f"{paths[0].name} ({', '.join(found)}): for one of them these features are wrong."
+            )
     for name, words in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
         if silent and len(silent) < len(specs):

@@ -21,9 +21,8 @@ from xmil.core.run import Run
 from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import read_provenance
 from xmil.data.cases import Case
-from xmil.data.encoder_names import encoder_warning
 from xmil.models.base import ModelSpec
-from xmil.runs.cautions import Missing, seen_warning
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
@@ -184,7 +183,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         models = self.models
         every = (
             seen_warning(models.paths, items),
-            encoder_warning(models.spec.encoder, [done.encoder for done in tally.results.values()]),
+            made_otherwise(models.spec, [case for case in items if case.slides[0] in tally.results]),
             bins_warning(models.specs) if self.chosen.asks_bins else None,
             ensemble_warning(models.specs, models.paths),
             self.missing.warning(),
