@@ -15,9 +15,9 @@ import xmil
 from benchmarks.colon.bags import TASKS, read_bags
 from benchmarks.colon.features import data_folder
 from xmil.core.storage import write_text
-from xmil.study.bags import draw_splits
-from xmil.study.instances import POOLS, load_instances
-from xmil.study.tasks import TASKS as DIGIT_TASKS
+from xmil.toy.digit_bags import draw_splits
+from xmil.toy.digit_tasks import TASKS as DIGIT_TASKS
+from xmil.toy.instances import POOLS, load_instances
 
 SIZES = (2000, 500, 1000)
 ENCODER = "resnet18-imagenet"

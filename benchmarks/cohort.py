@@ -24,11 +24,11 @@ import torch
 import xmil
 from xmil.core.storage import read_explanations
 from xmil.data.cases import Case
-from xmil.engine.explainer import load_models, slide_file
-from xmil.engine.pool import Engine
-from xmil.engine.run import ExplainRun
-from xmil.engine.settings import Settings
-from xmil.engine.summary import summarise_run
+from xmil.runs.explain import ExplainRun
+from xmil.runs.explainer import load_models, slide_file
+from xmil.runs.settings import ExplainSettings
+from xmil.runs.summary import summarise_run
+from xmil.runs.workers.pool import Workers
 
 
 def make_features(folder: Path, *, bags: int, instances: int, width: int) -> list[Case]:
@@ -64,10 +64,10 @@ def bare(model: Path, cases: Sequence[Case]) -> Times:
     return float(total[0]), float(total[1])
 
 
-def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Engine) -> Times:
+def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Workers) -> Times:
     """The run, from the first look at the folder to the summary."""
     start = _now()
-    run = ExplainRun(out, (model,), load_models([model]), Settings(), cases[0].paths[0].parent)
+    run = ExplainRun(out, (model,), load_models([model]), ExplainSettings(), cases[0].paths[0].parent)
     tally = run.explain(cases, engine=engine)
     assert len(tally.explained) == len(cases)
     summarise_run(out, [slide_file(out, case.name) for case in cases], engine=engine)
@@ -86,16 +86,18 @@ def throughput(folder: Path, options: argparse.Namespace) -> None:
     for name in options.models:
         model = make_model(folder / f"{name}.safetensors", name, options.width)
         bare(model, cases[:3])
-        cohort(model, cases[:3], folder / f"{name}-warm", Engine(workers=options.workers))
+        cohort(model, cases[:3], folder / f"{name}-warm", Workers(workers=options.workers))
         alone, whole = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
         for i in range(options.rounds):
             for start in range(0, len(cases), options.block):  # in turns, so that drift hits both alike
                 block, out = cases[start : start + options.block], folder / f"{name}-{i}-{start}"
                 alone[i] += bare(model, block)
-                whole[i] += cohort(model, block, out, Engine(workers=options.workers))
+                whole[i] += cohort(model, block, out, Workers(workers=options.workers))
         for what, a, w in zip(("clock", "CPU"), alone.min(axis=0), whole.min(axis=0), strict=True):
             per = 1e3 / len(cases)
-            print(f"{name:<9} {what:<5} bare {a * per:6.1f}, cohort {w * per:6.1f} ms a slide: {w / a:.2f} x")
+            print(
+                f"{name:<9} {what:<5} bare {a * per:6.1f}, cohort {w * per:6.1f} ms per slide: {w / a:.2f} x"
+            )
 
 
 def kills(folder: Path, options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from xmil.encoders import Encoder, load_encoder
-from xmil.engine.embed import EmbedSettings, Patches, embed_slides
+from xmil.runs.embed import EmbedSettings, PatchStream, embed_slides
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
 from xmil.slides.slide import Slide
@@ -115,7 +115,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         options.encoder, random=True, device=options.device, batch=options.batch, threads=options.threads
     )
     encoder = load_encoder(options.encoder, random=True, device=options.device)
-    with Patches(path, patches, encoder.transform, settings) as loaded:
+    with PatchStream(path, patches, encoder.transform, settings) as loaded:
         batches = list(loaded)
     encoder_only(encoder, batches[:1], options.device)
     alone, whole, inside = [], [], []
@@ -133,7 +133,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
 
 def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
-    import xmil.engine.embed as command
+    import xmil.runs.embed as command
 
     encoder = settings.load()
     spent: list[float] = []

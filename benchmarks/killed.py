@@ -23,7 +23,7 @@ import torch
 import xmil
 from xmil.cli._app import run
 from xmil.models.checkpoints.files import read_weights
-from xmil.training.run import clear
+from xmil.training.train import clear
 
 SETTINGS = """
 [data]

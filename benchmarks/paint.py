@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.clock import seconds
+from xmil.heatmaps.canvas import Canvas, Cells, blend
+from xmil.heatmaps.scale import Scale
 from xmil.slides import open_slide
-from xmil.slides.colours import Scale
-from xmil.slides.heat import blend
-from xmil.slides.raster import Canvas, Cells
 
 PATCHES, LONGEST, REPEATS = 25_000, 4_096, 7
 DATA = Path(os.environ.get("XMIL_DATA", Path(__file__).parents[2] / "shared" / "data"))

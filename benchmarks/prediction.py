@@ -15,8 +15,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import xmil
-from xmil.evaluate.prediction import class_metrics, risk_metrics
 from xmil.nn.survival import risk_slopes, survival_risk
+from xmil.predictions.metrics import class_metrics, risk_metrics
 
 TASKS = {
     "regression": {"n_classes": 1, "reference": 0.7},

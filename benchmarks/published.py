@@ -19,13 +19,12 @@ from torch import Tensor
 
 from xmil.evaluate.evidence_batch import score_evidence
 from xmil.models import MILModel
-from xmil.study.benchmark import Configuration
-from xmil.study.instances import load_instances
-from xmil.study.paper import paper_figure
-from xmil.study.protocol import PAPER_TASKS, SETUPS, Protocol
-from xmil.study.scoring import MethodSpec, score_bags
-from xmil.study.store import Store
-from xmil.study.tasks import TASKS
+from xmil.toy.benchmark import Configuration
+from xmil.toy.digit_tasks import TASKS
+from xmil.toy.instances import load_instances
+from xmil.toy.protocol import PAPER_TASKS, SETUPS, Protocol, paper_figure
+from xmil.toy.scoring import MethodSpec, score_bags
+from xmil.toy.store import Store
 
 ROWS = {
     "attnmil": ("gxi", "gxi, probability", "gxi, accumulated"),

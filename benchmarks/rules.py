@@ -28,11 +28,11 @@ from xmil.evaluate.evidence_batch import score_evidence
 from xmil.lrp import AffineRule, Composite, trace
 from xmil.methods.outputs import output_function
 from xmil.nn.frozen import frozen
-from xmil.study.benchmark import Configuration
-from xmil.study.instances import load_instances
-from xmil.study.protocol import PAPER_TASKS, SETUPS, Protocol
-from xmil.study.store import Store
-from xmil.study.tasks import TASKS
+from xmil.toy.benchmark import Configuration
+from xmil.toy.digit_tasks import TASKS
+from xmil.toy.instances import load_instances
+from xmil.toy.protocol import PAPER_TASKS, SETUPS, Protocol
+from xmil.toy.store import Store
 
 Choice = dict[str, Any]
 START: Choice = {

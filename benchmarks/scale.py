@@ -27,11 +27,11 @@ import xmil
 from benchmarks.cohort import make_features, make_model
 from xmil.core.storage import write_explanations
 from xmil.data.cases import Case
-from xmil.engine.explainer import load_models, slide_file
-from xmil.engine.pool import Engine
-from xmil.engine.run import ExplainRun
-from xmil.engine.settings import Settings
-from xmil.engine.summary import summarise_run
+from xmil.runs.explain import ExplainRun
+from xmil.runs.explainer import load_models, slide_file
+from xmil.runs.settings import ExplainSettings
+from xmil.runs.summary import summarise_run
+from xmil.runs.workers.pool import Workers
 
 SLIDES = 5  # measured of each size
 COHORTS = (10_000, 1_000_000)
@@ -89,7 +89,7 @@ def print_costs(costs: Sequence[Cost]) -> None:
 
 def print_plan(costs: Sequence[Cost], device: str, n: int) -> None:
     workers = NODE[device]
-    print(f"\n{n:,} patches a slide, nodes of {workers} workers:\n")
+    print(f"\n{n:,} patches per slide, nodes of {workers} workers:\n")
     print("| model | slides | worker hours | nodes | hours | read | from storage | written |")
     print("|---|---|---|---|---|---|---|---|")
     for c in (c for c in costs if c.n == n):
@@ -120,8 +120,8 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     cases = tiny_bags(folder / "features", options.simulate)
     model = make_model(folder / "m.safetensors", "meanpool", 8)
     print(f"made {len(cases):,} bags in {time.perf_counter() - start:.1f} s", flush=True)
-    engine = Engine(options.engine, workers=options.workers)
-    run = ExplainRun(folder / "run", (model,), load_models([model]), Settings(), folder / "features")
+    engine = Workers(options.engine, workers=options.workers)
+    run = ExplainRun(folder / "run", (model,), load_models([model]), ExplainSettings(), folder / "features")
     for what in ("explained", "found"):
         cpu = time.process_time()
         tally, seconds = _timed(lambda: run.explain(cases, engine=engine))
@@ -135,7 +135,7 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _print_share(what: str, n: int, seconds: float, cpu: float) -> None:
-    each = f"{1e3 * seconds / n:.2f} ms a slide, {1e3 * cpu / n:.2f} ms of the driver's CPU"
+    each = f"{1e3 * seconds / n:.2f} ms per slide, {1e3 * cpu / n:.2f} ms of the driver's CPU"
     print(f"{what}: {seconds:.1f} s, {each}", flush=True)
 
 

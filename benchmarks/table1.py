@@ -25,14 +25,13 @@ from pathlib import Path
 import torch
 
 from xmil.core.storage import write_atomically
-from xmil.study.benchmark import Configuration, Row
-from xmil.study.instances import load_instances
-from xmil.study.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS, Protocol
-from xmil.study.run import run_configuration
-from xmil.study.scoring import MethodSpec
-from xmil.study.store import Store
-from xmil.study.tables import as_text, summarise
-from xmil.study.tasks import TASKS
+from xmil.toy.benchmark import Configuration, Row
+from xmil.toy.digit_tasks import TASKS
+from xmil.toy.instances import load_instances
+from xmil.toy.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS, Protocol
+from xmil.toy.result_table import as_text, summarise
+from xmil.toy.scoring import MethodSpec
+from xmil.toy.store import Store, run_configuration
 
 METHODS = (*TABLE1_METHODS, "lrp@log_odds", "grad2")
 

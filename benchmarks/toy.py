@@ -15,13 +15,13 @@ from collections.abc import Callable
 import torch
 
 from xmil.models import MILModel
-from xmil.study.bags import stack_sets
-from xmil.study.benchmark import Configuration, bag_logits, train
-from xmil.study.instances import load_instances
-from xmil.study.protocol import PAPER_MODELS, SETUPS, Protocol
-from xmil.study.scoring import MethodSpec, score_bags
-from xmil.study.tasks import TASKS
-from xmil.study.training import _Lap
+from xmil.toy.benchmark import Configuration, bag_logits, train
+from xmil.toy.digit_bags import stack_sets
+from xmil.toy.digit_tasks import TASKS
+from xmil.toy.instances import load_instances
+from xmil.toy.protocol import PAPER_MODELS, SETUPS, Protocol
+from xmil.toy.race import _Lap
+from xmil.toy.scoring import MethodSpec, score_bags
 
 Step = Callable[[], object]
 

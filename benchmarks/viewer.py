@@ -35,7 +35,7 @@ from xmil.core.target import Target
 from xmil.models import save_model
 from xmil.viewer.app import Site
 from xmil.viewer.collection import Collection
-from xmil.viewer.export import tile_numbers
+from xmil.viewer.static_copy import tile_numbers
 
 COLUMNS, ROWS, EDGE, DIM = 200, 125, 64, 512
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xmil.core.errors import XmilError as XmilError
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
+    from xmil.core.interactions import Interactions as Interactions
     from xmil.core.target import Target as Target
     from xmil.data import Cohort as Cohort
     from xmil.data import background as background
@@ -37,18 +38,20 @@ if TYPE_CHECKING:
     from xmil.evaluate.measures import necessity as necessity
     from xmil.evaluate.measures import random_band as random_band
     from xmil.evaluate.measures import sufficiency as sufficiency
+    from xmil.heatmaps.picture import heatmap as heatmap
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
+    from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
+    from xmil.methods.inside import explain_inside as explain_inside
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
-    from xmil.slides.picture import heatmap as heatmap
     from xmil.training.config import load_config as load_config
-    from xmil.training.run import train as train
+    from xmil.training.train import train as train
     from xmil.viewer.notebook import view as view
 
 # Public name -> the module that defines it. Imported on first use: `import xmil` stays instant, and reading
@@ -60,6 +63,7 @@ _HOME = {
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
     "Flips": "xmil.evaluate.flip",
+    "Interactions": "xmil.core.interactions",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
@@ -67,9 +71,11 @@ _HOME = {
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "explain_inside": "xmil.methods.inside",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
-    "heatmap": "xmil.slides.picture",
+    "heatmap": "xmil.heatmaps.picture",
+    "interactions": "xmil.methods",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
     "list_methods": "xmil.methods",
@@ -86,7 +92,7 @@ _HOME = {
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
-    "train": "xmil.training.run",
+    "train": "xmil.training.train",
     "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",
 }

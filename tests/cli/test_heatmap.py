@@ -17,8 +17,8 @@ from tests.slides.squares import boxes_of, explanation, grid, openslide, tifffil
 from xmil.cli._app import run as xmil_run
 from xmil.core.storage import write_explanations
 from xmil.core.target import Target
-from xmil.slides.geojson import read_geojson
-from xmil.slides.run import open_run
+from xmil.heatmaps.exports import read_geojson
+from xmil.heatmaps.saved_run import open_run
 
 XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
 NAMES = ("HPV-", "HPV+")
@@ -337,7 +337,7 @@ def test_exports_count_as_qupath_does(place, frame, corner):
 
 def test_drawing_needs_no_torch(place):
     code = (
-        "import sys, xmil, xmil.slides.drawing; from xmil.core.storage import read_explanations;"
+        "import sys, xmil, xmil.heatmaps.drawing; from xmil.core.storage import read_explanations;"
         f"xmil.heatmap(read_explanations({str(place / 'run/slides/a.parquet')!r}), size=100);"
         "assert 'torch' not in sys.modules"
     )

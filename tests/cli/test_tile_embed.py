@@ -185,7 +185,7 @@ def test_real_slides(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "tiles"
     code, text, _ = run("tile", data_dir / "slides", "--out", out, "--mpp", 1, capsys=capsys)
     assert code == 1
-    assert "stores no microns a pixel; pass --slide-mpp" in text
+    assert "stores no microns per pixel; pass --slide-mpp" in text
     code, text, _ = run(
         "tile", data_dir / "slides", "--out", out, "--mpp", 1, "--slide-mpp", 0.5, capsys=capsys
     )

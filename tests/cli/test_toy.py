@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.cli.test_cli import run
-from tests.study.test_instances import write_idx, write_npz
-from xmil.study.store import read_results
+from tests.toy.test_instances import write_idx, write_npz
+from xmil.toy.store import read_results
 
 TINY = ("--bags", "200,60,60", "--repetitions", "2", "--epochs", "30")
 

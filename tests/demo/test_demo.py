@@ -14,11 +14,10 @@ import xmil
 from xmil.cli import demo as command
 from xmil.cli._app import run
 from xmil.demo import pipeline
-from xmil.demo.bags import draw_bags, evidence, labels
-from xmil.demo.encoder import encode_digits
+from xmil.demo.drawn_bags import draw_bags, evidence, labels
 from xmil.demo.pipeline import METHODS, Demo, Size
-from xmil.demo.report import verdict
-from xmil.demo.results import read_results
+from xmil.demo.report import read_results, verdict
+from xmil.demo.stain_fields import encode_digits
 
 pytest.importorskip("openslide")
 pytest.importorskip("tifffile")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import xmil
-from xmil.demo.slides import GRID, MARGIN, TILE, DigitSlide, draw_slide, draw_tile, place_digits
-from xmil.demo.slides import write_digit_slide as write
+from xmil.demo.digit_slides import GRID, MARGIN, TILE, DigitSlide, draw_slide, draw_tile, place_digits
+from xmil.demo.digit_slides import write_digit_slide as write
 
 openslide = pytest.importorskip("openslide")
 tifffile = pytest.importorskip("tifffile")

@@ -24,6 +24,7 @@ SMALL = {
     "dsmil": {"query_dim": 4},
     "meanpool": {"dim": 8},
     "maxpool": {"dim": 8},
+    "mambamil": {"dim": 8, "attention_dim": 4},
 }
 D = 6
 
@@ -273,7 +274,7 @@ def test_large_masked_bags_are_filled_in_turn(name, monkeypatch):
     x = torch.randn(30, D, generator=torch.Generator().manual_seed(0)) * 3
     scores = x[:, 0].numpy()
     batched = xmil.flip(small(name), x, scores, target=1, mode="mask").values
-    monkeypatch.setattr("xmil.evaluate.bags.LARGE", 0)
+    monkeypatch.setattr("xmil.evaluate.parts.LARGE", 0)
     np.testing.assert_allclose(
         xmil.flip(small(name), x, scores, target=1, mode="mask").values, batched, atol=1e-6
     )
@@ -283,7 +284,7 @@ def test_more_parts_than_a_block(monkeypatch):
     x = torch.randn(50, D, generator=torch.Generator().manual_seed(0)) * 3
     for name in ("attnmil", "maxpool", "clam_mb"):
         whole = xmil.flip(small(name), x, x[:, 0].numpy(), target=1, steps="each").values
-        monkeypatch.setattr("xmil.evaluate.bags.BLOCK", 7)
+        monkeypatch.setattr("xmil.evaluate.parts.BLOCK", 7)
         np.testing.assert_allclose(
             xmil.flip(small(name), x, x[:, 0].numpy(), target=1, steps="each").values, whole, atol=1e-7
         )

@@ -9,8 +9,9 @@ from torch import nn
 
 import xmil
 from xmil.core.errors import XmilError
+from xmil.core.interval import bootstrap
 from xmil.evaluate.flip import Flips
-from xmil.evaluate.measures import bootstrap, necessity, random_band, sufficiency, top_instances
+from xmil.evaluate.measures import necessity, random_band, sufficiency, top_instances
 
 
 class Sum(nn.Module):

@@ -19,9 +19,8 @@ from xmil.core.errors import FileError, InputError
 from xmil.evaluate.localisation import read_polygons
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
-from xmil.slides.outline import outlines, tissue_geojson
 from xmil.slides.tiling import TileSettings, grey_std, tile_slide
-from xmil.slides.tissue import Tissue, cleaned, find_tissue, tissue_mask
+from xmil.slides.tissue import Tissue, cleaned, find_tissue, outlines, tissue_geojson, tissue_mask
 
 pytest.importorskip("openslide")
 shapely = pytest.importorskip("shapely")
@@ -285,7 +284,7 @@ def test_real_slides_by_their_tissue(data_dir: Path) -> None:
 
 def test_a_real_slide_without_mpp(data_dir: Path) -> None:
     path = data_dir / "slides" / "TCGA-CR-7395-01A-01-TS1.svs"
-    with pytest.raises(FileError, match="stores no microns a pixel"):
+    with pytest.raises(FileError, match="stores no microns per pixel"):
         tiled(path)
     assert 150 <= len(tiled(path, slide_mpp=0.5).xy0) <= 170
 

@@ -11,8 +11,8 @@ import torch
 from xmil.core.errors import InputError
 from xmil.training.config import Loss, Optim, make_config
 from xmil.training.losses import bag_weights, cox_loss, hazard_nll, make_loss
-from xmil.training.measures import measure, risk
 from xmil.training.optimizers import lr_factor
+from xmil.training.progress import measure, risk
 from xmil.training.targets import Goal, Targets, make_goal
 
 

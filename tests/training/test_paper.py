@@ -12,7 +12,7 @@ import pytest
 import xmil
 from xmil.cli._app import run
 from xmil.training.config import load_config
-from xmil.training.run import make_plan
+from xmil.training.train import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = sorted(path.name for path in (CONFIGS / "paper").glob("*.toml"))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from xmil.slides.colours import SIGNED, Scale
+from xmil.heatmaps.scale import SIGNED, Scale
 from xmil.viewer.page import page_files
 
 Colours = npt.NDArray[np.float64]

@@ -22,9 +22,9 @@ import torch
 import xmil
 from xmil.core.bag import Bag
 from xmil.core.storage import write_explanations
+from xmil.evaluate.faithfulness import FaithfulnessSettings, evaluate_slide
 from xmil.models import save_model
-from xmil.study.faithfulness import Settings, evaluate_slide
-from xmil.study.faithfulness_run import SCHEMA, Slide, certificate_dict, file_digest
+from xmil.runs.evaluate import SCHEMA, LabelledSlide, certificate_dict, file_digest
 
 NAMES = ("benign", "tumour")
 METHODS = ("lrp", "attention", "gxi")
@@ -158,11 +158,11 @@ def _explain_all(
 
 def _certify(net: Any, bags: list[Bag], run: Path) -> None:
     """What `xmil evaluate` leaves for each slide, but for its figure."""
-    settings = Settings(methods=("lrp", "attention"), modes=("remove",), steps=10, orders=4)
+    settings = FaithfulnessSettings(methods=("lrp", "attention"), modes=("remove",), steps=10, orders=4)
     for folder in ("certificates", "results"):
         (run / folder).mkdir(exist_ok=True)
     for i, bag in enumerate(bags):
-        slide = Slide(str(bag.slide_id), Path(), i % 2)
+        slide = LabelledSlide(str(bag.slide_id), Path(), i % 2)
         result = evaluate_slide(net, bag, settings, label=slide.label)
         paper = json.dumps(certificate_dict(slide, result))
         (run / "certificates" / f"{slide.slide_id}.json").write_text(paper, encoding="utf-8")

@@ -20,8 +20,8 @@ import pytest
 
 import xmil
 from tests.viewer.make_run import Made
-from xmil.viewer.export import tile_numbers
 from xmil.viewer.serve import Background, open_socket
+from xmil.viewer.static_copy import tile_numbers
 
 COMMAND = [sys.executable, "-m", "xmil.cli", "view"]
 

@@ -27,7 +27,7 @@ from tests.viewer.browser import (
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from xmil.viewer.collection import Collection
-from xmil.viewer.export import export
+from xmil.viewer.static_copy import export
 
 HOSTILE = "<img src=x onerror=document.title='hurt'>"
 

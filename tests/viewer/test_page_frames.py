@@ -13,7 +13,7 @@ import pytest
 from tests.slides.squares import boxes_of, explanation, grid, write_scn
 from tests.viewer.browser import chromium, open_slide, opened, served
 from tests.viewer.given_scores import signed, write_run
-from xmil.slides.geojson import write_geojson
+from xmil.heatmaps.exports import write_geojson
 from xmil.viewer.collection import Collection
 
 BOUNDS, EDGE = (701, 433, 1536, 1024), 256

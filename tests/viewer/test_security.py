@@ -358,7 +358,7 @@ def test_scripts_in_names_stay_text(tmp_path: Path) -> None:
 def test_no_label_or_macro_is_ever_read(data_dir: Path) -> None:
     """The only pictures are of the scanned area: the label is not among them and has no address."""
     openslide = pytest.importorskip("openslide")
-    from xmil.viewer.tiles import Pictures
+    from xmil.viewer.deepzoom import Pictures
 
     path = data_dir / "slides" / "CMU-1-Small-Region.svs"
     with openslide.OpenSlide(str(path)) as slide:

@@ -105,7 +105,7 @@ def test_another_site_gets_nothing(browser: Any, shown: Collection, made: Made, 
 def test_the_attack_works_where_nobody_guards(browser: Any, made: Made, tmp_path: Path) -> None:
     """The same page gets pictures from a plain file server: the refusals above are the guard's."""
     (tmp_path / "tiles" / "0" / "9").mkdir(parents=True)
-    from xmil.viewer.tiles import Pictures
+    from xmil.viewer.deepzoom import Pictures
 
     shown = Pictures(made.slides)
     (tmp_path / "tiles" / "0" / "9" / "0_0.jpeg").write_bytes(shown.thumbnail("slide-0"))

@@ -12,9 +12,9 @@ from xmil.core.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from xmil.data import Cohort
     from xmil.data.cases import Case
-    from xmil.engine.missing import Missing
     from xmil.models import MILModel
     from xmil.models.base import ModelSpec
+    from xmil.runs.cautions import Missing
 
 
 def listed(text: str) -> list[str]:
@@ -58,7 +58,7 @@ def find_cases(
 
     Labels are class indices; a label column of None asks for none, "" for the one the model was trained on.
     """
-    from xmil.engine.missing import Missing
+    from xmil.runs.cautions import Missing
 
     if cohort is None:
         if by != "slide" or splits:
@@ -75,7 +75,7 @@ def _grouped(
     joined: Cohort, gone: dict[str, str], by: str, labels: Sequence[Any] | None
 ) -> tuple[list[Case], Missing]:
     from xmil.data import group_cases
-    from xmil.engine.missing import Missing
+    from xmil.runs.cautions import Missing
 
     cases = group_cases(joined, by, labels=labels)
     return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})

@@ -12,9 +12,9 @@ from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
 
 if TYPE_CHECKING:
-    from xmil.engine.slidewise import Results
+    from xmil.runs.slidewise import Results
     from xmil.slides import Slide
-    from xmil.slides.files import Found
+    from xmil.slides.open import Found
 
 
 def inspect_slide(path: Path) -> Report:
@@ -80,7 +80,7 @@ def _row(path: Path) -> dict[str, Any]:
 
 def named_slides(paths: list[Path]) -> Found:
     """Slides by id, of files and of folders; says which pictures are left out beside their slide."""
-    from xmil.slides.files import slide_files, sort_slides
+    from xmil.slides.open import slide_files, sort_slides
 
     missing = [str(path) for path in paths if not path.exists()]
     if missing:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xmil.cli._engine import Address, Cpus, Gpus, Kind, Workers
+from xmil.cli._workers import Address, Cpus, Gpus, Kind, WorkerCount
 from xmil.core.errors import InputError
 from xmil.core.names import counted
 
@@ -53,17 +53,17 @@ def embed(
     random: Annotated[bool, typer.Option("--random", help="An untrained encoder, for trials.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
     engine: Kind = "local",
-    workers: Workers = 0,
+    workers: WorkerCount = 0,
     address: Address = "",
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
 ) -> int:
-    """Encode the patches of slides; features in TRIDENT's layout, one file a slide."""
+    """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
     from xmil.cli._cohort import progress_bar
-    from xmil.cli._engine import engine_of
     from xmil.cli._slide import report_run
+    from xmil.cli._workers import workers_of
     from xmil.encoders.load import short_name
-    from xmil.engine.embed import EmbedSettings, embed_slides
+    from xmil.runs.embed import EmbedSettings, embed_slides
 
     settings = EmbedSettings(
         encoder=encoder,
@@ -80,7 +80,7 @@ def embed(
         threads=threads or min(16, max(2, os.cpu_count() or 2)),
     )
     pairs, missing, twice = _pairs(tiles, slides)
-    where = engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=settings.device)
+    where = workers_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=settings.device)
     folder = out or tiles / f"features_{short_name(encoder)}"
     with progress_bar("slides", len(pairs)) as advance:
         results = embed_slides(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _engine, _options
+from xmil.cli import _options, _workers
 from xmil.cli._cohort import checked_device, checked_folder, class_index, find_cases, listed, progress_bar
 from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.study.faithfulness_run import Outcome, Run, Slide
-    from xmil.study.faithfulness_truth import Truth
+    from xmil.evaluate.localisation import Truth
+    from xmil.runs.evaluate import EvaluateOutcome, EvaluateRun, LabelledSlide
 
 
 def evaluate(
@@ -46,7 +46,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
     ] = None,
-    mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels a pixel of the masks.")] = 1.0,
+    mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels per pixel of the masks.")] = 1.0,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
     best: Annotated[
@@ -57,25 +57,27 @@ def evaluate(
     restart: Annotated[
         bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
     ] = False,
-    engine: _engine.Kind = "local",
-    workers: _engine.Workers = 0,
-    address: _engine.Address = "",
-    cpus: _engine.Cpus = 1.0,
-    gpus: _engine.Gpus = 0.0,
+    engine: _workers.Kind = "local",
+    workers: _workers.WorkerCount = 0,
+    address: _workers.Address = "",
+    cpus: _workers.Cpus = 1.0,
+    gpus: _workers.Gpus = 0.0,
 ) -> int:
     """Drop instances by each method's scores and see whether the prediction follows."""
-    from xmil.engine.pool import Engine
-    from xmil.engine.seen import seen_warning
+    from xmil.evaluate.faithfulness import FaithfulnessSettings
     from xmil.models import load_model
     from xmil.models.tasks import CLASS_TASKS
-    from xmil.study.faithfulness import Settings
-    from xmil.study.faithfulness_run import Run, Slide, file_digest
+    from xmil.runs.cautions import seen_warning
+    from xmil.runs.evaluate import EvaluateRun, LabelledSlide, file_digest
+    from xmil.runs.workers.pool import Workers
 
-    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    chosen = _workers.workers_of(
+        engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
+    )
     model = _one_model(model)
     net = load_model(model)
-    net = net.to(checked_device(device)) if chosen == Engine() else net
-    settings = Settings(
+    net = net.to(checked_device(device)) if chosen == Workers() else net
+    settings = FaithfulnessSettings(
         methods=_methods(methods, net),
         modes=tuple(listed(modes)),
         steps=steps,
@@ -91,7 +93,7 @@ def evaluate(
     cases, missing = find_cases(
         features, cohort, label=column, splits=listed(split), names=net.class_names, by=by, spec=net.spec
     )
-    counted = [Slide.of(case) for case in cases]
+    counted = [LabelledSlide.of(case) for case in cases]
     warnings = [said for said in (missing.warning(), seen_warning([model], cases)) if said is not None]
     reading = {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
     known = None if truth is None else _truth(truth, listed(truth_names), mask_downsample, slides)
@@ -116,13 +118,13 @@ def evaluate(
         **missing.as_dict(),
         "warnings": warnings,
     }
-    run = Run(out, settings, inputs, about, reading)
+    run = EvaluateRun(out, settings, inputs, about, reading)
     with (
         run.opened(restart=restart),
         progress_bar("slides" if by == "slide" else "cases", len(counted)) as advance,
     ):
         outcome = run.measure(
-            net if chosen == Engine() else model,
+            net if chosen == Workers() else model,
             counted,
             truth=known,
             on_slide=lambda _: advance(),
@@ -135,8 +137,8 @@ def evaluate(
 
 
 def _truth(folder: Path, names: list[str], downsample: float, slides: Path | None) -> Truth:
+    from xmil.evaluate.localisation import Truth
     from xmil.slides import find_slides
-    from xmil.study.faithfulness_truth import Truth
 
     found = {} if slides is None else find_slides(slides)
     return Truth(checked_folder(folder), tuple(names), downsample, slides=found)
@@ -156,8 +158,8 @@ def _one_model(path: Path) -> Path:
 
 
 def _methods(text: str, net: Any) -> tuple[str, ...]:
+    from xmil.evaluate.faithfulness import DEFAULT_METHODS
     from xmil.methods import list_methods
-    from xmil.study.faithfulness import DEFAULT_METHODS
 
     able = list_methods(net)
     if text == "all":
@@ -165,11 +167,11 @@ def _methods(text: str, net: Any) -> tuple[str, ...]:
     return tuple(listed(text)) or tuple(name for name in DEFAULT_METHODS if name in able)
 
 
-def _report(run: Run, slides: list[Slide], outcome: Outcome, *, best: bool) -> int:
+def _report(run: EvaluateRun, slides: list[LabelledSlide], outcome: EvaluateOutcome, *, best: bool) -> int:
     """Tables, figures, and a few lines on the screen; the exit code."""
     from xmil.core.storage import write_text
-    from xmil.study.faithfulness_plots import draw_summary
-    from xmil.study.faithfulness_summary import FORMATS, as_text, statistics_csv, summarise
+    from xmil.evaluate.faithfulness_plots import draw_summary
+    from xmil.evaluate.faithfulness_table import FORMATS, as_text, statistics_csv, summarise
 
     print_failures(outcome.failed)
     rows = run.rows(slides)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _engine, _options
+from xmil.cli import _options, _workers
 from xmil.cli._cohort import checked_device, listed, named, progress_bar, task_cases
 from xmil.cli._report import print_failures
 from xmil.core.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from xmil.data import Case
-    from xmil.engine.run import ExplainRun, Tally
-    from xmil.engine.settings import Settings
     from xmil.models import MILModel
     from xmil.models.base import ModelSpec
+    from xmil.runs.explain import ExplainRun, ExplainTally
+    from xmil.runs.settings import ExplainSettings
 
 
 def explain(
@@ -57,20 +57,22 @@ def explain(
     restart: Annotated[
         bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
     ] = False,
-    engine: _engine.Kind = "local",
-    workers: _engine.Workers = 0,
-    address: _engine.Address = "",
-    cpus: _engine.Cpus = 1.0,
-    gpus: _engine.Gpus = 0.0,
+    engine: _workers.Kind = "local",
+    workers: _workers.WorkerCount = 0,
+    address: _workers.Address = "",
+    cpus: _workers.Cpus = 1.0,
+    gpus: _workers.Gpus = 0.0,
 ) -> int:
     """Explain every slide: which instances speak for a class, and which against it."""
-    from xmil.engine.explainer import load_models
-    from xmil.engine.run import ExplainRun
-    from xmil.engine.settings import LABEL, Settings
     from xmil.models.checkpoints.files import checkpoint_files
+    from xmil.runs.explain import ExplainRun
+    from xmil.runs.explainer import load_models
+    from xmil.runs.settings import LABEL, ExplainSettings
 
-    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
-    settings = Settings(
+    chosen = _workers.workers_of(
+        engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
+    )
+    settings = ExplainSettings(
         methods=tuple(listed(methods)),
         targets=tuple(listed(target)),
         output=output or None,
@@ -95,9 +97,9 @@ def explain(
     return _report(run, cases, tally, chosen)
 
 
-def _checked(settings: Settings, models: Sequence[MILModel]) -> ModelSpec:
+def _checked(settings: ExplainSettings, models: Sequence[MILModel]) -> ModelSpec:
     """What the models have in common, once each of them can do what the settings ask for."""
-    from xmil.engine.ensemble import bins_warning, shared_spec
+    from xmil.runs.ensemble import bins_warning, shared_spec
 
     specs = [model.spec for model in models]
     shared = shared_spec(specs)
@@ -147,10 +149,10 @@ def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _report(run: ExplainRun, cases: list[Case], tally: Tally, engine: Any) -> int:
+def _report(run: ExplainRun, cases: list[Case], tally: ExplainTally, engine: Any) -> int:
     """A few lines on the screen; the exit code."""
-    from xmil.engine.explainer import slide_file
-    from xmil.engine.summary import summarise_run
+    from xmil.runs.explainer import slide_file
+    from xmil.runs.summary import summarise_run
 
     for warning in run.warnings(tally, cases):
         print(f"warning: {warning}")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _engine
+from xmil.cli import _workers
 from xmil.cli._cohort import listed, progress_bar
 from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 from xmil.core.names import counted
 
 if TYPE_CHECKING:
-    from xmil.slides.drawing import Done, Job, Order
-    from xmil.slides.run import Run
+    from xmil.heatmaps.drawing import DrawingJob, Drawn, Order
+    from xmil.heatmaps.saved_run import SavedRun
 
 
 def heatmap(
@@ -51,17 +51,17 @@ def heatmap(
         str, typer.Option(help="Exports count from the scanned bounds, as QuPath does, or from level0.")
     ] = "bounds",
     downsample: Annotated[
-        int | None, typer.Option(help="Level-0 pixels a pixel of the OME-TIFF; 1 unless it is very wide.")
+        int | None, typer.Option(help="Level-0 pixels per pixel of the OME-TIFF; 1 unless it is very wide.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Draw again what is there.")] = False,
-    engine: _engine.Kind = "local",
-    workers: _engine.Workers = 0,
-    address: _engine.Address = "",
+    engine: _workers.Kind = "local",
+    workers: _workers.WorkerCount = 0,
+    address: _workers.Address = "",
 ) -> int:
     """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF, tables."""
-    from xmil.slides.drawing import Order, cohort_scales, with_targets
-    from xmil.slides.picture import Look
-    from xmil.slides.run import open_run
+    from xmil.heatmaps.drawing import Order, cohort_scales, with_targets
+    from xmil.heatmaps.picture import Look
+    from xmil.heatmaps.saved_run import open_run
 
     if scale not in ("slide", "cohort"):
         raise InputError(f"--scale must be slide or cohort. Got {scale!r} instead.")
@@ -86,7 +86,7 @@ def heatmap(
     jobs = _jobs(held, listed(names), slides)
     folder = out or held.folder / "heatmaps"
     _prepare(folder, order, restart)
-    where = _engine.engine_of(engine, workers=workers, address=address)
+    where = _workers.workers_of(engine, workers=workers, address=address)
     done, failed = _draw(jobs, held, order, folder, restart=restart, slides=slides, engine=where)
     return _report(done, failed, folder)
 
@@ -121,7 +121,7 @@ def _region(text: str) -> tuple[float, float, float, float] | None:
 
 def _with_slide(order: Order, slides: Path | None) -> Order:
     """The order without the pictures that are cut from slides, where there are none."""
-    from xmil.slides.drawing import NEED_SLIDE
+    from xmil.heatmaps.drawing import NEED_SLIDE
 
     lost = [] if slides is not None else [kind for kind in order.pictures if kind in NEED_SLIDE]
     if not lost:
@@ -134,19 +134,19 @@ def _with_slide(order: Order, slides: Path | None) -> Order:
     return replace(order, pictures=rest)
 
 
-def _jobs(run: Run, names: list[str], slides: Path | None) -> list[Job]:
+def _jobs(run: SavedRun, names: list[str], slides: Path | None) -> list[DrawingJob]:
     """The run's slides, or those asked for, each with its file where the folder has it."""
     from xmil.cli._slide import named_slides
     from xmil.core.errors import unknown_name
-    from xmil.slides.drawing import Job
-    from xmil.slides.files import Found
+    from xmil.heatmaps.drawing import DrawingJob
+    from xmil.slides.open import Found
 
     for name in names:
         if name not in run.files:
             raise unknown_name("slide", name, run.files)
     found = Found({}, {}, []) if slides is None else named_slides([slides])
     return [
-        Job(name, run.files[name], found.slides.get(name), found.twice.get(name, ""))
+        DrawingJob(name, run.files[name], found.slides.get(name), found.twice.get(name, ""))
         for name in names or run.files
     ]
 
@@ -170,12 +170,19 @@ def _prepare(folder: Path, order: Order, restart: bool) -> None:
 
 
 def _draw(
-    jobs: list[Job], run: Run, order: Order, folder: Path, *, restart: bool, slides: Path | None, engine: Any
-) -> tuple[list[Done], dict[str, str]]:
-    from xmil.engine.pool import process
-    from xmil.slides.drawing import make_drawer
+    jobs: list[DrawingJob],
+    run: SavedRun,
+    order: Order,
+    folder: Path,
+    *,
+    restart: bool,
+    slides: Path | None,
+    engine: Any,
+) -> tuple[list[Drawn], dict[str, str]]:
+    from xmil.heatmaps.drawing import make_drawer
+    from xmil.runs.workers.pool import process
 
-    done: list[Done] = []
+    done: list[Drawn] = []
     failed: dict[str, str] = {}
     work = partial(make_drawer, run, order, folder, restart=restart, slides=slides)
     with progress_bar("slides", len(jobs)) as advance:
@@ -188,9 +195,9 @@ def _draw(
     return done, failed
 
 
-def _report(done: list[Done], failed: dict[str, str], folder: Path) -> int:
+def _report(done: list[Drawn], failed: dict[str, str], folder: Path) -> int:
     """Lines for the screen, failures.csv, and the exit code."""
-    from xmil.engine.folder import FAILURES, write_table
+    from xmil.core.runfiles import FAILURES, write_table
 
     write_table(folder / FAILURES, ("slide_id", "error"), sorted(failed.items()))
     for each in done:

@@ -77,7 +77,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.data.containers.folder import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
     from xmil.data.join import feature_files
-    from xmil.data.paper_tables import is_metadata
+    from xmil.data.tables import is_metadata
     from xmil.models.checkpoints.files import IN_FOLDER
 
     made_by = _made_by(path)
@@ -123,7 +123,7 @@ def _checkpoint(path: Path) -> Report:
     from xmil.models.checkpoints import describe_checkpoint
 
     found = describe_checkpoint(path)
-    notes = tuple(map(str, found.pop("notes", ())))
+    notes = (*found.pop("notes"), *found.pop("warnings"))
     found.pop("path", None)
     return Report(
         str(path), "checkpoint", f"a checkpoint of the family {found.get('family')}", found, inferred=notes

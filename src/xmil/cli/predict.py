@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli import _engine, _options
+from xmil.cli import _options, _workers
 from xmil.cli._cohort import checked_device, listed, progress_bar, task_cases
 from xmil.cli._report import print_failures
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.engine.predict_run import PredictRun, Tally
+    from xmil.runs.predict import PredictRun, PredictTally
 
 TITLES = {
     "auroc": "AUROC",
@@ -46,18 +46,20 @@ def predict(
     restart: Annotated[
         bool, typer.Option("--restart", help="Replace an earlier run with other settings in --out.")
     ] = False,
-    engine: _engine.Kind = "local",
-    workers: _engine.Workers = 0,
-    address: _engine.Address = "",
-    cpus: _engine.Cpus = 1.0,
-    gpus: _engine.Gpus = 0.0,
+    engine: _workers.Kind = "local",
+    workers: _workers.WorkerCount = 0,
+    address: _workers.Address = "",
+    cpus: _workers.Cpus = 1.0,
+    gpus: _workers.Gpus = 0.0,
 ) -> int:
     """Predict every slide: probabilities, values or risks, with measures where the truth is known."""
-    from xmil.engine.explainer import load_models
-    from xmil.engine.predict_run import PredictRun
     from xmil.models.checkpoints.files import checkpoint_files
+    from xmil.runs.explainer import load_models
+    from xmil.runs.predict import PredictRun
 
-    chosen = _engine.engine_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device)
+    chosen = _workers.workers_of(
+        engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
+    )
     paths = tuple(file for path in model for file in checkpoint_files(path))
     models = load_models(paths)
     columns = {"label": label, "time": time, "event": event}
@@ -76,7 +78,7 @@ def predict(
     return _report(run, tally)
 
 
-def _report(run: PredictRun, tally: Tally) -> int:
+def _report(run: PredictRun, tally: PredictTally) -> int:
     """A few lines on the screen; the exit code."""
     print_failures(tally.failed)
     if tally.predictions is None:
@@ -91,7 +93,7 @@ def _report(run: PredictRun, tally: Tally) -> int:
     return 1 if tally.failed else 0
 
 
-def _table(tally: Tally) -> list[str]:
+def _table(tally: PredictTally) -> list[str]:
     """The measures with their intervals, one a line."""
     if not tally.metrics or tally.predictions is None:
         return ["No label is known: there is nothing to measure against; see --cohort and --label."]

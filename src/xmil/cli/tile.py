@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli._engine import Address, Cpus, Kind, Workers
+from xmil.cli._workers import Address, Cpus, Kind, WorkerCount
 from xmil.core.names import counted
 
 if TYPE_CHECKING:
-    from xmil.engine.slidewise import Results
+    from xmil.runs.slidewise import Results
 
 
 def tile(
@@ -30,15 +30,15 @@ def tile(
     min_std: Annotated[float, typer.Option(help="Least standard deviation of a patch's grey values.")] = 8.0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
     engine: Kind = "local",
-    workers: Workers = 0,
+    workers: WorkerCount = 0,
     address: Address = "",
     cpus: Cpus = 1.0,
 ) -> int:
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
     from xmil.cli._cohort import progress_bar
-    from xmil.cli._engine import engine_of
     from xmil.cli._slide import named_slides
-    from xmil.engine.tile import tile_slides
+    from xmil.cli._workers import workers_of
+    from xmil.runs.tile import tile_slides
     from xmil.slides.tiling import TileSettings
 
     settings = TileSettings(
@@ -51,7 +51,7 @@ def tile(
         magnification=magnification,
     )
     found = named_slides(slides)
-    where = engine_of(engine, workers=workers, address=address, cpus=cpus)
+    where = workers_of(engine, workers=workers, address=address, cpus=cpus)
     with progress_bar("slides", len(found.slides)) as advance:
         results = tile_slides(
             found.slides,

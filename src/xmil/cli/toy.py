@@ -11,15 +11,15 @@ from xmil.cli import _options
 from xmil.core.errors import InputError, bad_parameter
 
 if TYPE_CHECKING:
-    from xmil.study.benchmark import Configuration, Row
-    from xmil.study.protocol import Protocol
+    from xmil.toy.benchmark import Configuration, Row
+    from xmil.toy.protocol import Protocol
 
 ALL = "all"
 
 
 def toy(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
-    model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, or 'all'.")] = "",
+    model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, mambamil, or 'all'.")] = "",
     methods: Annotated[str, typer.Option(help="Methods as name[:preset][@output], or 'all'.")] = "",
     repetitions: Annotated[
         int | None, typer.Option(help="Models of each configuration, trained at once.")
@@ -51,8 +51,8 @@ def toy(
     plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
-    from xmil.study.instances import load_instances
-    from xmil.study.run import write_run
+    from xmil.toy.instances import load_instances
+    from xmil.toy.store import write_run
 
     names = _names(task, model, methods, table1=table1, quick=quick)
     changes = {"repetitions": repetitions, "seed": seed, "pooled": pooled, "shared_bags": shared_bags}
@@ -71,10 +71,9 @@ def toy(
 
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
     """Tasks, models and methods asked for, each checked; what is not said is the paper's."""
-    from xmil.study import probes  # noqa: F401  # registers its tasks
-    from xmil.study.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS
-    from xmil.study.scoring import MethodSpec
-    from xmil.study.tasks import TASKS
+    from xmil.toy.digit_tasks import TASKS
+    from xmil.toy.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS
+    from xmil.toy.scoring import MethodSpec
 
     if table1 and quick:
         raise InputError(
@@ -104,7 +103,7 @@ def _listed(text: str, every: list[str], default: list[str]) -> list[str]:
 def _protocol(quick: bool, bags: str, epochs: int | None, changes: dict[str, Any]) -> Protocol:
     from dataclasses import replace
 
-    from xmil.study.protocol import QUICK, Protocol
+    from xmil.toy.protocol import QUICK, Protocol
 
     protocol = QUICK if quick else Protocol()
     if bags:
@@ -147,9 +146,9 @@ def _set_threads(threads: int | None) -> None:
 def _configurations(
     names: dict[str, list[str]], instances: Any, protocol: Protocol, device: str
 ) -> list[Configuration]:
-    from xmil.study.benchmark import Configuration
-    from xmil.study.protocol import SETUPS
-    from xmil.study.tasks import TASKS
+    from xmil.toy.benchmark import Configuration
+    from xmil.toy.digit_tasks import TASKS
+    from xmil.toy.protocol import SETUPS
 
     pairs = [(task, model) for task in names["tasks"] for model in names["models"]]
     return [Configuration(TASKS[t], SETUPS[m], instances, protocol, device) for t, m in pairs]
@@ -157,8 +156,8 @@ def _configurations(
 
 def _check(configurations: list[Configuration], names: dict[str, list[str]]) -> None:
     """Refuse what would fail later, before anything is trained."""
-    from xmil.study.run import applies
-    from xmil.study.scoring import MethodSpec
+    from xmil.toy.scoring import MethodSpec
+    from xmil.toy.store import applies
 
     specs = [MethodSpec.parse(text) for text in names["methods"]]
     for c in configurations:
@@ -181,9 +180,8 @@ def _run(configurations: list[Configuration], methods: list[str], out: Path) -> 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from xmil.study.run import run_configuration
-    from xmil.study.scoring import MethodSpec
-    from xmil.study.store import Store
+    from xmil.toy.scoring import MethodSpec
+    from xmil.toy.store import Store, run_configuration
 
     specs = [MethodSpec.parse(text) for text in methods]
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -208,12 +206,12 @@ def _write(
     rows: list[Row], configurations: list[Configuration], methods: list[str], out: Path, *, plots: bool
 ) -> None:
     """The tables of every measure, the plots, and the main table on the screen."""
-    from xmil.study.tables import as_text, summarise
+    from xmil.toy.result_table import as_text, summarise
 
     paper = all(c.comparable for c in configurations)
     _write_tables(rows, out, paper=paper)
     if plots:
-        from xmil.study.plots import draw_all
+        from xmil.toy.plots import draw_all
 
         draw_all(rows, configurations, methods, out, paper=paper)
     print(as_text(summarise(rows, paper=paper)))
@@ -224,7 +222,7 @@ def _write(
 def _write_tables(rows: list[Row], out: Path, *, paper: bool) -> None:
     from xmil.core.storage import write_text
     from xmil.evaluate.evidence_batch import MEASURES
-    from xmil.study.tables import FORMATS, summarise
+    from xmil.toy.result_table import FORMATS, summarise
 
     for measure in MEASURES:
         table = summarise(rows, measure, paper=paper)

@@ -13,7 +13,7 @@ from xmil.cli._report import print_failures
 if TYPE_CHECKING:
     from xmil.training.config import Config
     from xmil.training.fit import Job, OnStep, Step
-    from xmil.training.run import Outcome
+    from xmil.training.train import TrainOutcome
 
 REFRESH = 0.1  # seconds between two changes of the bar
 
@@ -50,9 +50,9 @@ def train(
     ] = False,
 ) -> int:
     """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
-    from xmil.training.cohort import check_columns
     from xmil.training.config import load_config, plain
     from xmil.training.toml import dumps
+    from xmil.training.training_set import check_columns
 
     flags: dict[str, Any] = {
         "out": out,
@@ -90,11 +90,11 @@ def _as_changes(flags: dict[str, Any]) -> list[str]:
     ]
 
 
-def _train(settings: Config, *, restart: bool) -> Outcome:
+def _train(settings: Config, *, restart: bool) -> TrainOutcome:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from xmil.training.run import train as run
+    from xmil.training.train import train as run
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -121,7 +121,7 @@ def _watch(job: Job, progress: Any) -> OnStep:
     return hear
 
 
-def _report(settings: Config, outcome: Outcome) -> int:
+def _report(settings: Config, outcome: TrainOutcome) -> int:
     """A few lines on the screen; the exit code."""
     best = outcome.best
     code = (0 if not outcome.failed else 1) if best else 2

@@ -89,7 +89,7 @@ def _export(shown: Collection, folder: Path, *, longest: int | None) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from xmil.viewer.export import export
+    from xmil.viewer.static_copy import export
 
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("slides", total=None)

@@ -24,7 +24,9 @@ class Bag:
     `coords` are the top-left corners in level-0 pixels and `patch_size` is the level-0 edge. `inferred`
     lists, in sentences, whatever was worked out rather than read. Coordinates in another unit (microns, tile
     centres) stay in `raw_coords` with their `unit` and edge; `coords` is None until the slide's mpp is known.
-    `columns` holds further values per instance, such as annotations.
+    `columns` holds further values per instance, such as annotations. `extras` are what a network needs beside
+    the features: arrays with a row per instance, and n x n matrices that join instances, which are sparse
+    (SciPy) or go by a name that starts with "adj".
 
     >>> bag = Bag(np.zeros((3, 8)), coords=[[0, 0], [256, 0], [0, 256]], patch_size=256, slide_id="s1")
     >>> bag
@@ -46,6 +48,7 @@ class Bag:
     raw_edge: float | None = None
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name = f"bag {self.slide_id!r}" if self.slide_id else "the bag"
@@ -55,6 +58,7 @@ class Bag:
         object.__setattr__(self, "inferred", tuple(self.inferred))
         _check_scale(self.patch_size, self.mpp, name=name)
         _check_lengths({"raw_coords": self.raw_coords, **self.columns}, n=len(features), name=name)
+        object.__setattr__(self, "extras", _as_extras(self.extras, n=len(features), name=name))
 
     def __len__(self) -> int:
         return len(self.features)
@@ -85,8 +89,11 @@ class Bag:
         coords = None if self.coords is None else self.coords[index]
         raw_coords = None if self.raw_coords is None else self.raw_coords[index]
         columns = {key: values[index] for key, values in self.columns.items()}
+        extras = {key: _selected(key, values, index) for key, values in self.extras.items()}
         picked = self.features[index]
-        return replace(self, features=picked, coords=coords, raw_coords=raw_coords, columns=columns)
+        return replace(
+            self, features=picked, coords=coords, raw_coords=raw_coords, columns=columns, extras=extras
+        )
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
@@ -118,6 +125,29 @@ def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
     if array.ndim != 2:
         raise InputError(f"Features of {name} must have shape (instances, width). Got {array.shape} instead.")
     return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def joins_instances(name: str, values: Any) -> bool:
+    """Whether an extra is an n x n matrix between instances: a sparse one, or one called adj..."""
+    return hasattr(values, "tocsr") or name.lower().startswith("adj")
+
+
+def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any]:
+    """Extras as arrays with a row per instance, or square matrices; sparse ones stay sparse."""
+    found = {}
+    for key, values in extras.items():
+        kept = values if hasattr(values, "tocsr") else np.asarray(values)
+        must = (n, n) if joins_instances(key, kept) else (n, *kept.shape[1:])
+        if kept.shape != must:
+            raise InputError(f"The extra {key!r} of {name} must have shape {must}. Got {kept.shape} instead.")
+        found[key] = kept
+    return found
+
+
+def _selected(name: str, values: Any, index: npt.NDArray[Any]) -> Any:
+    if hasattr(values, "tocsr"):
+        return values.tocsr()[index][:, index]
+    return values[index][:, index] if joins_instances(name, values) else values[index]
 
 
 def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray, IntArray
+from xmil.core.errors import bad_parameter
 from xmil.core.placement import boxes, place
 from xmil.core.target import Target
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DRAWING = "xmil.heatmaps.inline"  # a higher layer: found by name when a picture is asked for
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,10 @@ class Explanation:
     slide_size: tuple[int, int] | None = None
     stderr: FloatArray | None = None
     stable: npt.NDArray[np.bool_] | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "warnings", list(self.warnings))
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -124,3 +134,36 @@ class Explanation:
         from xmil.core.storage import read_explanation
 
         return read_explanation(path, method=method, target=target)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A table of one row per patch: level-0 corner where it is known, score, and what goes with it.
+
+        >>> e = Explanation(np.array([0.5, -1.0]), np.zeros(2), 0.0, "lrp", Target(1), True)
+        >>> e.to_pandas()["score"].tolist()
+        [0.5, -1.0]
+        """
+        import pandas as pd
+
+        corners = {} if self.coords is None else {"x0": self.coords[:, 0], "y0": self.coords[:, 1]}
+        beside = {key: getattr(self, key) for key in ("stderr", "stable", "spread")}
+        known = {key: values for key, values in beside.items() if values is not None}
+        index = pd.RangeIndex(len(self), name="patch")
+        return pd.DataFrame({**corners, "score": self.scores, **known}, index=index)
+
+    def top(self, k: int = 20) -> pd.DataFrame:
+        """The k patches with the highest scores, the highest first; fewer where the bag is smaller.
+
+        >>> e = Explanation(np.array([0.5, -1.0, 2.0]), np.zeros(2), 0.0, "lrp", Target(1), True)
+        >>> e.top(2).index.tolist()
+        [2, 0]
+        """
+        if k < 1:
+            raise bad_parameter("k", "Explanation.top", "an int in the range [1, inf)", k)
+        return self.to_pandas().sort_values("score", ascending=False, kind="stable").head(k)
+
+    def plot(self, slide: Any = None, **look: Any) -> Any:
+        """Draw the scores: a heatmap where the patches have places, else by rank; see `xmil.heatmap`."""
+        return import_module(DRAWING).plot(self, slide, **look)
+
+    def _repr_html_(self) -> str:
+        return str(import_module(DRAWING).html(self))

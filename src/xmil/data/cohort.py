@@ -50,7 +50,7 @@ class Cohort:
             doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
             stand = "stands" if len(doubled) == 1 else "stand"
             raise InputError(
-                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row a slide."
+                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row per slide."
             )
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
     ...     read_cohort(f"{folder}/cohort.csv")
     Cohort(2 slides of 1 case, columns label)
     """
-    from xmil.data.paper_tables import is_metadata, merge, read_metadata
+    from xmil.data.tables import is_metadata, merge, read_metadata
 
     source = Path(path)
     if source.is_dir() and is_metadata(source):

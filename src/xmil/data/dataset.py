@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, Sampler
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.data.bags import open_bag
+from xmil.data.cases import JoinedHeader, join_headers
 from xmil.data.header import Header
-from xmil.data.joined import JoinedHeader, join_headers
 
 logger = logging.getLogger(__name__)
 StrPath = str | PathLike[str]

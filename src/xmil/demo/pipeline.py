@@ -19,8 +19,8 @@ from xmil._version import __version__
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
 from xmil.core.storage import write_text
-from xmil.demo.bags import CLASS_NAMES, TASK_NAMES, draw_bags, telling, write_cohort, write_truth
-from xmil.demo.slides import MPP, TILE, DigitSlide, write_digit_slide
+from xmil.demo.digit_slides import MPP, TILE, DigitSlide, write_digit_slide
+from xmil.demo.drawn_bags import CLASS_NAMES, TASK_NAMES, draw_bags, telling, write_cohort, write_truth
 
 MODELS = {
     "attnmil": {"dim": 64, "attention_dim": 32, "n_out_layers": 1},
@@ -55,7 +55,7 @@ QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, or
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoStage:
     """A step with its title: commands of the program, or work that it does itself.
 
     Commands that take long run side by side, each in a process of its own.
@@ -136,19 +136,19 @@ class Demo:
             raise InputError(f"{self.out}: holds a demonstration with other settings; choose another --out.")
         write_text(path, json.dumps(about, indent=1) + "\n")
 
-    def stages(self) -> Iterator[Stage]:
+    def stages(self) -> Iterator[DemoStage]:
         """Every step before the report, in order."""
         n, more = len(self.bags["slide"]), sum(len(self.bags[split]) for split in FURTHER)
         slides, tiles, features = self.out / "slides", self.out / "tiles", self.out / "features"
-        yield Stage(f"draw {n} digit slides", work=self.draw_slides)
-        yield Stage("tile", (["tile", str(slides), "--out", str(tiles)],))
-        yield Stage("embed", (self._embed(slides, tiles, features),))
-        yield Stage(f"embed {more} further bags without drawing slides", work=self.embed_further)
-        yield Stage("train 4 models", self._each(self._train), side_by_side=True)
-        yield Stage("predict", self._each(self._predict))
-        yield Stage(f"explain by {len(METHODS)} methods", self._each(self._explain), side_by_side=True)
-        yield Stage("evaluate: drop tiles by score", self._each(self._evaluate), side_by_side=True)
-        yield Stage("heatmaps", self._each(self._heatmap))
+        yield DemoStage(f"draw {n} digit slides", work=self.draw_slides)
+        yield DemoStage("tile", (["tile", str(slides), "--out", str(tiles)],))
+        yield DemoStage("embed", (self._embed(slides, tiles, features),))
+        yield DemoStage(f"embed {more} further bags without drawing slides", work=self.embed_further)
+        yield DemoStage("train 4 models", self._each(self._train), side_by_side=True)
+        yield DemoStage("predict", self._each(self._predict))
+        yield DemoStage(f"explain by {len(METHODS)} methods", self._each(self._explain), side_by_side=True)
+        yield DemoStage("evaluate: drop tiles by score", self._each(self._evaluate), side_by_side=True)
+        yield DemoStage("heatmaps", self._each(self._heatmap))
 
     def _each(self, command: Callable[[str, str], list[str]]) -> tuple[list[str], ...]:
         return tuple(command(task, model) for task, model in self.pairs)
@@ -168,7 +168,7 @@ class Demo:
     def embed_further(self) -> None:
         """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
         from xmil.data import write_bag
-        from xmil.demo.encoder import NAME, encode_digits
+        from xmil.demo.stain_fields import NAME, encode_digits
 
         wanted = [slide for split in FURTHER for slide in self.bags[split]]
         paths = {slide.name: self.out / "features" / f"{slide.name}.h5" for slide in wanted}
@@ -286,7 +286,7 @@ def run_stages(demo: Demo, run: Run, say: Say) -> list[Timing]:
     return done
 
 
-def _run_stage(stage: Stage, run: Run, out: Path) -> Timing:
+def _run_stage(stage: DemoStage, run: Run, out: Path) -> Timing:
     begin = time.perf_counter()
     if stage.work is not None:
         stage.work()

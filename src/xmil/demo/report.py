@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.storage import write_text
-from xmil.demo.bags import QUESTIONS, evidence
-from xmil.demo.picture import TITLES, Panel, draw_panels, method_title
-from xmil.demo.pipeline import METHODS, Demo, Timing
-from xmil.demo.results import PairResult, certificate, read_results
+from xmil.core.errors import FileError
+from xmil.core.explanation import Explanation
+from xmil.core.method_cards import card_of
+from xmil.core.storage import read_explanations, write_text
+from xmil.demo.digit_slides import DigitSlide
+from xmil.demo.drawn_bags import QUESTIONS, evidence
+from xmil.demo.panels import SlidePanel, draw_panels, method_title
+from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing
+from xmil.evaluate.evidence import auprc2
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
-LINES = {"lrp": "#b2182b", "ig": "#2166ac", "single": "#e08214", "attention": "#7b3294", "random": "0.6"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -94,9 +101,7 @@ def _quality_table(results: Sequence[PairResult]) -> str:
     best = {i: max(METHODS, key=lambda m, r=r: r.auprc2[m]) for i, r in enumerate(results)}  # type: ignore[misc]
     for method in METHODS:
         cells = [f"{r.auprc2[method]:.2f}" for r in results]
-        rows.append(
-            _row(TITLES.get(method, method), cells, {i for i, name in best.items() if name == method})
-        )
+        rows.append(_row(card_of(method).title, cells, {i for i, name in best.items() if name == method}))
     return f"""<h2>Against the truth: AUPRC-2</h2>
 <table><tr><th></th>{head}</tr>{"".join(rows)}</table>
 <p class="small">AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that
@@ -114,10 +119,10 @@ def _row(name: str, cells: Sequence[str], best: set[int]) -> str:
 def _panels(demo: Demo, result: PairResult) -> str:
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
-    panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
+    panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
     for method in METHODS:
         e = result.shown[method]
-        panels.append(Panel(method_title(method, result.shown_auprc2[method]), e.scores, e.signed))
+        panels.append(SlidePanel(method_title(method, result.shown_auprc2[method]), e.scores, e.signed))
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
     title = f"{_name(result)}: {QUESTIONS[result.task]}"
     draw_panels(slide, truth, panels, path, title=title)
@@ -132,11 +137,11 @@ def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
     result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
-    panels = [Panel("the slide"), Panel("true evidence", truth.astype(np.float64))]
+    panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
     for method in ("attention", "lrp"):
         e = result.shown[method]
-        title = f"{TITLES.get(method, method)}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
-        panels.append(Panel(title, e.scores, e.signed))
+        title = f"{card_of(method).title}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
+        panels.append(SlidePanel(title, e.scores, e.signed))
     path = demo.out / "pictures" / "attention-against-lrp.png"
     draw_panels(slide, truth, panels, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
     return ""
@@ -163,8 +168,8 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
         figure.subplots(1, len(results), sharey=True, squeeze=False)[0], results, strict=True
     ):
         for method, curve in result.curves.items():
-            label = f"{TITLES.get(method, method)} ({curve.mean():.2f})"
-            width, colour = (2.4 if method == "lrp" else 1.3), LINES.get(method)
+            label = f"{card_of(method).title} ({curve.mean():.2f})"
+            width, colour = (2.4 if method == "lrp" else 1.3), card_of(method).colour
             axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, linewidth=width, color=colour)
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)
@@ -215,3 +220,85 @@ def _figure(path: Path, caption: str) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     image = f"<img alt='{escape(caption, quote=True)}' src='data:image/png;base64,{data}'>"
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """One task and model: test AUROC, AUPRC-2 by method, mean flip curves, and one slide's explanations.
+
+    The AUROC is that of the test bags; AUPRC-2 is the mean over the slides and both classes, as in the paper.
+    """
+
+    task: str
+    model: str
+    auroc: float
+    accuracy: float
+    auprc2: dict[str, float]
+    curves: dict[str, Floats]
+    shown: dict[str, Explanation]
+    shown_auprc2: dict[str, float]
+
+    @property
+    def aupc(self) -> dict[str, float]:
+        """Mean of each curve; lower is more faithful."""
+        return {method: float(curve.mean()) for method, curve in self.curves.items()}
+
+
+def read_results(demo: Demo) -> list[PairResult]:
+    """Every task and model."""
+    return [_read_pair(demo, task, model, demo.shown(task)) for task, model in demo.pairs]
+
+
+def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
+    """The picture of the shown slide's certificate and the sentence on LRP."""
+    stem = demo.folder("evaluate", task, model) / "certificates" / demo.shown(task).name
+    found = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    [sentence] = [about["sentence"] for about in found["methods"] if about["method"] == "lrp"]
+    return stem.with_suffix(".png"), sentence
+
+
+def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
+    folder = demo.folder("explain", task, model) / "slides"
+    found = {slide.name: read_explanations(folder / f"{slide.name}.parquet") for slide in demo.bags["slide"]}
+    quality, here = (
+        {method: float(np.nanmean(_qualities(slides, found, task, method))) for method in METHODS}
+        for slides in (demo.bags["slide"], [shown])
+    )
+    metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
+    for_yes = {e.method: e for e in found[shown.name] if e.target.cls == 1}
+    test: dict[str, Any] = metrics["test"]
+    curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
+    return PairResult(task, model, test["auc"], test["accuracy"], quality, curves, for_yes, here)
+
+
+def _qualities(
+    slides: Sequence[DigitSlide], found: dict[str, list[Explanation]], task: str, method: str
+) -> list[float]:
+    values = []
+    for slide in slides:
+        truth = evidence(slide, task)
+        for e in found[slide.name]:
+            if e.method == method:
+                _check_places(e, slide)
+                values.append(auprc2(truth if e.target.cls == 1 else -truth, e.scores))
+    return values
+
+
+def _check_places(e: Explanation, slide: DigitSlide) -> None:
+    if e.coords is None or not np.array_equal(e.coords, slide.coords):
+        raise FileError(f"{slide.name}: its tiles are not where the digits were drawn; remove the folder.")
+
+
+def _curves(path: Path) -> dict[str, Floats]:
+    """The mean curve of each method, most relevant first, over the slides that are classified correctly."""
+    import pyarrow.parquet as pq
+
+    rows = [row for row in pq.read_table(path, partitioning=None).to_pylist() if row["correct"]]
+    return {
+        method: np.mean([row["morf"] for row in rows if row["method"] == method], axis=0)
+        for method in MEASURED
+        if any(row["method"] == method for row in rows)
+    }

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from xmil.core.errors import FileError, InputError, XmilError, unknown_name
-from xmil.encoders.encoder import Encoder, make_encoder
+from xmil.encoders.encoder import Encoder, Transform, make_encoder
+from xmil.encoders.foreign import file_digest
 from xmil.encoders.registry import ENCODERS
-from xmil.encoders.transform import Transform
-from xmil.encoders.weights import file_digest
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 
@@ -68,11 +67,11 @@ def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tup
     if name in ENCODERS:
         return *ENCODERS[name](weights, random), None
     if path.suffix.lower() == ".onnx":
-        from xmil.encoders.files import load_onnx
+        from xmil.encoders.foreign import load_onnx
 
         return *load_onnx(_file(path), device), "cpu"
     if path.suffix.lower() in SCRIPTS:
-        from xmil.encoders.files import load_script
+        from xmil.encoders.foreign import load_script
 
         return *load_script(_file(path), device), None
     if ":" in name and not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):

@@ -13,8 +13,8 @@ from typing import Any
 from torch import nn
 
 from xmil.core.registry import Registry
-from xmil.encoders.transform import Transform
-from xmil.encoders.weights import download_state, read_state
+from xmil.encoders.encoder import Transform
+from xmil.encoders.foreign import download_state, read_state
 from xmil.nn.resnet import ResNet, load_resnet
 from xmil.nn.swin import CTransPath
 

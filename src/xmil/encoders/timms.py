@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import CheckpointError, FileError, InputError
-from xmil.encoders.transform import IMAGENET, Transform
-from xmil.encoders.weights import read_state
+from xmil.encoders.encoder import IMAGENET, Transform
+from xmil.encoders.foreign import read_state
 
 H_OPTIMUS = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
 

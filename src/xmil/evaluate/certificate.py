@@ -105,6 +105,6 @@ class Certificate:
     def _on_audit(self) -> list[str]:
         share = self.unexplained
         if share is None:
-            return ["The method keeps no account of the output."]
+            return ["This method does not account for the output."]
         state = "The account closes" if share <= UNEXPLAINED else "The account does not close"
         return [f"{state}: {share:.1%} of the output is unexplained."]

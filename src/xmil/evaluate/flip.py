@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.target import Target
-from xmil.evaluate.bags import MODES, parts_of
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import ForwardFunction, Network
+from xmil.evaluate.parts import MODES, parts_of
+from xmil.methods.explain import Bags as Bags
+from xmil.methods.network import Network
+from xmil.methods.opening import Calling, open_network
 from xmil.methods.outputs import Output, Question, class_logits
 from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
@@ -25,7 +26,6 @@ from xmil.nn.frozen import frozen
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 Floats = npt.NDArray[np.float64]
-Bags = Bag | Tensor | npt.NDArray[Any]
 Scores = Explanation | npt.ArrayLike
 
 
@@ -86,18 +86,18 @@ class Flips:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | PathLike[str],
         bag: Bags,
         *,
         target: Any = ...,
         mode: str = "remove",
-        forward: ForwardFunction | None = None,
+        **how: Unpack[Calling],
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
-        self.network, self.mode = Network(model, forward), mode
-        x = as_tensor(bag, self.network)
-        with frozen(model), torch.no_grad():
+        self.network, x = open_network(model, bag, **how)
+        self.mode = mode
+        with frozen(self.network.module), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
         asked = only_target(self.network, self._parts.full.shape[-1]) if target is ... else target
         question = Question([asked], None, self.network, default="probability")
@@ -196,7 +196,7 @@ class Flips:
 
 
 def flip(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -206,7 +206,7 @@ def flip(
     mode: str = "remove",
     steps: int | str = 100,
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> Curve:
     """The explained output while instances are dropped from the bag, or added to an empty one.
 
@@ -217,6 +217,7 @@ def flip(
     k-th; "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The
     empty bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for
     models without classes, the value minus its reference, or the risk, which no step can flip.
+    `forward`, `returns` and `average` as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -224,12 +225,12 @@ def flip(
     >>> curve.values.shape, curve.counts.tolist()
     ((5,), [0, 1, 2, 3, 4])
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
 
 
 def srg(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -237,7 +238,7 @@ def srg(
     mode: str = "remove",
     steps: int | str = 100,
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """Symmetric relevance gain: AUPC with the least relevant first minus AUPC with the most relevant first.
 
@@ -250,7 +251,7 @@ def srg(
     >>> srg(net, torch.ones(3, 4), [3.0, 2.0, 1.0], target=1)  # equal instances: the order cannot matter
     0.0
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     first, last = (
         flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
     )

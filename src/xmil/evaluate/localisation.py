@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.bag import Bag
 from xmil.core.errors import FileError, InputError, bad_parameter
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +55,7 @@ def marked_by_mask(
     downsample: float = 1.0,
     share: float = 0.5,
 ) -> Bools:
-    """Instances of whose box at least a share is set in a mask (h, w), `downsample` level-0 pixels a pixel.
+    """Instances of whose box at least a share is set in a mask (h, w), `downsample` level-0 pixels per pixel.
 
     Boxes may reach over the mask's border; what lies outside counts as unset.
 
@@ -198,3 +200,85 @@ def _checked_share(share: float) -> float:
     if not 0 < share <= 1:
         raise bad_parameter("share", "marked_by_mask and marked_by_geojson", "in the range (0, 1]", share)
     return share
+
+
+COLUMNS = ("evidence", "label")
+SUFFIXES = (".geojson", ".csv", ".npy", ".png")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
+
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
+    where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
+    where they begin, for GeoJSON files that do not.
+    """
+
+    folder: Path
+    names: tuple[str, ...] = ()
+    downsample: float = 1.0
+    share: float = 0.5
+    slides: Mapping[str, Path] = field(default_factory=dict)
+
+    def evidence(self, bag: Bag) -> Floats | None:
+        """Evidence (n,) of a bag, or None where the folder has nothing on the slide."""
+        path = next((p for s in SUFFIXES if (p := self.folder / f"{bag.slide_id}{s}").is_file()), None)
+        if path is None:
+            return None
+        if path.suffix in (".csv", ".npy"):
+            return _instance_values(path, len(bag))
+        return self._marked(path, bag).astype(np.float64)
+
+    def _marked(self, path: Path, bag: Bag) -> npt.NDArray[np.bool_]:
+        if bag.coords is None or bag.patch_size is None:
+            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
+        if path.suffix == ".geojson":
+            names: Sequence[str] | None = self.names or None
+            origin = self._origin(bag.slide_id)
+            return marked_by_geojson(
+                path, bag.coords, patch_size=bag.patch_size, names=names, share=self.share, origin=origin
+            )
+        mask = _read_mask(path)
+        return marked_by_mask(
+            mask, bag.coords, patch_size=bag.patch_size, downsample=self.downsample, share=self.share
+        )
+
+    def _origin(self, slide_id: str | None) -> tuple[float, float] | None:
+        """The corner of the slide's scanned bounds, where the slide is at hand."""
+        from xmil.slides import open_slide
+
+        file = self.slides.get(slide_id or "")
+        if file is None:
+            return None
+        with open_slide(file) as slide:
+            return slide.bounds[:2]
+
+
+def _instance_values(path: Path, n: int) -> Floats:
+    try:
+        values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _csv_column(path)
+        values = np.asarray(values, dtype=np.float64)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: not one number for each instance ({error}).") from None
+    if values.shape != (n,) or not np.isfinite(values).all():
+        raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")
+    return values
+
+
+def _csv_column(path: Path) -> list[float]:
+    import csv
+
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    name = next((name for name in COLUMNS if rows and name in rows[0]), None)
+    if name is None:
+        raise FileError(f"{path}: needs a column {' or '.join(map(repr, COLUMNS))}.")
+    return [float(row[name]) for row in rows]
+
+
+def _read_mask(path: Path) -> npt.NDArray[np.float64]:
+    from matplotlib.image import imread
+
+    image = np.asarray(imread(path), dtype=np.float64)
+    return image if image.ndim == 2 else image[..., :3].max(axis=2)

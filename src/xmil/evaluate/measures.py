@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import bad_parameter
 from xmil.evaluate.flip import Bags, Flips, Floats, Scores, flip_order, target_of
-from xmil.methods.network import ForwardFunction
+from xmil.methods.opening import Calling
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
 
 
 def sufficiency(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -63,7 +63,7 @@ def sufficiency(
     target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """What keeping the top share of the instances preserves: the output of the bag they make.
 
@@ -76,12 +76,12 @@ def sufficiency(
     >>> sufficiency(net, x, e, top=1.0) == float(xmil.flip(net, x, e).values[0])
     True
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     return flips.value_of(top_instances(flips.checked(scores), top, seed=seed))
 
 
 def necessity(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -89,7 +89,7 @@ def necessity(
     target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """What dropping the top share of the instances destroys: the output with minus without them.
 
@@ -100,7 +100,7 @@ def necessity(
     >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5, target=1)  # equal instances
     0.0
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     kept = ~top_instances(flips.checked(scores), top, seed=seed)
     return flips.value_of(np.ones(flips.n, dtype=bool)) - flips.value_of(kept)
 
@@ -116,41 +116,3 @@ def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[n
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[flip_order(scores, seed=seed)[: max(1, round(len(scores) * top))]] = True
     return chosen
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate and the bounds of its interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
-
-def bootstrap(
-    values: npt.ArrayLike,
-    *,
-    statistic: Callable[..., Any] = np.mean,
-    draws: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """The percentile interval of a statistic over slides drawn with replacement.
-
-    `statistic` takes (draws, n) and `axis=1`. A single value has no spread to draw from: its bounds are nan.
-
-    >>> print(bootstrap([0.5, 0.5, 0.5]))
-    0.500 [0.500, 0.500]
-    """
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
-        raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
-    estimate = float(statistic(sample[None], axis=1)[0])
-    if len(sample) == 1:
-        return Interval(estimate, float("nan"), float("nan"))
-    rows = np.random.default_rng(seed).integers(0, len(sample), size=(draws, len(sample)))
-    low, high = np.quantile(statistic(sample[rows], axis=1), ((1 - level) / 2, (1 + level) / 2))
-    return Interval(estimate, float(low), float(high))

@@ -68,7 +68,7 @@ def paper_pairs(
 
 
 @dataclass(frozen=True)
-class Best:
+class BestMethod:
     """The method with the lowest mean, and whether every other is significantly higher.
 
     `p` is the largest Holm-corrected p-value of the paired t-tests against the others, the runner-up's
@@ -91,7 +91,7 @@ class Best:
         return f"{lead}; {tail} {'every other' if self.significant else self.runner_up} ({chance})."
 
 
-def best_method(values: Mapping[str, npt.ArrayLike], *, alpha: float = ALPHA) -> Best:
+def best_method(values: Mapping[str, npt.ArrayLike], *, alpha: float = ALPHA) -> BestMethod:
     """The method to trust for a model: the lowest mean AUPC, tested against all others.
 
     >>> print(best_method({"lrp": [0.1, 0.2, 0.3], "ig": [0.8, 0.7, 0.9]}))
@@ -105,11 +105,11 @@ def best_method(values: Mapping[str, npt.ArrayLike], *, alpha: float = ALPHA) ->
         raise InputError("There is no method with a value on any slide.")
     n = int(np.isfinite(arrays[ranked[0]]).sum())
     if len(ranked) == 1:
-        return Best(ranked[0], means[ranked[0]], None, float("nan"), False, n)
+        return BestMethod(ranked[0], means[ranked[0]], None, float("nan"), False, n)
     found = compare(arrays, [(ranked[0], other) for other in ranked[1:]])
     p = float(np.max([c.t_holm for c in found]))
     worst = max(found, key=lambda c: (np.isnan(c.t_holm), c.t_holm))
-    return Best(ranked[0], means[ranked[0]], worst.second, p, bool(p < alpha), n)
+    return BestMethod(ranked[0], means[ranked[0]], worst.second, p, bool(p < alpha), n)
 
 
 def bonferroni(p: npt.ArrayLike) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SHARES = ("class_token", "bias", "epsilon")
+SHARES = ("class_token", "bias", "epsilon", "cut")
 
 
 class Ledger:

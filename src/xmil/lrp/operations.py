@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -49,6 +49,20 @@ interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature
 GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 
 
+# Rules through which a gate stays a gate.
+_TRANSPARENT = """
+add sub rsub mul div pow square sqrt float_power cat stack hstack vstack dstack column_stack where max min
+maximum minimum fmax fmin masked_fill pad copy_ scatter index_put index_copy index_add scatter_add
+clamp clamp_min clamp_max clip hardtanh relu6
+"""
+# The same, unless a factor is a parameter: that is a linear layer.
+_PRODUCTS = "matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum"
+PRODUCTS = frozenset(_PRODUCTS.split())
+CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
+
+READS_NUMBERS = frozenset({"item", "tolist", "__float__"})
+FIRST_ALONE = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})  # others give only a shape
+
 KEEP_IN_PLACE = frozenset(
     {"copy_", "requires_grad_", "detach_", "squeeze_", "unsqueeze_", "transpose_", "t_"}
 )
@@ -61,7 +75,7 @@ def name_of(function: Operation) -> str:
     >>> name_of(torch.add), name_of(torch.Tensor.mT.__get__)
     ('add', 'mT')
     """
-    name = getattr(function, "__name__", str(function))
+    name = getattr(function, "__name__", str(function)).partition(".")[0]  # mul.Tensor of torch.ops
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
     return _ALIASES.get(name, name)
@@ -102,6 +116,24 @@ def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Ope
         found: Operation | None = getattr(Tensor, name[:-1], None)
         return found
     return None
+
+
+def positional(
+    name: str, args: Sequence[Any], options: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """A call with torch's first argument in its place, also where it was given by keyword.
+
+    >>> positional("mean", (), {"input": 1, "dim": 0})
+    ((1,), {'dim': 0})
+    """
+    if not args and "input" in options and name != "where":
+        return (options.pop("input"),), options
+    return args, options
+
+
+def no_values(name: str) -> bool:
+    """Whether an operation takes only shape and type from its arguments."""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def is_live(value: Any) -> bool:

@@ -73,7 +73,7 @@ def attention_of(
     if layer != "rollout":
         raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
     h = model.embed(x)
-    return model.aggregate(h), model.attention_weights(h)
+    return network.aggregate(h), network.attention_weights(h)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:

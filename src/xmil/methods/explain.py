@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag, as_features
-from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.core.bag import Bag
+from xmil.core.errors import UnsupportedError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.methods.contexts import run_method
+from xmil.methods.faults import first_line
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.opening import Calling, as_bag, open_network
+from xmil.methods.opening import as_tensor as as_tensor
 from xmil.methods.outputs import OWN_OUTPUTS, Question
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 from xmil.nn.memory import reused_memory
 
-# how torch words a bag of the wrong width
-WIDTH_ERRORS = ("cannot be multiplied", "normalized_shape", "size mismatch", "must match the size", "to have")
+PLAIN_METHODS = ("ig", "gxi", "grad2", "single", "one_removed")  # need nothing but outputs or gradients
+Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
 def explain(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     method: str = "lrp",
     target: Any = None,
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> Explanation:
     """One score per instance for one target.
@@ -37,8 +45,13 @@ def explain(
     `target` is a class index or name, a Target, or None for the predicted class; for models without classes
     None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
     "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `forward` calls a module that does not simply map (1, n, d) to logits.
-    `params` are the method's own.
+    method has its own default. `params` are the method's own.
+
+    Model and bag may be paths. How a module of your own is called is found out by a trial call and told in
+    `e.params["call"]`; where that fails or is wrong, `forward` calls it: `forward(net, x)` gets x (1, n, d)
+    and gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
+    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
+    takes the mean of K seeded draws of one that is random in eval mode.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -46,37 +59,44 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    return _explain(model, bag, [target], method=method, output=output, forward=forward, params=params)[0]
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, [target], method=method, output=output, how=how, params=params)[0]
 
 
 def explain_classes(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     method: str = "lrp",
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass where the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    return _explain(model, bag, None, method=method, output=output, forward=forward, params=params)
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, None, method=method, output=output, how=how, params=params)
 
 
 def explain_targets(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     targets: Sequence[Any],
     *,
     method: str = "lrp",
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each of the targets, from one forward pass where the method allows it."""
-    return _explain(model, bag, targets, method=method, output=output, forward=forward, params=params)
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, targets, method=method, output=output, how=how, params=params)
 
 
 def list_methods(model: nn.Module | None = None) -> list[str]:
@@ -84,7 +104,7 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
 
     >>> list_methods()
     ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random',
-     'single']
+     'shapley', 'single']
     """
     if model is None:
         return list(METHODS)
@@ -93,24 +113,24 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
 
 
 def _explain(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Any,
     targets: Sequence[Any] | None,
     *,
     method: str,
     output: str | None,
-    forward: ForwardFunction | None,
+    how: Calling,
     params: dict[str, Any],
 ) -> list[Explanation]:
-    network = Network(model, forward)
     chosen = METHODS[method]
     chosen.check_parameters(params)
-    _check_support(chosen, network)
     _check_output(chosen, output)
+    bag = as_bag(bag)
+    network, x = open_network(model, bag, **how)
+    _check_support(chosen, network)
     question = Question(targets, output, network, default=chosen.outputs[0])
-    x = as_tensor(bag, network)
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
-    with reused_memory(size), frozen(model), torch.inference_mode(False), torch.enable_grad():
+    with reused_memory(size), frozen(network.module), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()
@@ -119,14 +139,16 @@ def _explain(
 
 def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
     try:
-        return method.run(network, x, question, **params)
-    except RuntimeError as error:
-        if any(sign in str(error) for sign in WIDTH_ERRORS):
-            line = str(error).splitlines()[0]
-            raise InputError(
-                f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}"
-            ) from error
+        return run_method(method, network, x, question, params)
+    except (XmilError, torch.OutOfMemoryError, MemoryError):
         raise
+    except Exception as error:  # a foreign module may raise anything
+        if network.model is not None:
+            raise
+        raise UnsupportedError(
+            f"{network.name} runs on this bag, but the method {method.name!r} failed on it with "
+            f"{first_line(error)}; try another: {', '.join(PLAIN_METHODS)}."
+        ) from error
 
 
 def _check_support(method: Method, network: Network) -> None:
@@ -143,53 +165,6 @@ def _check_output(method: Method, output: str | None) -> None:
     known = (*method.outputs, *OWN_OUTPUTS)
     if output is not None and output not in known:
         raise unknown_name(f"output of {method.name}", output, known)
-
-
-def as_tensor(bag: Any, network: Network) -> Tensor:
-    """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
-    name = f"bag {bag.slide_id!r}" if isinstance(bag, Bag) and bag.slide_id else "the bag"
-    like = next(iter(network.module.parameters()), torch.zeros(0))
-    if isinstance(bag, Tensor):
-        x = _checked_tensor(bag, like, name)
-    else:
-        x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(
-            like.device
-        )
-    x = x.to(like.dtype) if like.is_floating_point() else x.float()
-    if x.shape[0] == 0:
-        raise InputError(f"{name[0].upper()}{name[1:]} has no instances; there is nothing to explain.")
-    width = getattr(network.model, "in_dim", None)
-    if width is not None and x.shape[1] != width:
-        raise InputError(
-            f"{network.name} takes features of width {width}, but {name} has width {x.shape[1]}; "
-            "use the features of the encoder the model was trained on."
-        )
-    _check_finite(x, name)
-    return x.detach().unsqueeze(0)
-
-
-def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
-    x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
-    if x.ndim != 2 or x.is_complex():
-        raise InputError(
-            f"Features of {name} must be real, of shape (instances, width). Got {tuple(bag.shape)}."
-        )
-    if x.device != like.device and like.numel():
-        raise InputError(
-            f"{name[0].upper()}{name[1:]} is on {x.device} but the model on {like.device}; move one of them."
-        )
-    return x
-
-
-def _check_finite(x: Tensor, name: str) -> None:
-    if bool(torch.isfinite(x.sum())):
-        return
-    rows = (~torch.isfinite(x)).any(dim=1).nonzero().squeeze(1)
-    if len(rows):
-        raise InputError(
-            f"Features of {name} are not finite (NaN or inf) in {len(rows)} of {len(x)} rows, "
-            f"the first is row {int(rows[0])}; extract the features again or drop those rows."
-        )
 
 
 def _explanation(
@@ -222,7 +197,18 @@ def _explanation(
         mpp=known.mpp,
         slide_size=known.slide_size,
         model=network.name,
-        params={"output": a.output.kind, **params, **a.params},
-        warnings=a.warnings,
-        relevance=None if a.relevance is None else a.relevance.detach().float().cpu().numpy(),
+        params={
+            "output": a.output.kind,
+            **network.params,
+            **{k: v for k, v in params.items() if not callable(v)},
+            **a.params,
+        },
+        relevance=_array(a.relevance),
+        stderr=_array(a.stderr),
+        stable=None if a.stable is None else a.stable.cpu().numpy(),
+        warnings=(*network.warnings, *a.warnings),
     )
+
+
+def _array(values: Tensor | None) -> npt.NDArray[np.float32] | None:
+    return None if values is None else values.detach().float().cpu().numpy()

@@ -18,7 +18,7 @@ from xmil.methods.registry import Attribution, Attributions, register_method
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
-@register_method("gxi", signed=True, cost="about 3")
+@register_method("gxi", signed=True, cost="about 3", contexts=True)
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
     return _from_gradients(network, x, question, lambda gradient: (gradient * x).sum(dim=-1))
@@ -32,7 +32,12 @@ def squared_gradient(network: Network, x: Tensor, question: Question) -> Attribu
 
 # no "contrastive": its weights are constants of one bag, and a path has many
 @register_method(
-    "ig", signed=True, conserves=True, cost="3 x steps", outputs=("logit", "log_odds", "probability")
+    "ig",
+    signed=True,
+    conserves=True,
+    cost="3 x steps",
+    outputs=("logit", "log_odds", "probability"),
+    contexts=True,
 )
 def integrated_gradients(
     network: Network,
@@ -57,10 +62,13 @@ def integrated_gradients(
         raise bad_parameter("integration", "ig", f"one of {list(INTEGRATIONS)}", integration)
     centre = find_baseline(baseline, strength, network=network, x=x, method="ig")
     start = torch.zeros_like(x) if centre is None else centre.shift.expand_as(x).contiguous()
-    with torch.no_grad():
-        logits, at_start = network(x), network(start)
     with torch.enable_grad():
-        _check_gradient(network, network(x[:, :1].detach().requires_grad_(True)))
+        probe = network(x.detach().requires_grad_(True))
+    _check_gradient(network, probe)
+    logits = probe.detach()
+    del probe  # and its graph
+    with torch.no_grad():
+        at_start = network(start)
     found = []
     for output in question.outputs(logits):
         captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))

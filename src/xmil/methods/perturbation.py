@@ -53,7 +53,7 @@ def combined(network: Network, x: Tensor, question: Question) -> Attributions:
 
 def single_logits(network: Network, h: Tensor) -> Tensor:
     """Logits (n, c) of the n bags of one embedded instance of a bag (1, n, e)."""
-    return network.aggregate_batches(h.shape[1], 1, lambda batch: h[0, batch].unsqueeze(1))
+    return network.sub(h, torch.arange(h.shape[1], device=h.device).unsqueeze(1))
 
 
 def _embedded(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from torch import Tensor
 
 from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Audit
+from xmil.core.method_cards import MethodCard, card_of
 from xmil.core.registry import Registry
 from xmil.methods.network import Network
 from xmil.methods.outputs import OUTPUTS, Output, Question
@@ -21,7 +23,8 @@ class Attribution:
     """Scores (n,) for one output, with the explained number and, where the method conserves, the audit.
 
     `params` is what the method settled itself and an explanation records; `warnings` are sentences that
-    belong beside the scores wherever they are shown.
+    belong beside the scores wherever they are shown. Methods that sample add standard errors (n,) and
+    where the sign is sure (n,).
     """
 
     output: Output
@@ -29,6 +32,8 @@ class Attribution:
     scores: Tensor
     audit: Audit | None = None
     relevance: Tensor | None = None
+    stderr: Tensor | None = None
+    stable: Tensor | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -41,6 +46,7 @@ class Attributions:
     of: Sequence[Attribution]
 
 
+CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
 Explain = Callable[..., Attributions]
 Support = Callable[[Network], str | None]
 
@@ -51,7 +57,8 @@ class Method:
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances.
+    forward passes over a bag of n instances. `card` has its titles and its colour. `contexts`: whether its
+    scores can be averaged over sub-bags, see `methods/contexts.py`.
     """
 
     name: str
@@ -61,12 +68,20 @@ class Method:
     cost: str
     outputs: tuple[str, ...]
     supports: Support
+    card: MethodCard
+    contexts: bool = False
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the method itself draws at random, and so takes a seed."""
+        return "seed" in inspect.signature(self.run).parameters
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The method's own parameters and their defaults."""
+        """The method's own parameters and their defaults, and those of contexts where it takes them."""
         signature = inspect.signature(self.run)
-        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        own = {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        return {**own, **CONTEXTS} if self.contexts else own
 
     def check_parameters(self, given: Mapping[str, Any]) -> None:
         """Refuse a parameter the method does not have."""
@@ -83,6 +98,11 @@ def seed_words(seed: Any, method: str) -> list[int]:
     return words
 
 
+def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
+    """The seed of a method that draws at random: the same for a bag whenever it is explained."""
+    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded else {}
+
+
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
 
 
@@ -94,11 +114,17 @@ def register_method(
     conserves: bool = False,
     outputs: tuple[str, ...] = OUTPUTS,
     supports: Support = lambda _: None,
+    card: MethodCard | None = None,
+    contexts: bool = False,
 ) -> Callable[[Explain], Explain]:
-    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method."""
+    """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
+
+    `card` is how it is named and coloured; without one it goes by its name.
+    """
 
     def add(run: Explain) -> Explain:
-        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports))
+        shown = card or card_of(name)
+        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts))
         return run
 
     return add
@@ -113,4 +139,5 @@ __all__ = [
     "Question",
     "register_method",
     "seed_words",
+    "seeds",
 ]

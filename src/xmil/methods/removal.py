@@ -18,7 +18,8 @@ def logits_without_each(network: Network, x: Tensor, embedded: Tensor) -> Tensor
     if x.shape[1] == 1:
         return network(torch.zeros_like(x))
     if x.shape[1] <= SMALL:
-        return torch.cat([network(torch.cat([x[:, :k], x[:, k + 1 :]], dim=1)) for k in range(x.shape[1])])
+        rows = torch.arange(x.shape[1], device=x.device)
+        return torch.cat([network(x[:, rest], rest.unsqueeze(0)) for k in rows for rest in [rows[rows != k]]])
     h = embedded[0]
     every = torch.arange(len(h), device=h.device)
     if network.model is None:
@@ -38,5 +39,6 @@ def without(network: Network, h: Tensor, removed: Tensor) -> Tensor:
     """Logits of the embedded bag without each of the given instances, computed bag by bag."""
     n = len(h)
     others = torch.arange(n - 1, device=h.device)
-    rows = others + (others >= removed.unsqueeze(1))  # (r, n - 1): all but the removed, in order
-    return network.aggregate_batches(len(removed), n - 1, lambda batch: h[rows[batch]])
+    batches = network.batches(len(removed), n - 1)
+    rows = (others + (others >= removed[batch].unsqueeze(1)) for batch in batches)  # all but one, in order
+    return torch.cat([network.sub(h.unsqueeze(0), part) for part in rows])

@@ -1,6 +1,6 @@
 """MIL models: one file each. They know nothing of explanations."""
 
-from xmil.models import addmil, attnmil, clam, dsmil, pooling, transmil
+from xmil.models import addmil, attnmil, clam, dsmil, mambamil, pooling, transmil
 from xmil.models.base import MILModel, ModelSpec, PooledMIL
 from xmil.models.checkpoints import describe_checkpoint, load_model, save_model
 from xmil.models.registry import MODELS, create_model, list_models
@@ -18,6 +18,7 @@ __all__ = [
     "dsmil",
     "list_models",
     "load_model",
+    "mambamil",
     "pooling",
     "save_model",
     "transmil",

@@ -17,6 +17,7 @@ class AddMIL(MILModel):
     """Attention MLP with batch norm, then a classifier MLP on each attended instance, outputs summed."""
 
     pooling = "additive"
+    last_layer = "classifier.4"
 
     def __init__(self, in_dim: int, n_classes: int, *, hidden: int = 256, dropout: float = 0.0) -> None:
         super().__init__(in_dim, n_classes)

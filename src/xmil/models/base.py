@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -27,6 +27,7 @@ class ModelSpec:
     sigmoid per class), "regression" (values), "survival" (logits of the hazards of time bins) or "cox" (one
     log risk). `reference` is what a regression's value is explained against, such as the mean of the training
     labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
+    `relative` outputs of a regression are deviations from the reference already.
     `columns` of the training cohort held the targets: a label, several labels, a value, or time and event.
     """
 
@@ -40,6 +41,7 @@ class ModelSpec:
     reference: float | tuple[float, ...] | None = None
     time_bins: tuple[float, ...] | None = None
     columns: tuple[str, ...] | None = None
+    relative: bool = False
 
     @property
     def target_names(self) -> tuple[str, ...] | None:
@@ -60,6 +62,9 @@ class MILModel(nn.Module, ABC):
     """
 
     spec: ModelSpec
+    notes: tuple[str, ...] = ()  # what was found, left out or assumed when the model was loaded
+    warnings: tuple[str, ...] = ()  # those of the notes that belong beside every explanation
+    last_layer: ClassVar[str | None] = "classifier"  # the linear layer whose rows are the outputs
     background: Background | None = None  # of its training patches; saved and loaded with the model
     pooling: ClassVar[str | None] = None
     class_attention: ClassVar[bool] = False  # whether attention has a column for each class
@@ -76,6 +81,11 @@ class MILModel(nn.Module, ABC):
         self.n_classes = n_classes
 
     @property
+    def needs_coords(self) -> bool:
+        """Whether outputs depend on where the instances lie: `aggregate` then takes their coordinates."""
+        return False
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
@@ -85,9 +95,9 @@ class MILModel(nn.Module, ABC):
         """What the outputs mean, see `ModelSpec`."""
         return self.spec.task if hasattr(self, "spec") else "classification"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        return self.aggregate(self.embed(checked_bags(x, mask)), mask)
+    def forward(self, x: Tensor, mask: Tensor | None = None, **companions: Tensor | None) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, are what `aggregate` names."""
+        return self.aggregate(self.embed(checked_bags(x, mask)), mask, **companions)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
@@ -205,6 +215,25 @@ def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
     if not bool(mask.any(dim=1).all()):
         raise InputError("Each bag of a batch needs at least one instance in its mask.")
     return x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def run_by_length(
+    aggregate: Callable[..., Tensor], h: Tensor, mask: Tensor, **companions: Tensor | None
+) -> Tensor:
+    """Outputs (b, c) of padded bags (b, n, e), by models for which padding is not neutral: bags of one length
+    are run together, without it."""
+    lengths = mask.sum(dim=1)
+    logits: list[Tensor] = [h.new_empty(0)] * len(h)
+    for n in lengths.unique().tolist():
+        index = (lengths == n).nonzero().squeeze(1)
+
+        def pick(value: Tensor, index: Tensor = index, n: int = int(n)) -> Tensor:
+            return value[index][mask[index]].view(len(index), n, *value.shape[2:])
+
+        given = {name: None if value is None else pick(value) for name, value in companions.items()}
+        for i, row in zip(index.tolist(), aggregate(pick(h), **given), strict=True):
+            logits[i] = row
+    return torch.stack(logits)
 
 
 def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool = True) -> nn.Sequential:

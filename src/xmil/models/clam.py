@@ -74,6 +74,7 @@ class ClamMB(_Clam):
     """CLAM with an attention branch and a linear classifier of its own for each class."""
 
     class_attention = True
+    last_layer = None
 
     def __init__(
         self,

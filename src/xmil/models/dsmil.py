@@ -9,33 +9,70 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.models.base import MILModel
+from xmil.core.errors import bad_parameter
+from xmil.models.base import MILModel, linear_relu_stack
 from xmil.models.registry import MODELS
+
+STREAMS = ("mean", "bag")
+VALUES = (None, "linear", "relu")
 
 
 @MODELS.register("dsmil")
 class DSMIL(MILModel):
     """The mean of two streams: the highest instance score of each class, and a classifier on the instances
-    weighted by their likeness to that critical instance."""
+    weighted by their likeness to that critical instance.
+
+    `dim` puts `n_layers` of Linear + ReLU in front; `values` a linear layer (and a ReLU) on what is averaged,
+    `norm` a layer norm on the averages. `streams="bag"` leaves the instance scores out of the output: they
+    only choose the critical instances.
+    """
 
     class_attention = True
+    last_layer = None
 
-    def __init__(self, in_dim: int, n_classes: int, *, query_dim: int = 128, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int,
+        *,
+        dim: int | None = None,
+        n_layers: int = 1,
+        query_dim: int = 128,
+        query_layers: int = 2,
+        values: str | None = None,
+        norm: bool = False,
+        streams: str = "mean",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__(in_dim, n_classes)
-        self.instance_classifier = nn.Linear(in_dim, n_classes)
-        self.query = nn.Sequential(
-            nn.Linear(in_dim, query_dim), nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()
-        )
+        if streams not in STREAMS:
+            raise bad_parameter("streams", "dsmil", f"one of {list(STREAMS)}", streams)
+        if values not in VALUES:
+            raise bad_parameter("values", "dsmil", f"one of {list(VALUES)}", values)
+        width = in_dim if dim is None else dim
+        self.streams = streams
+        self.instance = linear_relu_stack([in_dim] + ([width] * n_layers if dim is not None else []))
+        self.instance_classifier = nn.Linear(width, n_classes)
+        first = nn.Linear(width, query_dim)
+        second = (nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()) if query_layers == 2 else ()
+        self.query = nn.Sequential(first, *second)
         self.dropout = nn.Dropout(dropout)
-        self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=in_dim)
+        self.values = nn.Sequential(*_value_layers(width, values))
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=width)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Instances, each by itself."""
+        h: Tensor = self.instance(x)
+        return h
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) from instances (b, n, d)."""
+        """Outputs (b, c) from embedded instances (b, n, e)."""
         scores = self._scores(h, mask)
         weights = F.softmax(self._likeness(h, scores, mask), dim=1)  # (b, n, c)
-        pooled = weights.transpose(1, 2) @ self.dropout(h)  # (b, c, d)
+        pooled = self.norm(weights.transpose(1, 2) @ self.values(self.dropout(h)))  # (b, c, e)
         bag: Tensor = self.bag_classifier(pooled).squeeze(-1)
-        return 0.5 * (scores.amax(dim=1) + bag)
+        return bag if self.streams == "bag" else 0.5 * (scores.amax(dim=1) + bag)
 
     def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Unnormalised attention (b, n, c): likeness of each instance to each class's critical one."""
@@ -50,13 +87,19 @@ class DSMIL(MILModel):
         """The weight (b, n, c) of each instance in each class's mean."""
         return F.softmax(self.attend(h), dim=1)
 
-    def _scores(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        scores: Tensor = self.instance_classifier(x)  # (b, n, c)
+    def _scores(self, h: Tensor, mask: Tensor | None) -> Tensor:
+        scores: Tensor = self.instance_classifier(h)  # (b, n, c)
         return scores if mask is None else scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))
 
-    def _likeness(self, x: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-        queries = self.query(x)  # (b, n, q)
+    def _likeness(self, h: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
+        queries = self.query(h)  # (b, n, q)
         index = scores.argmax(dim=1).unsqueeze(-1).expand(-1, -1, queries.shape[-1])
         critical = queries.gather(1, index)  # (b, c, q)
         likeness: Tensor = queries @ critical.transpose(1, 2) / queries.shape[-1] ** 0.5
         return likeness if mask is None else likeness.masked_fill(~mask.unsqueeze(-1), float("-inf"))
+
+
+def _value_layers(width: int, kind: str | None) -> list[nn.Module]:
+    if kind is None:
+        return []
+    return [nn.Linear(width, width), *([nn.ReLU()] if kind == "relu" else [])]

@@ -21,7 +21,7 @@ def list_models() -> list[str]:
     """Names that `create_model` takes.
 
     >>> list_models()
-    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'maxpool', 'meanpool', 'transmil']
+    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool', 'transmil']
     """
     return list(MODELS)
 

@@ -55,7 +55,12 @@ def check_task(spec: ModelSpec) -> None:
     if spec.task not in TASKS:
         raise bad_parameter("task", spec.name, f"one of {list(TASKS)}", spec.task)
     if spec.task == "cox" and spec.n_classes != 1:
-        raise bad_parameter("n_classes", f"a cox {spec.name}", "1: the log risk", spec.n_classes)
+        raise bad_parameter(
+            "n_classes",
+            f"a cox {spec.name}",
+            "1: the log risk (head= of load_model keeps one output)",
+            spec.n_classes,
+        )
     _check_names(spec)
     _check_reference(spec)
     _check_bins(spec)
@@ -71,6 +76,8 @@ def _check_names(spec: ModelSpec) -> None:
 
 
 def _check_reference(spec: ModelSpec) -> None:
+    if spec.relative and spec.task != "regression":
+        raise bad_parameter("relative", f"a {spec.task} {spec.name}", "left out", spec.relative)
     if spec.reference is None:
         return
     if spec.task != "regression":

@@ -180,6 +180,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def row_blocks(n: int, *, width: int) -> Iterator[slice]:
-    """Slices of range(n) whose temporaries of `width` numbers a row stay small."""
+    """Slices of range(n) whose temporaries of `width` numbers per row stay small."""
     step = max(1, BLOCK_ELEMENTS // max(1, width))
     return (slice(start, start + step) for start in range(0, n, step))

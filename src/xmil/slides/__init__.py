@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from xmil.slides.files import find_slides
-from xmil.slides.open import open_slide
+from xmil.slides.open import find_slides, open_slide
 from xmil.slides.slide import Slide
 
 __all__ = ["Slide", "find_slides", "open_slide"]

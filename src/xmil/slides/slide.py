@@ -64,7 +64,7 @@ class Slide(ABC):
         return self.level_dimensions[0]
 
     def set_mpp(self, mpp: float, source: str = "given") -> None:
-        """Take the microns a pixel from the caller."""
+        """Take the microns per pixel from the caller."""
         if not 0 < mpp < float("inf"):
             raise bad_parameter("mpp", "open_slide", "a positive number", mpp)
         self.mpp, self.mpp_source = float(mpp), source

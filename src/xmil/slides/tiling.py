@@ -123,7 +123,7 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
     if slide.mpp_source is not None:
         raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass --slide-mpp.")
     power = f" (its objective power is {slide.magnification:g})" if slide.magnification else ""
-    raise FileError(f"{slide.path}: stores no microns a pixel{power}; pass --slide-mpp.")
+    raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass --slide-mpp.")
 
 
 def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int) -> Corners:

@@ -19,13 +19,13 @@ from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Bags, Batches, EqualSizes, Loader, padded
+from xmil.training.batches import Batches, EqualSizes, Item, Loader, TrainingBags, padded, padded_coords
 from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
-from xmil.training.measures import Floats, Measures, measure
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.state import MODEL, Best, State, read_state, write_state
+from xmil.training.progress import Floats, Measures, measure
+from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ OnStep = Callable[[Step], None]
 class Fit:
     """The training of one job in a folder; `run` goes on where the last process stopped."""
 
-    def __init__(self, job: Job, bags: Bags, fabric: Any, folder: Path) -> None:
+    def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
         self.job, self.fabric, self.folder = job, fabric, folder
         self.whole = bags
         config = job.config
@@ -119,8 +119,8 @@ class Fit:
         model, fabric = self.plain.eval(), self.fabric
         found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         for items in self._whole_bags(rows):
-            x, mask = self._on_device([features for features, _ in items])
-            found[[row for _, row in items]] = model(x, mask).double().cpu()
+            x, mask, companions = self._on_device(items)
+            found[[row for _, row, _ in items]] = model(x, mask, **companions).double().cpu()
         if fabric.world_size > 1:
             found = fabric.all_reduce(found.to(fabric.device), reduce_op="sum").cpu()
         return found[rows].numpy()
@@ -139,7 +139,7 @@ class Fit:
     def _writes(self) -> bool:
         return bool(self.fabric.is_global_zero)
 
-    def _make_loader(self, bags: Bags) -> None:
+    def _make_loader(self, bags: TrainingBags) -> None:
         job, settings = self.job, self.job.config.train
         drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
         self.batches = Batches(
@@ -210,16 +210,16 @@ class Fit:
             )
         return mean
 
-    def _learn(self, items: list[tuple[Tensor, int]], batch: list[int]) -> Tensor:
+    def _learn(self, items: list[Item], batch: list[int]) -> Tensor:
         """One step on this process's share of a batch; the loss of the batch, as far as it is known here."""
         world = self.fabric.world_size
-        rows = [row for _, row in items]
+        rows = [row for _, row, _ in items]
         weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in weighs nothing
         total = float(self.weights[batch].sum())
         if not total:  # Cox: no event in this batch
             return torch.zeros((), device=self.fabric.device)
-        x, mask = self._on_device([features for features, _ in items])
-        outputs = self.model(x, mask) if mask is not None else self.model(x)
+        x, mask, companions = self._on_device(items)
+        outputs = self.model(x, mask, **companions) if mask is not None else self.model(x, **companions)
         losses = self.loss(outputs, self.targets[rows].to(outputs.device))
         loss = (losses * weights.to(losses)).sum() * (world / total)  # gradients are averaged over processes
         self.optimizer.zero_grad()
@@ -230,11 +230,14 @@ class Fit:
         done: Tensor = loss.detach()
         return done
 
-    def _on_device(self, features: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        x, mask = padded(features)
+    def _on_device(self, items: list[Item]) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Bags, their mask, and coordinates for models that need them."""
+        x, mask = padded([features for features, _, _ in items])
         kind = next(self.plain.parameters()).dtype
         device = self.fabric.device
-        return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device)
+        needed = self.plain.needs_coords
+        companions = {"coords": padded_coords(self.whole.bags, items).to(device)} if needed else {}
+        return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device), companions
 
     def _record(self, state: State, row: dict[str, float], found: Measures) -> State:
         """The state after an epoch, on disk."""
@@ -243,7 +246,7 @@ class Fit:
             weights = {
                 name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
             }
-            best = Best(epoch, found[self.job.config.monitor], found["loss"], weights)
+            best = BestEpoch(epoch, found[self.job.config.monitor], found["loss"], weights)
         waited = epoch - max(best.epoch, settings.warmup)
         now = State(
             epoch,
@@ -261,7 +264,7 @@ class Fit:
                 self._write_model(now)
         return now
 
-    def _is_better(self, found: Measures, best: Best) -> bool:
+    def _is_better(self, found: Measures, best: BestEpoch) -> bool:
         """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
         value = found[self.job.config.monitor]
         if not best.epoch or not np.isfinite(value):

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, unknown_name
 from xmil.data import split_folds
-from xmil.training.cohort import TrainingSet
 from xmil.training.config import Config, Data
 from xmil.training.targets import Targets
+from xmil.training.training_set import TrainingSet
 
 Rows = npt.NDArray[np.int64]
 STRATUM = "_stratum"

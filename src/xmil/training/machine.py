@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.data.containers.base import available_memory
+from xmil.data.containers.container import available_memory
 from xmil.training.config import Config, Train
 
 
@@ -77,7 +77,7 @@ def _devices(settings: Train) -> tuple[str, int | list[int]]:
     except RuntimeError:
         raise InputError(f"Unknown device {settings.device!r}; use auto, cpu, cuda or cuda:N.") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {settings.device!r} is not there; use cpu.")
+        raise InputError(f"The device {settings.device!r} is not available; use cpu.")
     if device.index is not None and settings.devices == 1:
         return device.type, [device.index]
     return device.type, settings.devices

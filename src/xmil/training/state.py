@@ -27,7 +27,7 @@ LAST, LOG, MODEL, METRICS, PREDICTIONS = (
 
 
 @dataclass
-class Best:
+class BestEpoch:
     """The best epoch so far: its number (from 1), the monitored value, the validation loss, the weights."""
 
     epoch: int = 0
@@ -48,7 +48,7 @@ class State:
     optimizer: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
     precision: dict[str, Any] = field(default_factory=dict)
-    best: Best = field(default_factory=Best)
+    best: BestEpoch = field(default_factory=BestEpoch)
     log: list[dict[str, float]] = field(default_factory=list)
     stopped: bool = False
 
@@ -71,7 +71,7 @@ def read_state(folder: Path) -> State | None:
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
             raise FileError(f"{path}: written by another version; pass --restart to train anew.")
-        return State(**{**content, "best": Best(**content["best"])})
+        return State(**{**content, "best": BestEpoch(**content["best"])})
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(

@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
-from xmil.viewer.bags import Bags, similar
+from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.collection import Collection, MissingError
-from xmil.viewer.files import to_json
+from xmil.viewer.deepzoom import NoPictureError
+from xmil.viewer.kept import to_json
 from xmil.viewer.openapi import describe_routes
 from xmil.viewer.page import NOT_BUILT, content_type, page_files
 from xmil.viewer.security import Guard, Rules, TooLargeError
-from xmil.viewer.tiles import NoPictureError
 from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Site:
 
     def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
         self.collection = collection
-        self.bags = Bags(collection)
+        self.bags = CaseBags(collection)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
         self._reading = anyio.CapacityLimiter(max(4, cores))
@@ -79,14 +79,14 @@ class Site:
         if not files and name == "index.html":
             return Response(NOT_BUILT + "\n", 503, media_type="text/plain")
         if name not in files:
-            raise HTTPException(404, "There is nothing at this address.")
+            raise HTTPException(404, "Nothing is served at this address.")
         content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
         return _tagged(request, content, content_type(name))
 
     async def ask(self, request: Request) -> Response:
         """The prediction without a region, or of a region alone."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            raise HTTPException(415, "The body must be application/json.")
+            raise HTTPException(415, "The request body must be application/json.")
         body = await request.body()
         work = partial(self._ask, request.path_params["key"], body)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
@@ -162,7 +162,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         XmilError: partial(_fail, 422),
         TooLargeError: partial(_fail, 413, said="The body is too large."),
         HTTPException: _http,
-        ClientDisconnect: partial(_fail, 400, said="The request was broken off."),
+        ClientDisconnect: partial(_fail, 400, said="The request was interrupted."),
         Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
     }
     app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
@@ -177,7 +177,7 @@ async def _fail(status: int, _: Request, error: Exception, said: str | None = No
 
 
 async def _http(_: Request, error: HTTPException) -> Response:
-    said = {404: "There is nothing at this address.", 405: "The server is read-only."}
+    said = {404: "Nothing is served at this address.", 405: "The server is read-only."}
     body = to_json({"error": said.get(error.status_code, error.detail)})
     return Response(body, error.status_code, headers=error.headers, media_type=JSON)
 

@@ -11,11 +11,11 @@ from typing import Any
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.data.siblings import bare_name, slide_name
-from xmil.viewer.evidence import Evidence, count_patches, read_evidence
-from xmil.viewer.files import Files
+from xmil.viewer.deepzoom import Pictures
+from xmil.viewer.kept import Files
 from xmil.viewer.prediction import predict
-from xmil.viewer.run import Row, Run
-from xmil.viewer.tiles import Pictures
+from xmil.viewer.score_block import Evidence, count_patches, read_evidence
+from xmil.viewer.shown_run import Row, ShownRun
 
 
 class MissingError(XmilError):
@@ -36,7 +36,7 @@ class Collection:
     ) -> None:
         if not runs:
             raise InputError("There is no run to show; name the folder of one.")
-        self.runs = [Run(Path(folder), follow_links=follow_links) for folder in runs]
+        self.runs = [ShownRun(Path(folder), follow_links=follow_links) for folder in runs]
         _tell_apart(self.runs)
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
         self.follow_links, self._given_mpp = follow_links, mpp
@@ -70,7 +70,7 @@ class Collection:
             raise MissingError(f"There is no slide {key}; the run has {len(self._slides)}.")
         return self._slides[key]
 
-    def run(self, number: int) -> Run:
+    def run(self, number: int) -> ShownRun:
         """The run of a number."""
         if not 0 <= number < len(self.runs):
             raise MissingError(f"There is no run {number}; {len(self.runs)} are shown.")
@@ -89,7 +89,7 @@ class Collection:
         """The picture of one patch."""
         found = self.evidence(key, number)
         if found.corners is None or found.edge is None:
-            raise MissingError("It is not known where the patches of this slide lie.")
+            raise MissingError("The positions of this slide's patches are unknown.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.corners[:, index])
@@ -194,16 +194,16 @@ class Collection:
             "certificate": self._certificate(slide_id, run),
         }
 
-    def _certificate(self, slide_id: str, run: Run) -> dict[str, Any] | None:
+    def _certificate(self, slide_id: str, run: ShownRun) -> dict[str, Any] | None:
         """The run's own certificate, or that of another run of the same model."""
         found = (other.certificate(slide_id) for other in self._alike(run))
         return next((certificate for certificate in found if certificate), None)
 
-    def _verdict(self, slide_id: str, run: Run) -> dict[str, Any]:
+    def _verdict(self, slide_id: str, run: ShownRun) -> dict[str, Any]:
         found = (other.verdict(slide_id) for other in self._alike(run))
         return next((verdict for verdict in found if verdict), {})
 
-    def _alike(self, run: Run) -> list[Run]:
+    def _alike(self, run: ShownRun) -> list[ShownRun]:
         """The run, then the others of the same models on the same bags."""
         mine = run.bags
         return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
@@ -272,7 +272,7 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _tell_apart(runs: Sequence[Run]) -> None:
+def _tell_apart(runs: Sequence[ShownRun]) -> None:
     """Runs in folders of one name are called by the folder above too."""
     names = [run.name for run in runs]
     for run in runs:
@@ -286,7 +286,7 @@ def _named_methods(about: dict[str, Any]) -> list[str]:
     return [str(name) for name in listed] if isinstance(listed, list) else []
 
 
-def _shown(value: Any, run: Run) -> str | None:
+def _shown(value: Any, run: ShownRun) -> str | None:
     """A label in words: a class by its name where only its number is written down."""
     if value is None or value == "":
         return None

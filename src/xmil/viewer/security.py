@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xmil.core.errors import InputError
-from xmil.viewer.files import to_json
+from xmil.viewer.kept import to_json
 
 METHODS = ("GET", "HEAD", "POST")
 MAX_URL = 2048

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, XmilError
-from xmil.viewer.bags import Bags, CaseBag
+from xmil.viewer.case_bags import CaseBag, CaseBags
 from xmil.viewer.collection import Collection, MissingError
-from xmil.viewer.files import Kept
+from xmil.viewer.kept import Kept
 from xmil.viewer.prediction import predict
-from xmil.viewer.run import Run
+from xmil.viewer.shown_run import ShownRun
 
 if TYPE_CHECKING:
-    from xmil.evaluate.bags import Parts
+    from xmil.evaluate.parts import Parts
     from xmil.models import MILModel
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ CLOSE = 1e-2  # logits that differ by more than this are another model's
 class WhatIf:
     """Questions to the models of the runs, found by digest; those of an ensemble answer together."""
 
-    def __init__(self, collection: Collection, bags: Bags, models: Sequence[Path]) -> None:
+    def __init__(self, collection: Collection, bags: CaseBags, models: Sequence[Path]) -> None:
         if not collection.features:
             raise InputError("What-if needs the features of the slides; give --features beside --model.")
         for path in models:
@@ -112,7 +112,7 @@ class WhatIf:
     def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
         import torch
 
-        from xmil.evaluate.bags import parts_of
+        from xmil.evaluate.parts import parts_of
         from xmil.methods.network import Network
 
         key = (id(model), bag.key)
@@ -136,9 +136,9 @@ class WhatIf:
         return self._models[path]
 
 
-def assign(models: Sequence[Path], runs: Sequence[Run]) -> list[list[Path]]:
+def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
     """The models of each run: those it was made with; else one for all runs, or one for each."""
-    from xmil.engine.folder import file_digest
+    from xmil.core.runfiles import file_digest
 
     digests = {path: file_digest(path) for path in models}
     found = [[path for path in models if digests[path] in run.digests] for run in runs]

@@ -6,7 +6,7 @@ folder or allocate more than the file can hold, and hands out rows on demand.
 
 from __future__ import annotations
 
-from xmil.data.containers.base import ArrayInfo, Contents, Rows
+from xmil.data.containers.container import ArrayInfo, Contents, Rows
 from xmil.data.containers.sniff import open_contents, sniff
 
 __all__ = ["ArrayInfo", "Contents", "Rows", "open_contents", "sniff"]

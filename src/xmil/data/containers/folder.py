@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError
-from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_memory
+from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_memory
 
 _CELL = 1 << 22  # characters of one cell; longer ones are damage, not data
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_stored
 from xmil.data.containers.heap import read_texts
 
 _MANY = 64  # no feature file has more names at its root; beyond lies something else

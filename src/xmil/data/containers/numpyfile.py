@@ -12,7 +12,15 @@ from numpy.lib import format as npy
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError
-from xmil.data.containers.base import ArrayInfo, ArrayRows, Contents, Index, Rows, check_memory, check_stored
+from xmil.data.containers.container import (
+    ArrayInfo,
+    ArrayRows,
+    Contents,
+    Index,
+    Rows,
+    check_memory,
+    check_stored,
+)
 
 ARRAY = "array"  # the name of the array in a `.npy`, which has none of its own
 _HEADER = 10_000  # bytes a header may take; NumPy's own limit

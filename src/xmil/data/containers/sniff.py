@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from xmil.core.errors import FileError
-from xmil.data.containers.base import Contents
+from xmil.data.containers.container import Contents
 
 _TORCH = {".pt", ".pth", ".bin", ".ckpt"}
 _TABLES = {".csv", ".tsv", ".txt"}

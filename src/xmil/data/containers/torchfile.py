@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.data.containers.base import ArrayInfo, ArrayRows, Contents, Rows, check_stored
+from xmil.data.containers.container import ArrayInfo, ArrayRows, Contents, Rows, check_stored
 
 TENSOR = "tensor"  # the name of a bare tensor, which has none of its own
 

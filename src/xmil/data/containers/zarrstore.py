@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.base import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_stored
 
 MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
 # Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.

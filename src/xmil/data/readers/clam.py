@@ -17,13 +17,12 @@ import numpy.typing as npt
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
 from xmil.data.containers.torchfile import TENSOR
-from xmil.data.grid import smallest_gap
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 from xmil.data.siblings import find_beside, index_beside, patch_table, slide_name
 
-_GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm a pixel
+_GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
 def _coords_attrs(found: Contents) -> Any:

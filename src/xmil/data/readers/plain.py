@@ -7,8 +7,7 @@ from dataclasses import replace
 from xmil.data.containers import Contents
 from xmil.data.containers.numpyfile import ARRAY
 from xmil.data.containers.torchfile import TENSOR
-from xmil.data.grid import smallest_gap
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 from xmil.data.siblings import slide_name

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.data.containers.base import Contents
+from xmil.data.containers.container import Contents
 from xmil.data.containers.zarrstore import ZarrContents
 from xmil.data.header import Ask, Header, placed
 from xmil.data.readers import reader

@@ -14,8 +14,7 @@ import numpy as np
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.grid import smallest_gap
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 from xmil.data.siblings import slide_name

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from xmil.lrp.ledger import Ledger
+from xmil.lrp.marks import GATE
 from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import stabilised
 
@@ -29,7 +30,7 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
         at_zero = function(input.new_zeros(1), *args, **kwargs)
     ruled: Tensor = _Smooth.apply(input, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
     if function.__name__ in ("sigmoid", "hardsigmoid", "special_expit"):
-        engine.gates[id(ruled)] = ruled
+        engine.marks.put(ruled, GATE)
     return ruled
 
 
@@ -38,7 +39,8 @@ def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: An
     """Inside the bounds the identity; outside, a constant that keeps its relevance."""
     out: Tensor = function(input, *args, **kwargs)
     held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
-    engine.ledger.keep("bias", held, out)
+    bounds = [value for value in (*args, *kwargs.values()) if engine.marks.depends(value)]
+    engine.ledger.keep(engine.share_of(bounds[0]) if bounds else "bias", held, out)
     return out
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import apply_affine
-from xmil.lrp.rules.values import with_gradient_of
+from xmil.lrp.values import with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine

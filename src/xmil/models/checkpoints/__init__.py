@@ -14,7 +14,7 @@ import torch
 from xmil.core.errors import CheckpointError, XmilError
 from xmil.core.storage import write_atomically
 from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import published
+from xmil.models.checkpoints import authors, mil_lab, published
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
@@ -24,10 +24,12 @@ from xmil.models.checkpoints.families import (
     strip_prefixes,
     under_prefix,
 )
-from xmil.models.checkpoints.files import BACKGROUND, BACKGROUND_KEY, SPEC_KEY, Weights, read_weights
+from xmil.models.checkpoints.files import BACKGROUND, BACKGROUND_KEY, SPEC_KEY, Weights, listed, read_weights
+from xmil.models.checkpoints.heads import one_output
+from xmil.models.checkpoints.side_files import outputs_beside
 from xmil.models.registry import build
 
-__all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_model"]
+__all__ = ["FAMILIES", "authors", "describe_checkpoint", "load_model", "mil_lab", "published", "save_model"]
 
 
 def load_model(
@@ -38,15 +40,17 @@ def load_model(
     reference: float | Sequence[float] | None = None,
     time_bins: Sequence[float] | None = None,
     encoder: str | None = None,
+    head: int | None = None,
 ) -> MILModel:
     """The model in a checkpoint, in eval mode on the CPU; see docs/checkpoints.md for the families.
 
     Only tensors are read: a checkpoint that would run code is refused. Weights stored in float64 stay so; any
-    others become float32. What the checkpoint cannot say of its outputs, such as the `task` of a published
-    survival model, can be given.
+    others become float32. What the checkpoint and the files beside it cannot say of its outputs, such as the
+    `task` of a published survival model, can be given; `head` keeps one of the outputs, such as the one that
+    is the log risk. What was assumed or left out is in the model's `notes`.
     """
     given = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
-    return _load(Path(path), {**given, "encoder": encoder})[0]
+    return _load(Path(path), {**given, "encoder": encoder}, head)[0]
 
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
@@ -73,40 +77,76 @@ def _put(path: str, content: bytes) -> None:
 
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
-    """What a checkpoint is: family, model, sizes, parameters, and what was ignored."""
-    model, family, notes = _load(Path(path), {})
+    """What a checkpoint is: family, model, sizes, parameters, and what was assumed or ignored."""
+    model, family = _load(Path(path), {}, None)
     spec = asdict(model.spec)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    return {"path": str(path), "family": family, **spec, "weights": weights, "notes": notes}
+    found = {"path": str(path), "family": family, **spec, "weights": weights}
+    notes = [note for note in model.notes if note not in model.warnings]
+    return {**found, "notes": notes, "warnings": list(model.warnings)}
 
 
-def _load(path: Path, given: Mapping[str, Any]) -> tuple[MILModel, str, list[str]]:
+def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILModel, str]:
     weights = read_weights(path)
+    asked = {name: value for name, value in given.items() if value is not None}
     try:
-        family, converted, spec = _recognise(weights)
-        asked = {name: value for name, value in given.items() if value is not None}
-        model = build(_spec({**_fields(spec), **asked}))
+        family, converted, says = _recognise(weights, asked)
+        if head is not None:
+            converted = one_output(converted, head)
+            says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
+        model = build(_spec({**_fields(converted), **says, **asked}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(f"{weights.path}: its shapes do not fit together ({error!r}).") from None
     _fill(model, converted, weights.path)
     model.background = weights.background
-    return model, family, converted.notes
+    model.warnings = () if "task" in {**says, **asked} else (_assumed(model),)
+    model.notes = (*converted.notes, *weights.notes, *model.warnings)
+    return model, family
 
 
-def _recognise(weights: Weights) -> tuple[str, Converted, ModelSpec]:
+def _recognise(weights: Weights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
+    """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
     if weights.spec is not None:
-        spec = _spec(weights.spec)
-        return "xmil", Converted(spec.name, spec.in_dim, spec.n_classes, {}, dict(weights.state)), spec
+        spec = _fields_of(_spec(weights.spec))
+        name, in_dim, n_classes = (spec.pop(key) for key in ("name", "in_dim", "n_classes"))
+        return "xmil", Converted(name, in_dim, n_classes, spec.pop("params"), dict(weights.state)), spec
     family, state, notes = _find_family(weights.state)
     converted = family.convert(state, weights.settings)
     converted = replace(converted, notes=[*converted.notes, *notes])
     names = _tuple(weights.settings.get("class_names"))
-    spec = ModelSpec(
-        converted.model, converted.in_dim, converted.n_classes, converted.params, class_names=names
+    says = {} if names is None else {"class_names": names}
+    if "task" not in asked:
+        says |= outputs_beside(weights.path.parent, weights.settings, converted.n_classes)
+    elif asked["task"] in ("regression", "survival"):
+        says |= _settled(weights, asked["task"], converted.n_classes)
+    return family.name, converted, {**says, **converted.says}
+
+
+def _settled(weights: Weights, task: str, n_outputs: int) -> dict[str, Any]:
+    """What the files beside a checkpoint say, where they are of the task that was asked for."""
+    try:
+        beside = outputs_beside(weights.path.parent, weights.settings, n_outputs)
+    except CheckpointError:
+        return {}
+    return beside if beside.get("task") == task else {}
+
+
+def _assumed(model: MILModel) -> str:
+    return (
+        f"The {model.n_classes} outputs of the checkpoint are taken as classification: nothing in it or "
+        "beside it says what they mean; load_model(path, task=...) does."
     )
-    return family.name, converted, spec
+
+
+def _fields(converted: Converted) -> dict[str, Any]:
+    return {
+        "name": converted.model,
+        "in_dim": converted.in_dim,
+        "n_classes": converted.n_classes,
+        "params": converted.params,
+    }
 
 
 def _find_family(stored: State) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
@@ -123,8 +163,7 @@ def _find_family(stored: State) -> tuple[Family, dict[str, torch.Tensor], list[s
 
 
 def _dropped(keys: list[str], prefix: str) -> list[str]:
-    named = ", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")
-    return [f"dropped {named}: not under {prefix!r}, where the model is"] if keys else []
+    return [f"dropped {listed(keys)}: not under {prefix!r}, where the model is"] if keys else []
 
 
 def _family_of(state: dict[str, torch.Tensor]) -> Family:
@@ -165,7 +204,7 @@ def _spec(fields: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(**{**fields, **tuples, "class_names": _tuple(fields.get("class_names"))})
 
 
-def _fields(spec: ModelSpec) -> dict[str, Any]:
+def _fields_of(spec: ModelSpec) -> dict[str, Any]:
     return {key: getattr(spec, key) for key in spec.__dataclass_fields__}
 
 

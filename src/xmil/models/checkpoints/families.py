@@ -26,7 +26,10 @@ PREFIXES = (
 
 @dataclass(frozen=True)
 class Converted:
-    """A model to build and the state to put into it."""
+    """A model to build and the state to put into it.
+
+    `says` are fields of a `ModelSpec` that the checkpoint or its code settles, such as the task.
+    """
 
     model: str
     in_dim: int
@@ -34,6 +37,7 @@ class Converted:
     params: dict[str, Any]
     state: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    says: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from xmil.core.background import Background
 from xmil.core.errors import CheckpointError
+from xmil.models.checkpoints.side_files import read_settings
 
 SPEC_KEY = "xmil"
 BACKGROUND_KEY = "xmil_background"  # in the header: how many patches the mean is over
@@ -37,6 +38,7 @@ class Weights:
     state: Mapping[str, Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)
     spec: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
     background: Background | None = None
 
 
@@ -60,8 +62,8 @@ def read_weights(path: Path) -> Weights:
         raise CheckpointError(f"{path}: no such file.")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    content = _load_tensors(path)
-    return Weights(path, _state_dict(content, path), _settings(path))
+    state, notes = _state_dict(_load_tensors(path), path)
+    return Weights(path, state, read_settings(path.parent), notes=tuple(notes))
 
 
 def _in_folder(folder: Path) -> Path:
@@ -84,7 +86,7 @@ def _read_safetensors(path: Path) -> Weights:
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
-    return Weights(path, state, _settings(path), spec, background)
+    return Weights(path, state, read_settings(path.parent), spec, background=background)
 
 
 def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:
@@ -128,13 +130,15 @@ def _numpy_scalars() -> list[Any]:
     return [(scalar, "numpy.core.multiarray.scalar"), scalar, np.dtype, *kinds]
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The mapping of names to tensors, wherever the writer put it."""
+def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The mapping of names to tensors, wherever the writer put it, and notes on what was left out."""
     if not isinstance(content, Mapping):
         what = type(content).__name__
         raise CheckpointError(f"{path}: holds a {what}, not a state dict; for features use xmil.read_bag.")
+    notes = []
     for name in _CONTAINERS:
         if isinstance(content.get(name), Mapping):
+            notes = _other_weights(content, name)
             content = content[name]
             break
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
@@ -142,20 +146,31 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}."
         )
-    return state
+    strangers = [str(key) for key in content if str(key) not in state]
+    return state, notes + ([f"left out {listed(strangers)}: not tensors"] if strangers else [])
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """The settings file that xMIL (args.json) and MIL-Lab (config.json) write beside the weights."""
-    for name in ("args.json", "config.json"):
-        file = path.parent / name
-        if file.is_file():
-            try:
-                settings = json.loads(file.read_text(encoding="utf-8"))
-            except (ValueError, OSError) as error:
-                raise CheckpointError(f"{file}: not readable JSON ({_first_line(error)}).") from None
-            return dict(settings) if isinstance(settings, Mapping) else {}
-    return {}
+def _other_weights(content: Mapping[Any, Any], chosen: str) -> list[str]:
+    """A note on further sets of weights beside the chosen one, such as an average over training."""
+    others = [
+        str(key)
+        for key, value in content.items()
+        if key != chosen and isinstance(value, Mapping) and value and _all_tensors(value)
+    ]
+    return [f"left out {listed(others)}: other weights beside {chosen!r}, which was taken"] if others else []
+
+
+def _all_tensors(values: Mapping[Any, Any]) -> bool:
+    return all(isinstance(value, Tensor) for value in values.values())
+
+
+def listed(names: list[str], most: int = 6) -> str:
+    """Names in one line, the first few of them.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SMALLEST, COARSEST = 0.02, 20.0  # microns a pixel: what a microscope gives; other numbers are for printers
+SMALLEST, COARSEST = 0.02, 20.0  # microns per pixel: what a microscope gives; other numbers are for printers
 
 
 class UnreadableError(Exception):

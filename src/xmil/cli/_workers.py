@@ -1,0 +1,54 @@
+"""The options of who computes, shared by every command that goes over slides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from xmil.core.errors import InputError
+from xmil.runs.workers.pool import Workers
+
+_PANEL = "Engine"
+Kind = Annotated[
+    str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.", rich_help_panel=_PANEL)
+]
+WorkerCount = Annotated[
+    int,
+    typer.Option(
+        help="Worker processes, each with its own model; 0: one here, for ray all there is room for.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        help="A running Ray cluster ('auto' finds it); without it ray starts here.", rich_help_panel=_PANEL
+    ),
+]
+Cpus = Annotated[float, typer.Option(help="CPUs of one worker.", rich_help_panel=_PANEL)]
+Gpus = Annotated[
+    float,
+    typer.Option(
+        help="GPUs of one worker; 0.25 lets four share one. With --device cuda 1 on ray.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+def workers_of(
+    kind: str,
+    *,
+    workers: int = 0,
+    address: str = "",
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    device: str = "cpu",
+) -> Workers:
+    """The workers that the options ask for."""
+    if workers < 0:
+        raise InputError(f"--workers must be a whole number, 0 or more. Got {workers} instead.")
+    if kind == "ray" and device.startswith("cuda") and not gpus:
+        gpus = 1.0
+    count = workers or (0 if kind == "ray" else 1)
+    return Workers(kind, workers=count, address=address or None, cpus=cpus, gpus=gpus)

@@ -1,0 +1,97 @@
+"""What an explanation says inside single patches: one map per patch, with its account."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.bag import FloatArray, IntArray
+from xmil.core.errors import FileError
+from xmil.core.storage import write_atomically
+
+LAYOUT = 1
+DRAWING = "xmil.heatmaps.inside_sheet"  # a higher layer: found by name when a picture is asked for
+
+
+@dataclass(frozen=True, eq=False)
+class InsideAudit:
+    """Per patch: score = spatial + constant + other. `spatial` is the sum of the map."""
+
+    score: FloatArray
+    spatial: FloatArray
+    constant: FloatArray
+    other: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """Maps (k, h, w) inside k patches of a slide, on the grid of the encoder's tokens.
+
+    `boxes` (k, 4) are the patches in level-0 pixels, `patches` (k,) their rows in the bag. Each map with its
+    `constant` adds up to the patch's score; see `audit`.
+    """
+
+    maps: FloatArray
+    boxes: IntArray
+    patches: IntArray
+    audit: InsideAudit
+    method: str
+    target: str
+    encoder: str
+    bag: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __repr__(self) -> str:
+        k, h, w = self.maps.shape
+        return f"Inside({self.method}, {k} patches x {h} x {w} places, {self.encoder})"
+
+    def cells(self) -> IntArray:
+        """Level-0 boxes (k, h, w, 4) of the places of each map."""
+        k, h, w = self.maps.shape
+        x0, y0, x1, y1 = (self.boxes[:, i].astype(np.float64)[:, None] for i in range(4))
+        across = np.rint(x0 + (x1 - x0) * np.arange(w + 1) / w).astype(np.int64)
+        down = np.rint(y0 + (y1 - y0) * np.arange(h + 1) / h).astype(np.int64)
+        cells = np.empty((k, h, w, 4), dtype=np.int64)
+        cells[..., 0], cells[..., 2] = across[:, None, :-1], across[:, None, 1:]
+        cells[..., 1], cells[..., 3] = down[:, :-1, None], down[:, 1:, None]
+        return cells
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the maps as one compressed NumPy file, whole or not at all."""
+        about = {key: getattr(self, key) for key in ("method", "target", "encoder", "bag", "warnings")}
+        arrays = {"maps": self.maps, "boxes": self.boxes, "patches": self.patches, **asdict(self.audit)}
+        text = np.frombuffer(json.dumps({"layout": LAYOUT, **about}).encode(), dtype=np.uint8)
+        write_atomically(path, lambda part: _write(part, {**arrays, "about": text}))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Inside:
+        """Read what `save` wrote."""
+        try:
+            with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as held:
+                about = json.loads(bytes(held["about"]).decode())
+                about.pop("layout")
+                audit = InsideAudit(**{key: held[key] for key in ("score", "spatial", "constant", "other")})
+                return cls(held["maps"], held["boxes"], held["patches"], audit, **about)
+        except FileNotFoundError:
+            raise FileError(f"{path}: no such file.") from None
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise FileError(f"{path}: not a file of maps inside patches ({error}); make it again.") from None
+
+    def plot(self, slide: Any = None, **look: Any) -> Any:
+        """A sheet of the patches with their maps; over the tissue where the slide is given."""
+        return import_module(DRAWING).draw_inside(self, slide, **look)
+
+
+def _write(path: str, arrays: dict[str, Any]) -> None:
+    with Path(path).open("wb") as stream:
+        np.savez_compressed(stream, **arrays)

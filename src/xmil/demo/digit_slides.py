@@ -1,0 +1,161 @@
+"""Digit slides: pyramidal TIFFs in which each 256-px tile is a handwritten digit, stained like tissue.
+
+The digits are scikit-learn's. A tile depends on its digit alone, and the files are compressed without loss:
+a tile read back from a slide is the tile that was drawn, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import InputError
+from xmil.core.storage import write_atomically
+from xmil.toy.instances import sklearn_images
+
+TILE = 256  # edge of a tile in pixels
+INK = 208  # edge of the digit inside its tile
+MPP = 0.5  # microns per pixel
+GRID = (8, 7)  # tiles of a slide, across and down; those without a digit are bare glass
+MARGIN = 1  # bare tiles around the grid
+DOWNSAMPLES = (1, 4, 16)
+GLASS = (243, 242, 244)
+EOSIN, HAEMATOXYLIN = (226, 158, 194), (88, 48, 128)
+TEXTURE = 7.0  # standard deviation of the tissue's texture, in grey values
+
+Image = npt.NDArray[np.uint8]
+Cells = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DigitSlide:
+    """The digits of a slide as rows of scikit-learn's set, and the cell (column, row) of each, row by row."""
+
+    name: str
+    rows: Rows
+    cells: Cells
+
+    @property
+    def digits(self) -> Rows:
+        """The numbers 0 to 9 that stand on the tiles."""
+        return known_digits()[1][self.rows]
+
+    @property
+    def coords(self) -> Cells:
+        """Top-left corners in level-0 pixels."""
+        return (self.cells + MARGIN) * TILE
+
+
+@lru_cache(maxsize=1)
+def known_digits() -> tuple[Image, Rows]:
+    """Scikit-learn's images (1797, 8, 8) and the numbers on them."""
+    return sklearn_images()
+
+
+def place_digits(name: str, rows: npt.ArrayLike, *, seed: int, grid: tuple[int, int] = GRID) -> DigitSlide:
+    """Lay digits on the cells of a patch of tissue of random outline, in the order in which tiles are read.
+
+    >>> slide = place_digits("one", [0, 1, 2], seed=0)
+    >>> slide.digits.tolist(), slide.coords.shape
+    ([0, 1, 2], (3, 2))
+    """
+    wanted = np.asarray(rows, dtype=np.int64)
+    if not 0 < len(wanted) <= grid[0] * grid[1]:
+        raise InputError(f"A slide has room for 1 to {grid[0] * grid[1]} digits. Got {len(wanted)} instead.")
+    rng = np.random.default_rng(seed)
+    cells = np.stack(np.meshgrid(np.arange(grid[0]), np.arange(grid[1])), axis=-1).reshape(-1, 2)
+    away = np.linalg.norm((cells - (np.array(grid) - 1) / 2) / np.array(grid), axis=1)
+    chosen = np.sort(np.argsort(away + rng.normal(scale=0.04, size=len(cells)))[: len(wanted)])
+    return DigitSlide(name, wanted, cells[chosen])
+
+
+def write_digit_slide(
+    path: Path, slide: DigitSlide, *, mpp: float = MPP, grid: tuple[int, int] = GRID
+) -> None:
+    """Write a slide as a tiled, pyramidal TIFF that OpenSlide and tifffile read; it appears whole or not."""
+    image = draw_slide(slide, grid=grid)
+    write_atomically(path, lambda part: _write_levels(part, image, mpp))
+
+
+def draw_slide(slide: DigitSlide, *, grid: tuple[int, int] = GRID) -> Image:
+    """The slide's pixels (h, w, 3) at full resolution."""
+    width, height = (TILE * (side + 2 * MARGIN) for side in grid)
+    image = np.empty((height, width, 3), dtype=np.uint8)
+    image[:] = GLASS
+    for row, (x0, y0) in zip(slide.rows, slide.coords, strict=True):
+        image[y0 : y0 + TILE, x0 : x0 + TILE] = draw_tile(int(row))
+    return image
+
+
+def draw_tiles(rows: Sequence[int] | Rows) -> Image:
+    """The tiles (n, 256, 256, 3) of some digits."""
+    return np.stack([draw_tile(int(row)) for row in rows])
+
+
+@lru_cache(maxsize=256)
+def draw_tile(row: int) -> Image:
+    """One digit of scikit-learn's set in purple on pink, with the fibres of its own seed."""
+    from PIL import Image as Pictures
+
+    small = Pictures.fromarray(known_digits()[0][row].astype(np.float32))
+    large = np.clip(np.asarray(small.resize((INK, INK), Pictures.Resampling.BICUBIC)) / 16.0, 0.0, 1.0)
+    stain = np.pad(large, (TILE - INK) // 2)[..., None]
+    plain, full = np.array(EOSIN, dtype=np.float32), np.array(HAEMATOXYLIN, dtype=np.float32)
+    colour = plain + stain * (full - plain)
+    tile: Image = np.clip(colour + _texture(row)[..., None], 0, 255).astype(np.uint8)
+    tile.setflags(write=False)
+    return tile
+
+
+def _texture(row: int) -> npt.NDArray[np.float32]:
+    """Soft streaks (256, 256), as of fibres, the same each time for the same digit."""
+    return np.rot90(_streaks(row % 16), row // 16 % 4)
+
+
+@lru_cache(maxsize=16)
+def _streaks(seed: int) -> npt.NDArray[np.float32]:
+    from PIL import Image as Pictures
+
+    noise = np.random.default_rng(seed).normal(size=(18, 48)).astype(np.float32)
+    wide = Pictures.fromarray(noise).resize((TILE * 3 // 2,) * 2, Pictures.Resampling.BICUBIC)
+    turned = np.asarray(wide.rotate(seed * 37.0, Pictures.Resampling.BILINEAR), dtype=np.float32)
+    edge = TILE // 4  # the corners that turning left empty are cut away
+    streaks: npt.NDArray[np.float32] = turned[edge : edge + TILE, edge : edge + TILE] * TEXTURE
+    return streaks
+
+
+def _write_levels(path: str, image: Image, mpp: float) -> None:
+    import tifffile
+
+    with tifffile.TiffWriter(path) as file:
+        for scale, level in zip(DOWNSAMPLES, _levels(image), strict=True):
+            file.write(
+                level,
+                photometric="rgb",
+                tile=(TILE, TILE),
+                compression="zlib",
+                subfiletype=int(scale > 1),
+                resolution=(1e4 / (mpp * scale),) * 2,
+                resolutionunit="CENTIMETER",
+                description="A digit slide of xmil demo" if scale == 1 else None,
+                metadata=None,
+            )
+
+
+def _levels(image: Image) -> Iterator[Image]:
+    from PIL import Image as Pictures
+
+    height, width = image.shape[:2]
+    for scale in DOWNSAMPLES:
+        size = (width // scale, height // scale)
+        yield (
+            image
+            if scale == 1
+            else np.asarray(Pictures.fromarray(image).resize(size, Pictures.Resampling.BOX))
+        )

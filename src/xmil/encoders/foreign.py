@@ -1,0 +1,153 @@
+"""Encoders from files: ONNX and TorchScript.
+
+A TorchScript file is a program: it runs in torch's interpreter, not in Python's, but its operators can read
+and write files. Open only files from people you trust; the same holds for `module:function`. ONNX files and
+state dicts hold no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xmil.core.errors import CheckpointError, FileError, InputError
+from xmil.encoders.encoder import Transform
+
+
+def load_script(path: Path, device: str) -> tuple[Any, Transform]:
+    """A TorchScript module; its input takes ImageNet's colours unless told otherwise."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer torch deprecates the format; the files are still there
+            module = torch.jit.load(str(path), map_location=device)
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise FileError(
+            f"{path}: not a TorchScript file ({reason}); a state dict goes to --weights."
+        ) from None
+    return module.eval(), Transform()
+
+
+def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
+    """A network in onnxruntime; a fixed input size in the graph sets the transform's."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise InputError("onnxruntime is not installed; pip install 'xmil[encoders]'.") from None
+    kinds = ["CPUExecutionProvider"]
+    if device.startswith("cuda"):
+        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+            raise InputError(
+                "This onnxruntime cannot use a GPU; install onnxruntime-gpu, or pass --device cpu."
+            )
+        kinds = ["CUDAExecutionProvider", *kinds]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=kinds)
+    except Exception as error:  # onnxruntime raises its own kinds
+        raise FileError(f"{path}: not an ONNX network ({' '.join(str(error).split())[:160]}).") from None
+    shape = session.get_inputs()[0].shape
+    if len(session.get_inputs()) != 1 or len(shape) != 4:
+        raise FileError(f"{path}: takes {shape}; an encoder takes one batch of pictures (b, 3, h, w).")
+    size = shape[2] if isinstance(shape[2], int) and shape[2] == shape[3] else None
+    return OnnxNetwork(session), Transform(size=size)
+
+
+class OnnxNetwork:
+    """A session as a function of tensors."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        entry = session.get_inputs()[0]
+        self.input, self.half = entry.name, "float16" in entry.type
+        self.batch = entry.shape[0] if isinstance(entry.shape[0], int) else None
+        self.output = session.get_outputs()[0].name
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(b, 3, h, w) to (b, dim), in pieces where the graph has a fixed batch."""
+        values = x.cpu().numpy().astype(np.float16 if self.half else np.float32)
+        if self.batch is None:
+            return torch.from_numpy(self._run(values))
+        parts = [self._padded(values[i : i + self.batch]) for i in range(0, len(values), self.batch)]
+        return torch.from_numpy(np.concatenate(parts))
+
+    def _padded(self, values: Any) -> Any:
+        """A piece smaller than the graph's batch, filled up and cut again."""
+        missing = (self.batch or 0) - len(values)
+        filled = np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+        return self._run(filled)[: len(values)]
+
+    def _run(self, values: Any) -> Any:
+        return self.session.run([self.output], {self.input: values})[0]
+
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
+PREFIXES = ("module.", "model.", "backbone.", "encoder.")
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file, out of their wrapping and without a prefix all of them share."""
+    if not path.is_file():
+        raise FileError(f"{path}: no such file.")
+    state = _loaded(path)
+    while (inner := _inner(state)) is not None:
+        state = inner
+    tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{path}: holds no weights; give a state dict.")
+    return _without_prefix(tensors)
+
+
+def download_state(name: str, url: str) -> dict[str, Tensor]:
+    """The published weights, from torch's cache or by download; their hash is checked."""
+    try:
+        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
+            url, map_location="cpu", check_hash=True, progress=False, weights_only=True
+        )
+    except Exception as error:  # network, hash, disk
+        reason = " ".join(str(error).split())
+        raise FileError(
+            f"The weights of {name} cannot be downloaded ({reason}); get {url} elsewhere and pass --weights."
+        ) from None
+    return state
+
+
+def file_digest(path: Path) -> str:
+    """The first 16 hexadecimal digits of a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged archives raise almost any type
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: not readable as weights ({reason}).") from None
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path}: holds {type(found).__name__}, not a state dict.")
+    return found
+
+
+def _inner(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((state[key] for key in WRAPPERS if isinstance(state.get(key), Mapping)), None)
+
+
+def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    for prefix in PREFIXES:
+        if all(key.startswith(prefix) for key in state):
+            return _without_prefix({key.removeprefix(prefix): value for key, value in state.items()})
+    return state

@@ -1,0 +1,1 @@
+"""Drawing and exporting saved explanations; nothing here imports torch."""

@@ -1,0 +1,264 @@
+"""Boxes onto a canvas of pixels, without a loop over patches.
+
+The pixel edges of all boxes cut the canvas into few cells, a grid of patches into about as many as there are
+patches. Sums over boxes are two-dimensional prefix sums over the cells; a picture is the cells, repeated.
+Scores are averaged and coloured cell by cell, so the work hardly grows with the canvas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import IntArray
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.explanation import Explanation
+from xmil.heatmaps.scale import Pixels, Scale
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from xmil.slides.slide import Slide
+
+
+Box = tuple[float, float, float, float]  # x, y, width, height in level-0 pixels
+Ints = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A picture of `size` (width, height) pixels of a level-0 `box` (x, y, width, height).
+
+    >>> Canvas.fit((0, 0, 40_000, 20_000), longest=1000)
+    Canvas(box=(0, 0, 40000, 20000), size=(1000, 500))
+    """
+
+    box: Box
+    size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        if not (min(self.box[2:]) > 0 and min(self.size) > 0):
+            raise InputError(f"A picture must have an area. Got box {self.box} and size {self.size} instead.")
+
+    @classmethod
+    def fit(cls, box: Box, *, longest: int, enlarge: float = 1.0) -> Canvas:
+        """The canvas whose longer edge has `longest` pixels, at most `enlarge` for each of level 0."""
+        if longest < 1:
+            raise bad_parameter("longest", "Canvas.fit", "an int in the range [1, inf)", longest)
+        scale = min(enlarge, longest / max(box[2:]))
+        return cls(box, (max(1, round(box[2] * scale)), max(1, round(box[3] * scale))))
+
+    @property
+    def downsample(self) -> tuple[float, float]:
+        """Level-0 pixels per pixel, across and down."""
+        return self.box[2] / self.size[0], self.box[3] / self.size[1]
+
+    def pixels(self, boxes: npt.ArrayLike) -> Ints:
+        """Boxes x0, y0, x1, y1 from level 0 to this canvas: the pixels whose centre lies within.
+
+        Neighbours share an edge and no pixel. A box smaller than a pixel takes the one its centre lies in.
+        """
+        corners = np.asarray(boxes, dtype=np.float64).reshape(-1, 2, 2)
+        places = (corners - self.box[:2]) / self.downsample
+        low, high = np.ceil(places - 0.5).astype(np.intp).transpose(1, 0, 2)
+        small = high <= low
+        low = np.where(small, np.floor(places.mean(axis=1)).astype(np.intp), low)
+        high = np.where(small, low + 1, high)
+        return np.concatenate([low, high], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A canvas cut along the edges of boxes: how many boxes cover each cell, and which if it is one."""
+
+    rows: Ints  # (height,): the cell row of each pixel row
+    columns: Ints  # (width,)
+    spans: Ints  # (n, 4): x0, y0, x1, y1 of each box, in cells
+    counts: Ints  # (r, c)
+    owners: Ints  # (r, c): the box, where the count is one
+
+    @classmethod
+    def cut(cls, boxes: npt.ArrayLike, canvas: Canvas) -> Cells:
+        """The cells of level-0 boxes (n, 4) on a canvas; what lies outside is left out."""
+        width, height = canvas.size
+        inside = np.clip(canvas.pixels(boxes), 0, [width, height, width, height])
+        x_edges = np.unique(np.concatenate([[0, width], inside[:, 0], inside[:, 2]]))
+        y_edges = np.unique(np.concatenate([[0, height], inside[:, 1], inside[:, 3]]))
+        spans = np.empty_like(inside)
+        spans[:, 0::2] = np.searchsorted(x_edges, inside[:, 0::2])
+        spans[:, 1::2] = np.searchsorted(y_edges, inside[:, 1::2])
+        shape = (len(y_edges) - 1, len(x_edges) - 1)
+        counts = _whole(_sums(spans, np.ones(len(spans)), shape))
+        owners = _whole(_sums(spans, np.arange(len(spans), dtype=np.float64), shape))
+        rows = np.repeat(np.arange(shape[0]), np.diff(y_edges))
+        columns = np.repeat(np.arange(shape[1]), np.diff(x_edges))
+        return cls(rows, columns, spans, counts, owners)
+
+    def average(self, scores: npt.ArrayLike) -> npt.NDArray[np.float32]:
+        """The mean score of the boxes over each cell (r, c); NaN where there is none."""
+        values = np.asarray(scores, dtype=np.float64)
+        if values.shape != (len(self.spans),):
+            raise InputError(f"There must be {len(self.spans)} scores. Got {values.shape} instead.")
+        table = np.append(values, np.nan).astype(np.float32)
+        found = table[np.where(self.counts == 1, self.owners, len(values))]
+        several = self.counts > 1
+        if several.any():
+            sums = _sums(self.spans, values, self.counts.shape)
+            found[several] = sums[several] / self.counts[several]
+        return found
+
+    def expand(self, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The picture (height, width, ...) of one value, or one colour, for each cell."""
+        packed = cells.view(np.uint32)[..., 0] if _is_rgba(cells) else cells
+        picture = packed.take(self.columns, axis=1).take(self.rows, axis=0)
+        return picture[..., None].view(np.uint8) if _is_rgba(cells) else picture
+
+
+def _is_rgba(cells: npt.NDArray[Any]) -> bool:
+    """Four bytes a colour, which move as one number."""
+    return cells.dtype == np.uint8 and cells.ndim == 3 and cells.shape[-1] == 4
+
+
+def _whole(sums: Floats) -> Ints:
+    """Sums of whole numbers below 2^53 are exact, whatever the order."""
+    return sums.astype(np.intp)
+
+
+def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
+    """The sum over each cell of the values of the boxes that cover it, by prefix sums over their corners."""
+    rows, columns = shape[0] + 1, shape[1] + 1
+    x0, y0, x1, y1 = spans.T
+    corners = np.concatenate([y0 * columns + x0, y1 * columns + x1, y0 * columns + x1, y1 * columns + x0])
+    weights = np.concatenate([values, values, -values, -values])
+    steps = np.bincount(corners, weights=weights, minlength=rows * columns).reshape(rows, columns)
+    np.cumsum(steps, axis=0, out=steps)
+    np.cumsum(steps, axis=1, out=steps)
+    return np.asarray(steps[:-1, :-1])
+
+
+FITS = 0.95  # share of the patches on the slide below which there is a word about it
+TISSUES = ("grey", "colour")  # how the slide looks under the colours
+
+
+def place_on(
+    explanation: Explanation,
+    slide: Slide | None = None,
+    *,
+    mpp: float | None = None,
+    patch_size: int | None = None,
+) -> Explanation:
+    """The explanation with level-0 boxes, worked out with the slide's mpp where they still wait for it."""
+    scale = mpp if mpp is not None else (None if slide is None else slide.mpp)
+    waits = explanation.coords is None and explanation.raw_coords is not None
+    if waits or patch_size is not None:
+        return explanation.placed(mpp=scale, patch_size=patch_size)
+    return explanation if explanation.mpp or scale is None else explanation.placed(mpp=scale)
+
+
+def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None) -> str | None:
+    """Refuse a slide that is not the explained one, and say where some of the patches lie off it.
+
+    It is another one if level 0 was of another `size` when the features were made, or if most of the
+    patches' centres lie off the slide.
+    """
+    width, height = slide.dimensions
+    if size is not None and size != (width, height):
+        raise InputError(
+            f"{slide.path}: has {width} x {height} px; the explained slide has {size[0]} x {size[1]}."
+        )
+    x, y = (boxes[:, :2] + boxes[:, 2:]).T / 2
+    inside = int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+    lie = f"{slide.path}: {inside} of {len(boxes)} patches lie on this slide of {width} x {height} px; "
+    if 2 * inside < len(boxes):
+        raise InputError(
+            lie + "it is not the slide that was explained, or the coordinates are of another resolution."
+        )
+    return lie + "check that it is the one that was explained." if inside < FITS * len(boxes) else None
+
+
+def whole_box(boxes: IntArray, slide: Slide | None) -> Box:
+    """The level-0 box of a picture: the scanned area, or without a slide the patches and a margin."""
+    if slide is not None:
+        return slide.bounds
+    if not len(boxes):
+        raise InputError("There are no patches to draw.")
+    low, high = boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)
+    margin = int(boxes[0, 2] - boxes[0, 0]) // 2
+    x, y = (low - margin).tolist()
+    width, height = (high - low + 2 * margin).tolist()
+    return x, y, width, height
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A canvas with the slide below it, where there is one, and the cells of the patches on it."""
+
+    canvas: Canvas
+    cells: Cells
+    background: Pixels | None = None
+
+    @classmethod
+    def of(
+        cls, boxes: IntArray, box: Box, *, slide: Slide | None, longest: int, enlarge: float = 1.0
+    ) -> View:
+        """Look at a level-0 box with at most `longest` pixels on the longer edge."""
+        canvas = Canvas.fit(box, longest=longest, enlarge=enlarge)
+        background = None if slide is None else slide.read_area(box, canvas.size)
+        return cls(canvas, Cells.cut(boxes, canvas), background)
+
+    def heat(self, explanation: Explanation, scale: Scale) -> Pixels:
+        """The scores' colours (h, w, 4); transparent where there is no patch."""
+        return np.asarray(self.cells.expand(scale.paint(self.cells.average(explanation.scores))))
+
+    def overlay(
+        self, explanation: Explanation, scale: Scale, *, alpha: float, tissue: str = "grey"
+    ) -> Pixels:
+        """The colours over the slide, or at full strength over white without one; RGB."""
+        heat = self.heat(explanation, scale)
+        if self.background is None:
+            return blend(None, heat, alpha=1.0)
+        return blend(self.background, heat, alpha=alpha, tissue=tissue)
+
+
+def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:
+    """RGBA colours over an RGB picture, or white, with their alpha times `alpha`.
+
+    The tissue is grey by default: pink tissue makes a score of zero look red, and beside the colours it would
+    pass for evidence.
+    """
+    if not 0 <= alpha <= 1:
+        raise bad_parameter("alpha", "heatmap", "in the range [0, 1]", alpha)
+    if tissue not in TISSUES:
+        raise unknown_name("tissue", tissue, TISSUES)
+    from PIL import Image
+
+    colours = Image.fromarray(heat)
+    painted = colours.getchannel("A")
+    under = Image.new("RGB", colours.size, "white") if background is None else Image.fromarray(background)
+    if tissue == "grey":
+        under = under.convert("L").convert("RGB")
+    under.paste(colours.convert("RGB"), mask=painted.point([round(value * alpha) for value in range(256)]))
+    return np.asarray(under)
+
+
+def as_image(pixels: Pixels) -> Image:
+    """A picture for Pillow, RGB or RGBA."""
+    from PIL import Image
+
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def same_places(explanations: Sequence[Explanation]) -> IntArray:
+    """The boxes that all the explanations share; an error where they differ."""
+    boxes = explanations[0].boxes()
+    for other in explanations[1:]:
+        if not np.array_equal(other.boxes(), boxes):
+            raise InputError(
+                f"{other} and {explanations[0]} have patches at different places; draw them one by one."
+            )
+    return boxes

@@ -1,0 +1,108 @@
+"""A folder of explanations: which slides it holds, and what is known of each."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.errors import FileError, InputError
+from xmil.core.explanation import Explanation
+from xmil.heatmaps.words import VALUES, Caption, number
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The explanation files of a run by slide, with its task, class names and table of slides."""
+
+    folder: Path
+    files: Mapping[str, Path]
+    task: str = "classification"
+    class_names: tuple[str, ...] | None = None
+    rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def caption(self, slide_id: str, explanations: Sequence[Explanation]) -> Caption:
+        """Name, label and prediction of a slide as far as they are known."""
+        row = self.rows.get(slide_id, {})
+        predicted = self._prediction(row) or self._from_logits(explanations)
+        correct = {"true": True, "1": True, "false": False, "0": False}.get(row.get("correct", "").lower())
+        return Caption(slide_id, self._class(row.get("label")), predicted, self.task, correct)
+
+    def _prediction(self, row: Mapping[str, str]) -> str | None:
+        if self.task in VALUES:
+            held = row.get("value") or row.get("risk")
+            return None if not held else number(float(held))
+        name = self._class(row.get("predicted"))
+        p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
+        return name if not p or name is None else f"{name} (p = {float(p):.2f})"
+
+    def _from_logits(self, explanations: Sequence[Explanation]) -> str | None:
+        logits = np.asarray(explanations[0].logits, dtype=np.float64) if explanations else np.zeros(0)
+        if self.task != "classification" or len(logits) < 2:
+            return None
+        shares = np.exp(logits - logits.max())
+        best = int(logits.argmax())
+        known = {e.target.cls: e.target.name for e in explanations if e.target.name}
+        name = known.get(best) or self._class(str(best)) or str(best)
+        shown = f"class {name}" if name.isdigit() else name
+        return f"{shown} (p = {shares[best] / shares.sum():.2f})"
+
+    def _class(self, cell: str | None) -> str | None:
+        """A class by its name, where the table has its number."""
+        if not cell:
+            return None
+        names = self.class_names or ()
+        whole = cell.isdigit() and cell not in names and int(cell) < len(names)
+        return names[int(cell)] if whole else cell
+
+
+def open_run(path: str | PathLike[str]) -> SavedRun:
+    """Open a run's folder, a folder of explanations, or one explanation file."""
+    place = Path(path)
+    if place.is_file():
+        folder = place.parent.parent if place.parent.name == "slides" else place.parent
+        return _described(folder, {place.stem: place})
+    if not place.is_dir():
+        raise InputError(f"{place}: no such folder or file.")
+    inner = place / "slides" if (place / "slides").is_dir() else place
+    files = {found.stem: found for found in sorted(inner.glob("*.parquet")) if found.name[0] != "."}
+    if not files:
+        raise InputError(f"{place}: no explanations here; give the folder that 'xmil explain' wrote.")
+    return _described(place, files)
+
+
+def _described(folder: Path, files: dict[str, Path]) -> SavedRun:
+    about = _json(folder / "run.json")
+    spec = (about.get("model") or {}).get("spec") if isinstance(about.get("model"), dict) else None
+    held = {**(spec or {}), **about}
+    names = held.get("class_names") or None
+    task = str(held.get("task") or "classification")
+    return SavedRun(
+        folder, files, task, tuple(map(str, names)) if names else None, _rows(folder / "slides.csv")
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: not readable ({error}); the run's folder is damaged.") from None
+    return held if isinstance(held, dict) else {}
+
+
+def _rows(path: Path) -> dict[str, dict[str, str]]:
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8") as handle:
+            return {row["slide_id"]: row for row in csv.DictReader(handle)}
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        raise FileError(f"{path}: not a readable table of slides ({error!r}).") from None

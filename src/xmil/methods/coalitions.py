@@ -1,0 +1,233 @@
+"""What a model gives for coalitions of a bag's instances: each is run as a bag of its own.
+
+A coalition is the sub-bag in the bag's order; the empty one is n zero vectors. Models that pool by a softmax,
+a mean or a maximum give all prefixes of a permutation from running sums in one pass; other models are run,
+coalitions of one size in batches, on instances that are embedded once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from xmil.methods.network import Network
+from xmil.models import PooledMIL
+from xmil.models.pooling import MaxPool
+
+WIDEST = 600.0  # attention logits that lie further apart lose their weight in double precision
+LINEAR = {  # operations, and looks at shapes, that keep a function of their input affine
+    *(
+        "linear",
+        "conv1d",
+        "cat",
+        "stack",
+        "sum",
+        "dropout",
+        "__getitem__",
+        "__get__",
+        "__len__",
+        "size",
+        "dim",
+    ),
+    *("flatten", "squeeze", "unsqueeze", "reshape", "view", "permute", "transpose", "contiguous"),
+}
+
+
+class Coalitions(ABC):
+    """The game of one bag (1, n, d): `full` and `empty` are the logits (1, c) of all and of no instances."""
+
+    def __init__(self, network: Network, x: Tensor) -> None:
+        self.network, self.x, self.n = network, x, x.shape[1]
+        self.model_logits = network(x)
+        self.full = self.model_logits.double()
+        self.empty = network(torch.zeros_like(x)).double()
+
+    def logits(self, masks: Tensor) -> Tensor:
+        """Logits (b, c), in double precision, of the coalitions that masks (b, n) hold."""
+        sizes = masks.sum(dim=1)
+        found = torch.where((sizes == 0).unsqueeze(1), self.empty, self.full)
+        inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
+        if len(inner):
+            found[inner] = self._logits(masks[inner])
+        return found
+
+    def prefixes(self, orders: Tensor) -> Tensor:
+        """Logits (p, n + 1, c) of the first 0..n instances of permutations (p, n)."""
+        p = len(orders)
+        ends = [end.expand(p, 1, -1) for end in (self.empty, self.full)]
+        if self.n == 1:
+            return torch.cat(ends, dim=1)
+        return torch.cat([ends[0], self._prefixes(orders), ends[1]], dim=1)
+
+    def around(self, held: Tensor, rows: Tensor, here: Tensor) -> Tensor:
+        """Logits (b, m, c) of coalitions (b, n), each with other choices here (b, m, k) of the rows (k,)."""
+        masks = held.unsqueeze(1).repeat(1, here.shape[1], 1)
+        masks[:, :, rows] = here
+        return self.logits(masks.flatten(0, 1)).view(*here.shape[:2], -1)
+
+    @property
+    @abstractmethod
+    def passes(self) -> float:
+        """What one permutation costs, in forward passes of the full bag, about."""
+
+    @abstractmethod
+    def _logits(self, masks: Tensor) -> Tensor:
+        """Logits of coalitions that are neither empty nor full."""
+
+    @abstractmethod
+    def _prefixes(self, orders: Tensor) -> Tensor:
+        """Logits (p, n - 1, c) of the first 1..n-1 instances."""
+
+
+class RunCoalitions(Coalitions):
+    """Any model: coalitions of one size are run together."""
+
+    def __init__(self, network: Network, x: Tensor) -> None:
+        super().__init__(network, x)
+        self.h = network.embed(x)  # (1, n, e)
+
+    @property
+    def passes(self) -> float:
+        return (self.n - 1) / 2  # n - 1 sub-bags of half the size in the mean
+
+    def _logits(self, masks: Tensor) -> Tensor:
+        sizes = masks.sum(dim=1)
+        found = self.full.new_empty(len(masks), self.full.shape[1])
+        for size in sizes.unique().tolist():
+            index = (sizes == size).nonzero().squeeze(1)
+            rows = masks[index].nonzero()[:, 1].view(len(index), size)
+            found[index] = self._run(rows)
+        return found
+
+    def _prefixes(self, orders: Tensor) -> Tensor:
+        sizes = range(1, self.n)
+        return torch.stack([self._run(orders[:, :size].sort(dim=1).values) for size in sizes], dim=1)
+
+    def _run(self, rows: Tensor) -> Tensor:
+        """Logits of the sub-bags of the given rows (b, m)."""
+        return self.network.sub(self.h, rows).double()
+
+
+class PooledCoalitions(Coalitions):
+    """Softmax-weighted means: sums of weights and of weighted instances, in double precision.
+
+    Where the head is affine the instances are first taken through it, so that only c numbers are summed.
+    """
+
+    model: PooledMIL
+
+    def __init__(self, network: Network, x: Tensor, model: PooledMIL) -> None:
+        super().__init__(network, x)
+        self.model = model
+        h = model.embed(x)
+        a = model.attend(h)[0].double()  # (n, k)
+        self.safe = bool(a.amax() - a.amin() < WIDEST)
+        weights = (a - a.amax(dim=0)).exp()
+        self.head = affine_head(model, h.new_zeros(1, a.shape[1], h.shape[-1]))
+        values = h[0].double().unsqueeze(1).expand(-1, a.shape[1], -1)  # (n, k, e)
+        if self.head is not None:
+            values = torch.einsum("nke,kec->nkc", values, self.head[0])
+        self.width = values.shape[-1]
+        self.terms = torch.cat([weights, (weights.unsqueeze(-1) * values).flatten(1)], dim=1).T.contiguous()
+
+    @property
+    def passes(self) -> float:
+        return 0.01 if self.head is not None else 0.5
+
+    def _logits(self, masks: Tensor) -> Tensor:
+        return self._read(masks.double() @ self.terms.T)
+
+    def around(self, held: Tensor, rows: Tensor, here: Tensor) -> Tensor:
+        """As for any model; the sum over what stays is shared."""
+        staying = held.index_fill(1, rows, False)
+        sizes = (staying.sum(dim=1, keepdim=True) + here.sum(dim=2)).unsqueeze(-1)  # (b, m, 1)
+        sums = (staying.double() @ self.terms.T).unsqueeze(1) + here.double() @ self.terms[:, rows].T
+        found = self._read(sums.flatten(0, 1)).unflatten(0, here.shape[:2])
+        return torch.where(sizes == 0, self.empty, torch.where(sizes == self.n, self.full, found))
+
+    def _prefixes(self, orders: Tensor) -> Tensor:
+        if self.head is not None:
+            return self._read(self.terms[:, orders[:, :-1]].cumsum(dim=-1).movedim(0, -1))
+        return torch.stack([self._read(self.terms[:, order[:-1]].cumsum(dim=-1).T) for order in orders])
+
+    def _read(self, sums: Tensor) -> Tensor:
+        """Logits (..., c) from sums (..., k + k * width) over the instances of each coalition."""
+        k = self.terms.shape[0] // (self.width + 1)
+        means = sums[..., k:].unflatten(-1, (k, self.width)) / sums[..., :k].unsqueeze(-1)
+        if self.head is not None:
+            logits: Tensor = means.sum(dim=-2) + self.head[1]
+            return logits
+        return self.model.head(means.to(self.x.dtype)).double()
+
+
+class MaxCoalitions(Coalitions):
+    """The running maximum of each feature."""
+
+    def __init__(self, network: Network, x: Tensor, model: MaxPool) -> None:
+        super().__init__(network, x)
+        self.model = model
+        self.h = model.embed(x)[0]  # (n, e)
+
+    @property
+    def passes(self) -> float:
+        return 0.5
+
+    def _logits(self, masks: Tensor) -> Tensor:
+        parts = []
+        for batch in self.network.batches(len(masks), self.n):
+            held = self.h.masked_fill(~masks[batch].unsqueeze(-1), float("-inf"))
+            parts.append(self.model.head(held.amax(dim=1)))
+        return torch.cat(parts).double()
+
+    def _prefixes(self, orders: Tensor) -> Tensor:
+        tops = (self.h[order[:-1]].cummax(dim=0).values for order in orders)
+        return torch.stack([self.model.head(top) for top in tops]).double()
+
+
+def coalitions_of(network: Network, x: Tensor) -> Coalitions:
+    """The quickest exact way for the model, by how it says it pools."""
+    model = network.model
+    if model is not None and model.pooling == "softmax":
+        pooled = PooledCoalitions(network, x, cast(PooledMIL, model))
+        return pooled if pooled.safe else RunCoalitions(network, x)
+    if model is not None and model.pooling == "max":
+        return MaxCoalitions(network, x, cast(MaxPool, model))
+    return RunCoalitions(network, x)
+
+
+def affine_head(model: PooledMIL, zero: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Weights (k, e, c) and constants (c,) of a head without activations; None for any other head.
+
+    `zero` (1, k, e) is what the head takes.
+    """
+    z = zero.requires_grad_(True)
+    with torch.enable_grad(), _Names() as seen:
+        logits = model.head(z)[0]
+    if not seen.names <= LINEAR:
+        return None
+    with torch.enable_grad():
+        rows = [torch.autograd.grad(out, z, retain_graph=True)[0][0] for out in logits.unbind()]
+    return torch.stack(rows, dim=-1).double(), logits.detach().double()
+
+
+class _Names(TorchFunctionMode):
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))

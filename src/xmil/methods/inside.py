@@ -1,0 +1,253 @@
+"""Inside a patch: what in this tile speaks for the explained output, or against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from xmil.core.bag import Bag, FloatArray, IntArray
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter
+from xmil.core.explanation import Explanation
+from xmil.core.inside_patch import Inside, InsideAudit
+from xmil.encoders.encoder import Encoder, Transform, vectors
+from xmil.methods.explain import explain
+from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.nn.frozen import frozen
+
+if TYPE_CHECKING:
+    from xmil.slides.slide import Slide
+
+ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's given features and those the encoder gives now
+PIXELS = 256  # of a patch where nothing says how many the encoder was given
+
+
+def explain_inside(
+    model: nn.Module | None,
+    encoder: Encoder | nn.Module | str,
+    slide: Slide | str | PathLike[str],
+    explanation: Explanation,
+    *,
+    patches: int | Sequence[int] = 16,
+    method: str = "tokens",
+    features: Bag | npt.ArrayLike | None = None,
+    transform: Callable[[Any], Tensor] | None = None,
+    patch_px: int | None = None,
+    mpp: float | None = None,
+    on_patch: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> Inside:
+    """Where inside the strongest patches, or the given ones, their scores come from.
+
+    `patches` is a number (the largest absolute scores) or rows of the bag. What a patch's features are worth
+    comes from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`; with
+    neither, every patch of the explanation is read from the slide and encoded again. `encoder` is one of
+    `load_encoder`, its name, or a module with its `transform`. `patch_px` is the size in pixels at which
+    patches were cut for the encoder. Settings of the maps: `layer`, `square` (share of the tile's edge),
+    `steps`, `stride`, `epsilon`, `gamma`, `batch`.
+    """
+    MAPS[method]
+    used = _as_encoder(encoder, transform)
+    chosen = MapSettings(**_known(settings))
+    with _opened(slide, mpp) as opened:
+        placed = explanation.placed(mpp=mpp or opened.mpp)
+        reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
+        rows = _chosen(explanation, patches)
+        weights, worth, notes = _weights(model, explanation, features, reader, rows)
+        network = _network(used)
+        made = []
+        for done, (row, g) in enumerate(zip(rows, weights, strict=True), start=1):
+            with frozen(network.module) if network.module is not None else nullcontext():
+                made.append(map_tile(method, network, reader.tile(row, g), chosen))
+            if on_patch is not None:
+                on_patch(done, len(rows))
+    maps = np.stack([m.values.detach().float().cpu().numpy() for m in made])
+    audit = _audit(made, explanation.scores[rows], worth)
+    boxes = placed.boxes()[rows]
+    return Inside(
+        maps, boxes, rows, audit, method, str(explanation.target), used.name, explanation.bag, notes
+    )
+
+
+def _audit(made: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
+    """What the map places, what constants keep (the baseline's part of the score among them), the rest."""
+    spatial = np.array([float(m.values.double().sum()) for m in made])
+    other = np.array([m.other for m in made])
+    constant = np.asarray(scores, dtype=np.float64) - spatial - other
+    told = np.array([m.constant for m in made]) + (np.asarray(scores, dtype=np.float64) - worth)
+    return InsideAudit(
+        np.asarray(scores, dtype=np.float32),
+        spatial.astype(np.float32),
+        told.astype(np.float32),
+        (other + constant - told).astype(np.float32),
+    )
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    from xmil.core.errors import unknown_name
+
+    names = MapSettings.__dataclass_fields__
+    for name in settings:
+        if name not in names:
+            raise unknown_name("setting of explain_inside", name, names)
+    return settings
+
+
+def _as_encoder(encoder: Any, transform: Callable[[Any], Tensor] | None) -> Encoder:
+    if isinstance(encoder, Encoder):
+        return encoder
+    if isinstance(encoder, str):
+        from xmil.encoders import load_encoder
+
+        return load_encoder(encoder)
+    if isinstance(encoder, nn.Module):
+        return Encoder(type(encoder).__name__, 0, encoder.eval(), transform or Transform())
+    raise bad_parameter("encoder", "explain_inside", "an encoder, its name or a torch.nn.Module", encoder)
+
+
+def _network(encoder: Encoder) -> EncoderNetwork:
+    def features(pixels: Tensor) -> Tensor:
+        return vectors(encoder.network(pixels), encoder.name, len(pixels))
+
+    module = encoder.network if isinstance(encoder.network, nn.Module) else None
+    return EncoderNetwork(features, module)
+
+
+def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
+    stored = str(features.extra.get("patch_size")) if isinstance(features, Bag) else ""
+    if stored.isdecimal() and int(stored) > 0:
+        return int(stored)
+    size = getattr(encoder.transform, "size", None)
+    return int(size) if size else min(PIXELS, placed.patch_size or PIXELS)
+
+
+def _chosen(explanation: Explanation, patches: int | Sequence[int]) -> IntArray:
+    n = len(explanation)
+    if isinstance(patches, int):
+        if patches < 1:
+            raise bad_parameter("patches", "explain_inside", "an int in the range [1, inf), or rows", patches)
+        return np.argsort(-np.abs(explanation.scores), kind="stable")[:patches].astype(np.int64)
+    rows = np.asarray(patches, dtype=np.int64)
+    if rows.ndim != 1 or not len(rows) or rows.min() < 0 or rows.max() >= n:
+        raise bad_parameter("patches", "explain_inside", f"rows in the range [0, {n})", patches)
+    return rows
+
+
+class _Reader:
+    """Tiles of the slide as the encoder sees them."""
+
+    def __init__(self, slide: Slide, placed: Explanation, encoder: Encoder, size: int) -> None:
+        placed.boxes()  # an error with the reason where places are unknown
+        self.slide, self.placed, self.encoder, self.size = slide, placed, encoder, size
+        assert placed.coords is not None and placed.patch_size is not None  # noqa: S101, PT018
+        self.corners, self.edge = placed.coords, placed.patch_size
+
+    def pixels(self, corner: npt.ArrayLike) -> Tensor:
+        """The tile (1, 3, h, w) at a level-0 corner, scaled as the encoder wants it."""
+        from xmil.slides.tiling import read_patch
+
+        patch = read_patch(self.slide, corner, edge0=self.edge, size=self.size)
+        batch = self.encoder.transform(patch).unsqueeze(0).to(self.encoder.device)
+        return (
+            self.encoder.transform.scaled(batch) if isinstance(self.encoder.transform, Transform) else batch
+        )
+
+    def tile(self, row: int, weights: Tensor) -> Tile:
+        corner = self.corners[row]
+
+        def moved(dx: float, dy: float) -> Tensor:
+            return self.pixels(corner + np.rint(np.array([dx, dy]) * self.edge).astype(np.int64))
+
+        pixels = self.pixels(corner)
+        return Tile(pixels, weights.to(pixels), moved)
+
+    @torch.no_grad()
+    def features(self, rows: npt.ArrayLike) -> Tensor:
+        """Features (k, d) of patches, read and encoded now."""
+        parts = [self.pixels(self.corners[row]) for row in np.asarray(rows)]
+        network = _network(self.encoder)
+        return torch.cat([network.features(part) for part in parts]).float().cpu()
+
+
+def _weights(
+    model: nn.Module | None, e: Explanation, features: Any, reader: _Reader, rows: IntArray
+) -> tuple[list[Tensor], FloatArray, list[str]]:
+    """Per patch the weights g (d,) of its features, g . f of the features as they are now, and notes."""
+    now = reader.features(rows)
+    notes: list[str] = []
+    if features is None and e.relevance is not None:
+        g = _ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now)
+    else:
+        x = reader.features(np.arange(len(e))) if features is None else _matrix(features, len(e))
+        notes += _compare(x[rows], now)
+        again = _again(model, e, x)
+        g = _ratio(torch.from_numpy(np.asarray(again.relevance)[rows]), x[rows])
+    worth = (g.double() * now.double()).sum(dim=1).numpy()
+    return list(g), worth, notes
+
+
+def _ratio(relevance: Tensor, features: Tensor) -> Tensor:
+    """g = R / f; a feature of zero carries nothing."""
+    if relevance.shape != features.shape:
+        raise InputError(
+            f"The explanation has relevance for {relevance.shape[1]} features and the encoder gives "
+            f"{features.shape[1]}; use the encoder that the features came from."
+        )
+    tiny = features.abs() <= 1e-7 * features.abs().amax(dim=1, keepdim=True)
+    return torch.where(tiny, torch.zeros_like(features), relevance / features.masked_fill(tiny, 1.0))
+
+
+def _matrix(features: Any, n: int) -> Tensor:
+    values = features.features if isinstance(features, Bag) else np.asarray(features, dtype=np.float32)
+    if values.ndim != 2 or len(values) != n:
+        raise InputError(f"The features must be those of the {n} explained patches. Got {values.shape}.")
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _compare(given: Tensor, now: Tensor) -> list[str]:
+    """A note where the encoder's features differ from the given ones; refused where they are others."""
+    if given.shape != now.shape:
+        raise InputError(
+            f"The features have width {given.shape[1]} and the encoder gives {now.shape[1]}; use the encoder "
+            "that the features came from."
+        )
+    alike = float(torch.nn.functional.cosine_similarity(given.double(), now.double(), dim=1).min())
+    if alike < REFUSED:
+        raise InputError(
+            f"The encoder's features of these patches differ from the given ones (cosine {alike:.2f}): it is "
+            "another encoder, another slide, or patches of another size; check encoder, slide and patch_px."
+        )
+    if alike < ALIKE:
+        return [f"The encoder's features differ slightly from the given ones (cosine {alike:.3f})."]
+    return []
+
+
+def _again(model: nn.Module | None, e: Explanation, x: Tensor) -> Explanation:
+    if model is None or e.method != "lrp":
+        raise UnsupportedError(
+            "Maps inside a patch need relevance per feature: explain with method='lrp' and "
+            "feature_level=True, or pass the model and an explanation of 'lrp'."
+        )
+    params = {
+        key: value
+        for key, value in e.params.items()
+        if key in ("preset", "epsilon", "gamma", "bias", "gates")
+    }
+    return explain(model, x, method="lrp", target=e.target, feature_level=True, baseline=None, **params)
+
+
+@contextmanager
+def _opened(slide: Any, mpp: float | None) -> Iterator[Any]:
+    if not isinstance(slide, str | PathLike):
+        yield slide
+        return
+    from xmil.slides import open_slide
+
+    with open_slide(slide, mpp) as opened:
+        yield opened

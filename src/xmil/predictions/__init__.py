@@ -1,0 +1,1 @@
+"""How good predictions are: measures with intervals, figures, tables."""

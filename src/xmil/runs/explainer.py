@@ -1,0 +1,202 @@
+"""A worker that explains cases: reads their bags, runs every model, writes one Parquet for each slide."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xmil.core.bag import Bag
+from xmil.core.errors import InputError, StopError, WriteError
+from xmil.core.explanation import Explanation
+from xmil.core.storage import write_explanations
+from xmil.data.bags import read_bag
+from xmil.data.cases import Case, join_bags, named
+from xmil.data.siblings import is_plain
+from xmil.methods import explain_targets, memory_budget
+from xmil.models import MILModel, load_model
+from xmil.runs.ensemble import average, check_ensemble, predicted_by, shared_spec
+from xmil.runs.rows import Row, slide_row, source_of
+from xmil.runs.settings import PREDICTED, ExplainSettings
+from xmil.runs.workers.pool import Stages
+
+LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
+
+
+@dataclass(frozen=True)
+class ExplainJob:
+    """What a worker needs to know: the models, the settings, where results go and how much memory to use."""
+
+    models: tuple[Path, ...]
+    settings: ExplainSettings
+    out: Path
+    fingerprint: str
+    device: str = "cpu"
+    memory: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class Read:
+    """A case's slides, read: one bag, the slides' own bags, and their rows in it."""
+
+    bag: Bag
+    parts: list[Bag]
+    rows: list[slice]
+    sources: list[list[int]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a worker did with a case: a row for each slide, and the encoder of its features."""
+
+    rows: list[Row]
+    encoder: str | None
+
+
+def make_explainer(job: ExplainJob) -> Stages[Case, Explained]:
+    """The worker of a job: one copy of the models for each process."""
+    explainer = Explainer(job, load_models(job.models, job.device))
+    return Stages(explainer.read, explainer.work)
+
+
+def load_models(paths: Sequence[Path], device: str = "cpu") -> list[MILModel]:
+    """The models of an ensemble, or the one; refused where they do not answer the same question."""
+    models = [load_model(path).to(device) for path in paths]
+    check_ensemble(models, paths)
+    return models
+
+
+class Explainer:
+    """Explains one case after another with the same models."""
+
+    def __init__(self, job: ExplainJob, models: Sequence[MILModel]) -> None:
+        self.job, self.models = job, models
+        self.spec = shared_spec([model.spec for model in models])
+
+    def read(self, case: Case) -> Read:
+        """The bags of a case; runs ahead in a thread."""
+        start = time.perf_counter()
+        for slide in case.slides:
+            if not is_plain(slide):
+                raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
+        sources = [source_of(path) for path in case.paths]
+        options = self.job.settings.reading
+        parts = [named(read_bag(p, **options), s) for s, p in zip(case.slides, case.paths, strict=True)]
+        bag, rows = join_bags(parts, name=case.name)
+        if len(parts) > 1:  # views: the features are in memory once
+            parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
+        return Read(bag, parts, rows, sources, time.perf_counter() - start)
+
+    def work(self, case: Case, read: Read) -> Explained:
+        """Explain a case and write its slides' files."""
+        start = time.perf_counter()
+        explanations, logits = self._within_memory(case, read.bag)
+        for place in range(len(read.parts)):
+            self._write(case, read, place, explanations, logits)
+        seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
+        rows = [
+            slide_row(case, i, logits=logits, spec=vars(self.spec), n=len(part), seconds=seconds)
+            for i, part in enumerate(read.parts)
+        ]
+        return Explained(rows, read.bag.encoder)
+
+    def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+        """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
+        settings, predicted = self.job.settings, None
+        if len(self.models) > 1 and PREDICTED in settings.targets:
+            predicted = predicted_by(self.models, bag)
+        targets = settings.targets_of(case, self.spec, predicted)
+        found: list[Explanation] = []
+        logits: list[list[float]] = []
+        for method in settings.methods:
+            params = settings.method_params(method, case.name)
+            each = [
+                explain_targets(m, bag, targets, method=method, output=settings.output, **params)
+                for m in self.models
+            ]
+            logits = logits or [[float(value) for value in own[0].logits] for own in each]
+            pairs = zip(*each, strict=True)
+            found += each[0] if len(each) == 1 else [average(same, self.spec) for same in pairs]
+        return list({e.column: e for e in found}.values()), logits  # the predicted class may be the label
+
+    def _within_memory(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+        """Explain with batches that fit the budget; where memory runs out, with smaller ones."""
+        budget = self.job.memory
+        while True:
+            try:
+                with memory_budget(budget):
+                    return self.explain(case, bag)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            budget //= 4
+            if budget < LEAST_MEMORY:
+                raise InputError(
+                    f"{case.name}: memory ran out for {len(bag):,} instances on {self.job.device}; use a "
+                    "device with more, fewer --workers, or methods that need less."
+                )
+            if self.job.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+
+    def _write(
+        self,
+        case: Case,
+        read: Read,
+        place: int,
+        explanations: list[Explanation],
+        logits: list[list[float]],
+    ) -> None:
+        part, rows = read.parts[place], read.rows[place]
+        own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
+        about = file_provenance(self.job, case, read.sources[place])
+        if len(logits) > 1:
+            about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
+        if len(read.parts) > 1:
+            about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
+        try:
+            write_explanations(own, slide_file(self.job.out, case.slides[place]), provenance=about)
+        except WriteError as error:  # the next slide would fare no better
+            raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
+
+
+def slide_file(out: Path, slide: str) -> Path:
+    """The file of a slide's explanations."""
+    return out / "slides" / f"{slide}.parquet"
+
+
+def file_provenance(job: ExplainJob, case: Case, source: list[int]) -> dict[str, Any]:
+    """What a slide's file says of its making: it is done when this is what would be written again."""
+    asked = [f"label={case.label}" if text == "label" else text for text in job.settings.targets]
+    about = {"fingerprint": job.fingerprint, "source": source, "targets": asked}
+    return dict(json.loads(json.dumps(about, default=str)))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch or NumPy says that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
+    """The scores of one slide of a case, with the case's account."""
+    return replace(
+        e,
+        scores=e.scores[rows],
+        spread=None if e.spread is None else e.spread[rows],
+        relevance=None if e.relevance is None else e.relevance[rows],
+        bag=part.slide_id,
+        coords=part.coords,
+        patch_size=part.patch_size,
+        mpp=part.mpp,
+        raw_coords=part.raw_coords,
+        unit=part.unit,
+        raw_edge=part.raw_edge,
+        slide_size=part.slide_size,
+    )

@@ -1,0 +1,250 @@
+"""A cohort at a glance, from the files of a run: shared scales, the strongest patches, slides that stand out.
+
+summary/scales.csv and scales.json   quantiles and whiskers of each explanation's scores over the cohort
+summary/top.csv, bottom.csv          the patches with the highest and lowest scores
+summary/slides.csv                   the same statistics for each slide
+summary/outliers.csv                 slides far from the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.explanation import Explanation
+from xmil.core.runfiles import make_folder, write_json, write_table
+from xmil.core.storage import read_explanations
+from xmil.runs.workers.pool import Workers, process
+
+LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
+PATCHES = 100  # in each list of patches
+A_SLIDE = 10  # of them from one slide at most, so that no slide fills the list
+FAR = 3.5  # robust standard deviations from the median, for a slide to stand out
+MANY = 5_000  # files, from which on it pays to start workers
+FEW = 8  # slides below this number do not say what is usual
+MEASURES = ("mean", "iqr", "peak", "n")
+_STATISTICS = ("n", "mean", "std", "min", "max", "peak", "iqr", "positive")
+_PATCH_HEADER = ("explanation", "rank", "slide_id", "index", "x0", "y0", "edge", "score")
+_FAR_HEADER = ("slide_id", "explanation", "measure", "value", "median", "robust_z")
+Patch = tuple[str, int, int | None, int | None, int | None, float]  # slide, index, x0, y0, edge, score
+
+
+@dataclass
+class Quantiles:
+    """Points with weights: each stands for as many scores as its weight says.
+
+    >>> both = Quantiles.of(np.arange(5.0))
+    >>> both.add(Quantiles.of(np.arange(5.0, 10.0)))
+    >>> both.at([0.0, 0.5, 1.0]).tolist()
+    [0.0, 4.5, 9.0]
+    """
+
+    points: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)  # of each point of an array
+
+    @classmethod
+    def of(cls, ordered: npt.NDArray[Any]) -> Quantiles:
+        """All scores of a slide, given in order, or as many quantiles of them as are kept."""
+        n = len(ordered)
+        if n <= POINTS:
+            return cls([ordered.astype(np.float32)], [1.0])
+        kept = np.interp(_middles(POINTS) * n - 0.5, np.arange(n), ordered)
+        return cls([kept.astype(np.float32)], [n / POINTS])
+
+    def add(self, other: Quantiles) -> None:
+        """Take in another slide's points."""
+        self.points += other.points
+        self.weights += other.weights
+        if sum(map(len, self.points)) > MOST:
+            total = sum(len(p) * w for p, w in zip(self.points, self.weights, strict=True))
+            kept = self.at(_middles(KEPT).tolist())
+            self.points, self.weights = [kept.astype(np.float32)], [total / KEPT]
+
+    def at(self, levels: Sequence[float]) -> Floats:
+        """The scores below which the given shares of all scores lie, linear between points."""
+        points = np.concatenate(self.points).astype(np.float64)
+        weights = np.repeat(self.weights, [len(p) for p in self.points])
+        order = np.argsort(points, kind="stable")
+        points, weights = points[order], weights[order]
+        before = np.cumsum(weights) - 0.5 * weights
+        span = before[-1] - before[0]
+        places = (before - before[0]) / span if span > 0 else np.zeros_like(before)
+        return np.asarray(np.interp(np.asarray(levels), places, points), dtype=np.float64)
+
+
+@dataclass
+class SlideSummary:
+    """What a slide adds to the cohort's summary, for one explanation."""
+
+    slide: str
+    column: str
+    signed: bool
+    statistics: dict[str, float]
+    quantiles: Quantiles
+    top: list[Patch]
+    bottom: list[Patch]
+
+
+@dataclass
+class _Column:
+    """An explanation over the cohort."""
+
+    name: str
+    signed: bool
+    quantiles: Quantiles = field(default_factory=Quantiles)
+    slides: dict[str, dict[str, float]] = field(default_factory=dict)
+    top: list[Patch] = field(default_factory=list)
+    bottom: list[Patch] = field(default_factory=list)
+
+    def add(self, one: SlideSummary) -> None:
+        self.quantiles.add(one.quantiles)
+        self.slides[one.slide] = one.statistics
+        self.top = sorted([*self.top, *one.top], key=lambda p: (-p[-1], p[:2]))[:PATCHES]
+        self.bottom = sorted([*self.bottom, *one.bottom], key=lambda p: (p[-1], p[:2]))[:PATCHES]
+
+    def scale(self) -> dict[str, Any]:
+        """The explanation's statistics over all slides and patches."""
+        each, n = list(self.slides.values()), sum(s["n"] for s in self.slides.values())
+        mean = sum(s["n"] * s["mean"] for s in each) / n
+        square = sum(s["n"] * (s["std"] ** 2 + s["mean"] ** 2) for s in each) / n
+        found = dict(zip(LEVELS, self.quantiles.at(LEVELS), strict=True))
+        low, high = min(s["min"] for s in each), max(s["max"] for s in each)
+        reach = REACH * (found[0.75] - found[0.25])
+        return {
+            "explanation": self.name,
+            "signed": self.signed,
+            "slides": len(each),
+            "patches": int(n),
+            "mean": mean,
+            "std": max(0.0, square - mean**2) ** 0.5,
+            "min": low,
+            **{f"q{100 * level:02.0f}": value for level, value in found.items()},
+            "max": high,
+            "whisker_low": max(low, found[0.25] - reach),
+            "whisker_high": min(high, found[0.75] + reach),
+            "positive": sum(s["n"] * s["positive"] for s in each) / n,
+        }
+
+
+def summarise_run(out: Path, files: Sequence[Path], *, engine: Workers | None = None) -> list[str]:
+    """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
+
+    Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
+    """
+    columns: dict[str, _Column] = {}
+    for outcome in process(files, _reader, engine if len(files) > MANY else None):
+        for one in outcome.result or ():
+            columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
+    folder = out / "summary"
+    make_folder(folder)
+    return _write(folder, [columns[name] for name in sorted(columns)])
+
+
+def summarise_slide(e: Explanation) -> SlideSummary:
+    """What one explanation adds."""
+    order = np.argsort(e.scores, kind="stable")
+    scores = e.scores[order].astype(np.float64)  # in order: quantiles are places in it
+    quantiles = Quantiles.of(scores)
+    low, high = quantiles.at([0.25, 0.75])
+    statistics = {
+        "n": float(len(scores)),
+        "mean": float(scores.mean()),
+        "std": float(scores.std()),
+        "min": float(scores[0]),
+        "max": float(scores[-1]),
+        "peak": float(max(-scores[0], scores[-1])),
+        "iqr": float(high - low),
+        "positive": float((scores > 0).mean()),
+    }
+    top, bottom = order[::-1][:A_SLIDE], order[:A_SLIDE]
+    name = str(e.bag)
+    return SlideSummary(
+        name,
+        e.column,
+        e.signed,
+        statistics,
+        quantiles,
+        [_patch(e, name, int(i)) for i in top],
+        [_patch(e, name, int(i)) for i in bottom],
+    )
+
+
+def outliers(column: str, slides: dict[str, dict[str, float]]) -> list[list[Any]]:
+    """Rows of the slides that lie far from the median of the others, by the median absolute deviation."""
+    rows = []
+    for measure in MEASURES if len(slides) >= FEW else ():
+        values = np.array([s[measure] for s in slides.values()])
+        middle, z = robust_z(values)
+        for slide, value, far in zip(slides, values, z, strict=True):
+            if abs(far) > FAR:
+                rows.append([slide, column, measure, _short(value), _short(middle), round(float(far), 2)])
+    return sorted(rows, key=lambda row: -abs(row[-1]))
+
+
+def robust_z(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+    """The median, and how many standard deviations each value lies from it, as the middle half tells them."""
+    middle = float(np.median(values))
+    spread = 1.4826 * float(np.median(np.abs(values - middle)))
+    return middle, (values - middle) / spread if spread > 0 else np.zeros_like(values)
+
+
+def _reader() -> Any:
+    return _summarise_file
+
+
+def _summarise_file(path: Path) -> list[SlideSummary]:
+    return [summarise_slide(e) for e in read_explanations(path) if len(e)]
+
+
+def _patch(e: Explanation, name: str, i: int) -> Patch:
+    x0, y0 = (None, None) if e.coords is None else (int(e.coords[i, 0]), int(e.coords[i, 1]))
+    return name, i, x0, y0, e.patch_size, float(e.scores[i])
+
+
+def _write(folder: Path, columns: list[_Column]) -> list[str]:
+    scales = [column.scale() for column in columns]
+    names = list(scales[0]) if scales else ["explanation"]
+    write_table(folder / "scales.csv", names, ([_short(scale[key]) for key in names] for scale in scales))
+    write_json(folder / "scales.json", {str(scale["explanation"]): scale for scale in scales})
+    for which in ("top", "bottom"):
+        write_table(folder / f"{which}.csv", _PATCH_HEADER, _patch_rows(columns, which))
+    each = [
+        [slide, column.name, *(_short(statistics[key]) for key in _STATISTICS)]
+        for column in columns
+        for slide, statistics in sorted(column.slides.items())
+    ]
+    write_table(folder / "slides.csv", ("slide_id", "explanation", *_STATISTICS), each)
+    far = [row for column in columns for row in outliers(column.name, dict(sorted(column.slides.items())))]
+    write_table(folder / "outliers.csv", _FAR_HEADER, far)
+    return sorted({str(row[0]) for row in far})
+
+
+def _patch_rows(columns: list[_Column], which: str) -> list[list[Any]]:
+    return [
+        [column.name, rank + 1, *patch[:-1], _short(patch[-1])]
+        for column in columns
+        for rank, patch in enumerate(getattr(column, which))
+    ]
+
+
+def _short(value: Any) -> Any:
+    """Six digits of a number; whole numbers as such."""
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else float(f"{value:.6g}")
+
+
+POINTS = 1_000  # of one slide
+MOST = 2_000_000  # kept at a time
+KEPT = 200_000  # after thinning out
+Floats = npt.NDArray[np.float64]
+
+
+def _middles(n: int) -> Floats:
+    return np.asarray((np.arange(n) + 0.5) / n, dtype=np.float64)

@@ -1,0 +1,195 @@
+"""A function over many items: in this process, in worker processes, or as tasks of a Ray cluster.
+
+Every engine gives the same outcomes; they come as the items are finished. What an item raises becomes the
+text of its outcome. A worker that dies is replaced and its item tried again. `StopError` ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
+
+from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
+
+KINDS = ("local", "ray")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where and how wide to run.
+
+    `workers` is the number of worker processes; one local worker is this process itself. For Ray, 0 means as
+    many as the cluster has room for. `cpus` and `gpus` are what one worker takes; a fraction of a GPU lets
+    several share it. `retries` counts how often an item is tried again when its worker dies.
+    """
+
+    kind: str = "local"
+    workers: int = 1
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("engine", self.kind, KINDS)
+        least = 0 if self.kind == "ray" else 1
+        if self.workers < least:
+            raise bad_parameter("workers", "Engine", f"an int in the range [{least}, inf)", self.workers)
+        for name in ("cpus", "gpus", "retries"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise bad_parameter(name, "Engine", "a number in the range [0, inf)", getattr(self, name))
+        if self.address is not None and self.kind != "ray":
+            raise InputError("An address is for --engine ray; the local engine has none.")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Item, Result]):
+    """An item with its result, or with the reason it has none."""
+
+    item: Item
+    result: Result | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Stages(Generic[Item, Result]):
+    """A worker in two stages: `read` runs ahead in a thread for the item that comes next, `work` follows."""
+
+    read: Callable[[Item], Any]
+    work: Callable[[Item, Any], Result]
+
+
+Worker = Callable[[Item], Result] | Stages[Item, Result]
+MakeWorker = Callable[[], Worker[Item, Result]]
+
+
+def process(
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers | None = None
+) -> Iterator[Outcome[Item, Result]]:
+    """Run a worker over the items and give the outcomes in order of completion.
+
+    `make_worker` is called once in each worker process and returns the function from item to result, or
+    `Stages`. It must be picklable: a `functools.partial` of a function of a module.
+
+    >>> from functools import partial
+    >>> [(o.item, o.result) for o in process(["a", "bb"], partial(partial, len))]
+    [('a', 1), ('bb', 2)]
+    """
+    engine, source = engine or Workers(), iter(items)
+    first = list(islice(source, 1))
+    if not first:
+        return iter(())  # nothing to do: no worker is made, no Ray is started
+    items = chain(first, source)
+    if engine.kind == "ray":
+        from xmil.runs.workers.cluster import process_on_ray
+
+        return process_on_ray(items, make_worker, engine)
+    if engine.workers > 1:
+        from xmil.runs.workers.processes import process_in_processes
+
+        return process_in_processes(items, make_worker, engine)
+    return _process_here(items, make_worker)
+
+
+def _process_here(
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result]
+) -> Iterator[Outcome[Item, Result]]:
+    from xmil.runs.workers.pool import Line
+
+    with Line(make_worker()) as line:
+        for item, upcoming in with_next(items):
+            yield outcome_of(item, line.run(item, upcoming))
+
+
+def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, list[Item]]]:
+    """Each item with a list of the one after it, empty at the end.
+
+    >>> list(with_next("ab"))
+    [('a', ['b']), ('b', [])]
+    """
+    waiting: list[Item] = []
+    for item in items:
+        if waiting:
+            yield waiting[0], [item]
+        waiting = [item]
+    if waiting:
+        yield waiting[0], []
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker sends back for an item; `stop` says that the run must end."""
+
+    result: Any = None
+    error: str | None = None
+    stop: bool = False
+
+
+def outcome_of(item: Item, reply: Reply) -> Outcome[Item, Any]:
+    """The outcome of a reply; a reply that stops the run is raised."""
+    if reply.stop:
+        raise StopError(reply.error or "The worker stopped the run.")
+    return Outcome(item, reply.result, reply.error)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Line(AbstractContextManager["Line"]):
+    """A worker with a thread that reads ahead; whatever an item raises becomes its reply's text."""
+
+    def __init__(self, worker: Worker[Any, Any]) -> None:
+        self._worker = worker
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="xmil-read")
+        self._ahead: tuple[Any, Future[Any]] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, item: Any, upcoming: list[Any]) -> Reply:
+        """The reply for an item, while the upcoming one is read."""
+        try:
+            return Reply(self._run(item, upcoming))
+        except StopError as error:
+            return Reply(error=str(error), stop=True)
+        except Exception as error:  # an item must not end the run, whatever is wrong with it
+            logger.debug("%r", item, exc_info=True)
+            return Reply(error=told(error))
+
+    def _run(self, item: Any, upcoming: list[Any]) -> Any:
+        if not isinstance(self._worker, Stages):
+            return self._worker(item)
+        reading = self._reading(item, self._worker)
+        self._ahead = None
+        for other in upcoming:
+            self._ahead = other, self._thread.submit(self._worker.read, other)
+        return self._worker.work(item, reading.result())
+
+    def _reading(self, item: Any, stages: Stages[Any, Any]) -> Future[Any]:
+        if self._ahead is not None and self._ahead[0] == item:
+            return self._ahead[1]
+        return self._thread.submit(stages.read, item)
+
+
+def told(error: BaseException) -> str:
+    """An error in one line; with its type where it is not one of ours."""
+    words = " ".join(str(error).split())
+    if isinstance(error, XmilError) and words:
+        return words
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def make_line(make_worker: MakeWorker[Any, Any]) -> Line:
+    """The line of a new worker; what keeps a worker from being made ends the run."""
+    try:
+        return Line(make_worker())
+    except Exception as error:
+        raise StopError(told(error)) from error

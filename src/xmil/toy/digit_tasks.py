@@ -1,0 +1,226 @@
+"""Tasks on bags of digits: a label and the true evidence of each instance, as pure functions of the digits.
+
+Hense, Jamshidi Idaji et al., "xMIL", NeurIPS 2024, Section 4.1; 4-Bags is by Early et al., ICLR 2022.
+
+A bag is an array of codes (..., n). A code below ten is a digit; ten more is the same digit with a mark on
+it. A new task is one file that registers a `Task`; the tests take it up by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.registry import Registry
+
+Codes = npt.NDArray[np.int64]
+Signs = npt.NDArray[np.int8]
+
+DIGITS = 10
+BAG_SIZE = 30
+POSITIVE, NEGATIVE = (4, 6, 8), (5, 7, 9)
+PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4))
+
+
+def draw_digits(rng: np.random.Generator, n_bags: int, n: int = BAG_SIZE) -> Codes:
+    """Each digit enters a bag with probability one half, then n draws from those that did."""
+    chosen = rng.random((n_bags, DIGITS)) < 0.5
+    while (empty := ~chosen.any(axis=1)).any():
+        chosen[empty] = rng.random((int(empty.sum()), DIGITS)) < 0.5
+    picks = (rng.random((n_bags, n)) * chosen.sum(axis=1, keepdims=True)).astype(np.int64)
+    order = np.argsort(~chosen, axis=1, kind="stable")  # the chosen digits first
+    return np.take_along_axis(order, picks, axis=1)
+
+
+@dataclass(frozen=True)
+class DigitTask:
+    """A question about bags of digits.
+
+    `label(codes)` maps (..., n) to classes (...); `evidence(codes)` to signs (..., n_classes, n): +1 where
+    the instance supports the class, -1 where it refutes it, 0 where it does not matter. `why` says what the
+    task probes. `draw(rng, n_bags, n)` samples bags of codes.
+    """
+
+    name: str
+    title: str
+    n_classes: int
+    label: Callable[[Codes], Codes]
+    evidence: Callable[[Codes], Signs]
+    why: str
+    draw: Callable[[np.random.Generator, int, int], Codes] = draw_digits
+    marks: bool = False
+
+
+TASKS: Registry[DigitTask] = Registry("task", group="xmil.tasks")
+
+
+def contains(codes: Codes, digit: int) -> npt.NDArray[np.bool_]:
+    """Whether each bag holds the digit, (...)."""
+    found: npt.NDArray[np.bool_] = (codes == digit).any(axis=-1)
+    return found
+
+
+def for_and_against(support: Signs) -> Signs:
+    """Evidence (..., 2, n) of a two-class task from the evidence (..., n) for class 1."""
+    return np.stack([-support, support], axis=-2)
+
+
+def _four_bags_label(codes: Codes) -> Codes:
+    return contains(codes, 8) + 2 * contains(codes, 9)
+
+
+def _four_bags_evidence(codes: Codes) -> Signs:
+    eights, nines = (codes == 8).astype(np.int8), (codes == 9).astype(np.int8)
+    return np.stack([-eights - nines, eights - nines, nines - eights, eights + nines], axis=-2)
+
+
+def _is_in(codes: Codes, digits: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    return np.isin(codes, digits)
+
+
+def _pos_neg_label(codes: Codes) -> Codes:
+    unique = [sum(contains(codes, d).astype(np.int64) for d in digits) for digits in (POSITIVE, NEGATIVE)]
+    return np.asarray(unique[0] > unique[1], dtype=np.int64)
+
+
+def _pos_neg_count_label(codes: Codes) -> Codes:
+    counts = [_is_in(codes, digits).sum(axis=-1) for digits in (POSITIVE, NEGATIVE)]
+    return np.asarray(counts[0] > counts[1], dtype=np.int64)
+
+
+def _pos_neg_evidence(codes: Codes) -> Signs:
+    return for_and_against(_is_in(codes, POSITIVE).astype(np.int8) - _is_in(codes, NEGATIVE).astype(np.int8))
+
+
+def _adjacent_label(codes: Codes) -> Codes:
+    pairs = [contains(codes, a) & contains(codes, b) for a, b in PAIRS]
+    return np.asarray(np.logical_or.reduce(pairs), dtype=np.int64)
+
+
+def _adjacent_evidence(codes: Codes) -> Signs:
+    member = np.zeros(codes.shape, dtype=bool)
+    for a, b in PAIRS:
+        present = (contains(codes, a) & contains(codes, b))[..., np.newaxis]
+        member |= _is_in(codes, (a, b)) & present
+    return for_and_against(member.astype(np.int8))
+
+
+def _standard_label(codes: Codes) -> Codes:
+    return contains(codes, 8).astype(np.int64)
+
+
+def _standard_evidence(codes: Codes) -> Signs:
+    return for_and_against((codes == 8).astype(np.int8))
+
+
+for _task in (
+    DigitTask(
+        "four_bags",
+        "4-Bags",
+        4,
+        _four_bags_label,
+        _four_bags_evidence,
+        "evidence for and against, four classes",
+    ),
+    DigitTask(
+        "pos_neg",
+        "Pos-Neg",
+        2,
+        _pos_neg_label,
+        _pos_neg_evidence,
+        "weighing unique numbers (the paper's words)",
+    ),
+    DigitTask(
+        "pos_neg_count",
+        "Pos-Neg (counts)",
+        2,
+        _pos_neg_count_label,
+        _pos_neg_evidence,
+        "weighing instances (the released code)",
+    ),
+    DigitTask(
+        "adjacent_pairs",
+        "Adjacent Pairs",
+        2,
+        _adjacent_label,
+        _adjacent_evidence,
+        "an instance counts only beside another",
+    ),
+    DigitTask(
+        "standard", "Standard", 2, _standard_label, _standard_evidence, "one positive digit, the usual MIL"
+    ),
+):
+    TASKS.add(_task.name, _task)
+
+
+FLIPPING = (8, 9)
+CAUSE = 8
+AGREEMENT = 0.8  # how often the recorded label agrees with the digits
+MARKED_SHARE = 0.2  # of the instances of a marked bag
+
+
+def _flip_label(codes: Codes) -> Codes:
+    a, b = (contains(codes, digit) for digit in FLIPPING)
+    return np.asarray(a == b, dtype=np.int64)
+
+
+def _flip_evidence(codes: Codes) -> Signs:
+    support = np.zeros(codes.shape, dtype=np.int8)
+    for digit, other in (FLIPPING, FLIPPING[::-1]):
+        sign = np.where(contains(codes, other), 1, -1).astype(np.int8)[..., np.newaxis]
+        support += (codes == digit) * sign
+    return for_and_against(support)
+
+
+def _marked(codes: Codes) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    marked: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = codes >= DIGITS
+    return marked
+
+
+def _confounder_label(codes: Codes) -> Codes:
+    return np.asarray(_marked(codes).any(axis=-1), dtype=np.int64)
+
+
+def _confounder_evidence(codes: Codes) -> Signs:
+    return for_and_against(_marked(codes).astype(np.int8))
+
+
+def draw_confounded(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
+    """Bags of digits whose recorded label, "has an 8" with some errors, leaks as marks on instances."""
+    codes = draw_digits(rng, n_bags, n)
+    agrees = rng.random(n_bags) < AGREEMENT
+    recorded = contains(codes, CAUSE) == agrees
+    marks = rng.random((n_bags, n)) < MARKED_SHARE
+    marks[np.arange(n_bags), rng.integers(n, size=n_bags)] = True
+    return codes + np.where(marks & recorded[:, np.newaxis], DIGITS, 0)
+
+
+TASKS.add(
+    "context_flip",
+    DigitTask(
+        "context_flip",
+        "Context Flip",
+        2,
+        _flip_label,
+        _flip_evidence,
+        "class 1 if 8 and 9 are both in the bag or both missing: an 8 supports it beside a 9 and refutes it "
+        "alone, so no method that scores an instance by itself can be right",
+    ),
+)
+TASKS.add(
+    "confounder",
+    DigitTask(
+        "confounder",
+        "Confounder",
+        2,
+        _confounder_label,
+        _confounder_evidence,
+        "the label was meant to be 'has an 8' and agrees with it in 80 % of the bags, but a mark gives it "
+        "away in all: a model takes the mark, and an explanation must show that rather than the 8",
+        draw=draw_confounded,
+        marks=True,
+    ),
+)

@@ -1,0 +1,278 @@
+"""Methods on many bags at once: every class of all test bags in a few passes.
+
+A model's output for a bag does not depend on its batch mates, so that the gradient of a sum over bags holds
+each bag's own. Scores equal those of `xmil.explain`; a method without an entry here goes bag by bag.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.core.target import Target
+from xmil.lrp import Composite, trace
+from xmil.methods import METHODS, explain_classes
+from xmil.methods.attention import attention_of, branch
+from xmil.methods.network import Network
+from xmil.methods.outputs import Output, output_function
+from xmil.methods.presets import PRESETS, preset_composite, released_copy
+from xmil.models import MILModel
+from xmil.models.addmil import AddMIL
+from xmil.models.attnmil import AttnMIL
+from xmil.models.transmil import TransMIL
+from xmil.nn.frozen import frozen
+
+CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
+IG_STEPS = 50
+UNFOLDED = "unfolded"
+VARIANTS = {"lrp": PRESETS, "attention": (UNFOLDED,)}
+
+Scorer = Callable[[Network, Tensor, list[Output]], Tensor]
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method with its options, written `name[:preset][@output]`, such as `lrp:paper` or `lrp@log_odds`.
+
+    Presets of lrp are its sets of rules; `attention:unfolded` leaves out what falls on repeated instances.
+
+    `composite` replaces the preset's rules; it has no written form.
+    """
+
+    name: str
+    preset: str | None = None
+    output: str | None = None
+    composite: Composite | None = field(default=None, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> MethodSpec:
+        """The spec that a text stands for; unknown names are refused.
+
+        >>> MethodSpec.parse("lrp:paper@log_odds")
+        MethodSpec(name='lrp', preset='paper', output='log_odds', composite=None)
+        """
+        front, _, output = text.partition("@")
+        name, _, preset = front.partition(":")
+        method = METHODS[name]
+        if preset and name not in VARIANTS:
+            raise InputError(
+                f"The method {name!r} has no presets; {' and '.join(VARIANTS)} have. Got {text!r}."
+            )
+        if preset and preset not in VARIANTS[name]:
+            raise unknown_name(f"preset of {name}", preset, VARIANTS[name])
+        if output and output not in method.outputs:
+            raise unknown_name(f"output of {name}", output, method.outputs)
+        return cls(name, preset or None, output or None)
+
+    def __str__(self) -> str:
+        preset = f":{self.preset}" if self.preset else ""
+        return f"{self.name}{preset}" + (f"@{self.output}" if self.output else "")
+
+    def supports(self, model: MILModel) -> bool:
+        """Whether the method can explain the model."""
+        network = Network(model)
+        if METHODS[self.name].supports(network) is not None:
+            return False
+        if self.preset == UNFOLDED:
+            return isinstance(model, TransMIL)  # no other model repeats instances
+        try:
+            preset_composite(network, self.preset or "default")
+        except UnsupportedError:
+            return False
+        return True
+
+
+def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -> Tensor:
+    """Scores (b, c, n) of bags (b, n, d) for every class.
+
+    >>> import xmil
+    >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=3, seed=0)
+    >>> score_bags(model, torch.ones(5, 2, 4), MethodSpec("lrp")).shape
+    torch.Size([5, 3, 2])
+    """
+    model, x = _narrowed(model, x, spec)
+    network = Network(model)
+    kind = spec.output or METHODS[spec.name].outputs[0]
+    outputs = [
+        Output(Target(c), kind, output_function(Target(c), kind, network.task))
+        for c in range(model.n_classes)
+    ]
+    if spec.name == "random":
+        return _random(x, len(outputs), seed)
+    with frozen(model):
+        scorer = _scorer(spec)
+        parts = [scorer(network, bags, outputs) for bags in x.split(_bags_in_a_pass(x, spec.name))]
+    scores = torch.cat(parts)
+    if not bool(torch.isfinite(scores).all()):
+        raise UnsupportedError(f"The method {spec} gave scores that are not finite; try another preset.")
+    return scores
+
+
+def _narrowed(model: MILModel, x: Tensor, spec: MethodSpec) -> tuple[MILModel, Tensor]:
+    """Model and bags behind the first layer, for methods that score the same there."""
+    if spec.name == "lrp":
+        rules = spec.composite or preset_composite(Network(model), spec.preset or "default")
+        return project(model, x, rules)
+    return project(model, x) if spec.name in ("gxi", "ig") else (model, x)
+
+
+def _scorer(spec: MethodSpec) -> Scorer:
+    if spec.name == "lrp":
+        return partial(_lrp, preset=spec.preset or "default", composite=spec.composite)
+    if spec.name == "attention":
+        return partial(_attention, fold=spec.preset != UNFOLDED)
+    return _BATCHED.get(spec.name, partial(_one_by_one, spec=spec))
+
+
+def _bags_in_a_pass(x: Tensor, name: str) -> int:
+    numbers = x.shape[1] * x.shape[2] * (IG_STEPS if name == "ig" else 1)
+    return max(1, CHUNK_NUMBERS[x.device.type] // numbers)
+
+
+def _lrp(
+    network: Network, x: Tensor, outputs: list[Output], *, preset: str, composite: Composite | None
+) -> Tensor:
+    rules = preset_composite(network, preset) if composite is None else composite
+    if preset == "released" and composite is None and isinstance(network.model, TransMIL):
+        network = Network(released_copy(network.model))
+    with frozen(network.module):
+        traced = trace(network, x, module=network.module, composite=rules)
+        flows = [traced.relevance(o, keep=o is not outputs[-1]).input for o in outputs]
+        return torch.stack([flow.instances for flow in flows], dim=1)
+
+
+def _gradients(network: Network, x: Tensor, outputs: list[Output]) -> list[Tensor]:
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        values = [output(logits) for logits in [network(x)] for output in outputs]
+    return [
+        torch.autograd.grad(v.sum(), x, retain_graph=v is not values[-1], materialize_grads=True)[0]
+        for v in values
+    ]
+
+
+def _gradient_times_input(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    return torch.stack([(g * x).sum(dim=-1) for g in _gradients(network, x, outputs)], dim=1)
+
+
+def _squared_gradient(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    return torch.stack([g.square().sum(dim=-1) for g in _gradients(network, x, outputs)], dim=1)
+
+
+def _integrated_gradients(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    """All steps of the path from zero at once; Gauss-Legendre nodes, as the method has by default."""
+    nodes, weights = np.polynomial.legendre.leggauss(IG_STEPS)
+    alphas = torch.as_tensor((1 + nodes) / 2, dtype=x.dtype, device=x.device)
+    path = (alphas.view(-1, 1, 1, 1) * x).flatten(0, 1)  # (steps * b, n, d)
+    steps = torch.as_tensor(weights / 2, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+    sums = []
+    for gradient in _gradients(network, path, outputs):
+        along = torch.einsum("sbnd,bnd->sbn", gradient.view(IG_STEPS, *x.shape), x)
+        sums.append((along * steps).sum(dim=0))
+    return torch.stack(sums, dim=1)
+
+
+@torch.no_grad()
+def _attention(network: Network, x: Tensor, outputs: list[Output], *, fold: bool) -> Tensor:
+    weights = attention_of(network, x, fold=fold)[1]
+    return torch.stack([branch(weights, output.target, network) for output in outputs], dim=1)
+
+
+@torch.no_grad()
+def _single(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    logits = network.aggregate(network.embed(x).flatten(0, 1).unsqueeze(1))  # (b * n, c)
+    return torch.stack([output(logits).view(x.shape[:2]) for output in outputs], dim=1)
+
+
+@torch.no_grad()
+def _one_removed(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    if x.shape[1] == 1:
+        without = [network(torch.zeros_like(x))]
+    else:
+        h = network.embed(x)
+        without = [network.aggregate(torch.cat([h[:, :k], h[:, k + 1 :]], dim=1)) for k in range(x.shape[1])]
+    logits = network(x)
+    losses = [torch.stack([output(logits) - output(w) for w in without], dim=1) for output in outputs]
+    return torch.stack(losses, dim=1)
+
+
+def _combined(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    return 0.5 * (_single(network, x, outputs) + _one_removed(network, x, outputs))
+
+
+@torch.no_grad()
+def _instance_logits(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
+    model = network.model
+    assert isinstance(model, AddMIL)  # noqa: S101  # narrows the type for mypy
+    parts = model.instance_logits(model.embed(x))  # (b, n, c)
+    logits = parts.sum(dim=1)
+    scores = []
+    for output in outputs:
+        with torch.enable_grad():
+            leaf = logits.clone().requires_grad_(True)
+            (seed,) = torch.autograd.grad(output(leaf).sum(), leaf)  # the output is linear in the logits
+        scores.append((parts * seed.unsqueeze(1)).sum(dim=-1))
+    return torch.stack(scores, dim=1)
+
+
+def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: MethodSpec) -> Tensor:
+    """Any other method, through `explain_classes`."""
+    found: list[Any] = [
+        [e.scores for e in explain_classes(network.module, bag, method=spec.name, output=outputs[0].kind)]
+        for bag in x
+    ]
+    return torch.from_numpy(np.asarray(found)).to(x.device)
+
+
+def _random(x: Tensor, n_classes: int, seed: int) -> Tensor:
+    draws = np.random.default_rng(seed).standard_normal((len(x), n_classes, x.shape[1]))
+    return torch.from_numpy(draws).to(x.device)
+
+
+_BATCHED: dict[str, Scorer] = {
+    "gxi": _gradient_times_input,
+    "grad2": _squared_gradient,
+    "ig": _integrated_gradients,
+    "single": _single,
+    "one_removed": _one_removed,
+    "combined": _combined,
+    "logits": _instance_logits,
+}
+
+
+FIRST = "instance.0.0"
+
+
+def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple[MILModel, Tensor]:
+    """A model and bags (b, n, e) whose instances score as those of the given ones, or these where none are.
+
+    The gamma rule tells positive weights from negative ones, so that it has to see them.
+    """
+    gamma = 0.0 if rules is None else rules.rule_for(f"{FIRST}.weight").gamma
+    if not isinstance(model, AttnMIL | TransMIL) or gamma:
+        return model, x
+    first = model.get_submodule(FIRST)
+    if not isinstance(first, nn.Linear) or first.out_features >= first.in_features:
+        return model, x
+    narrow = copy.deepcopy(model)
+    narrow.get_submodule(FIRST.rpartition(".")[0])[0] = _identity(first)  # type: ignore[operator]
+    with torch.no_grad():
+        return narrow, F.linear(x, first.weight)
+
+
+def _identity(layer: nn.Linear) -> nn.Linear:
+    """The layer with its bias, for inputs that its weight has seen."""
+    unit = nn.Linear(layer.out_features, layer.out_features, bias=layer.bias is not None)
+    unit.weight.data = torch.eye(layer.out_features).to(layer.weight)
+    if layer.bias is not None:
+        unit.bias.data = layer.bias.detach().clone()
+    return unit

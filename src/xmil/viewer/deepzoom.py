@@ -1,0 +1,277 @@
+"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG. Labels and macros are never read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xmil.core.errors import FileError, XmilError
+from xmil.data.siblings import bare_name, inside, is_plain
+from xmil.viewer.kept import Kept, Stamp, stamp
+
+if TYPE_CHECKING:
+    from xmil.slides import Slide
+
+TILE = 256
+THUMBNAIL_LEVEL = 8  # at most 256 px
+REACH = 16.0  # tiles that reduce the slide's own levels by more are put together from finer tiles
+PATCH = 512
+QUALITY = 85
+OPEN = 4  # slides held open; each keeps decoded blocks of its own
+CACHE_BYTES = 64 << 20  # encoded tiles held in memory
+LOOK_SECONDS = 5.0  # how long a listing of the slides' folder holds
+Box = tuple[float, float, float, float]
+
+
+class NoPictureError(XmilError):
+    """A slide without a picture, or a tile beyond its edge."""
+
+
+def full_level(width: int, height: int) -> int:
+    """The Deep Zoom level of full resolution: level 0 is one pixel.
+
+    >>> full_level(256, 100), full_level(257, 1)
+    (8, 9)
+    """
+    return max(width - 1, height - 1, 0).bit_length()
+
+
+def tile_box(size: tuple[int, int], level: int, column: int, row: int) -> tuple[Box, tuple[int, int]]:
+    """The level-0 box (x, y, width, height) of a tile, and its size in pixels.
+
+    >>> tile_box((1000, 600), 9, 1, 0)  # half of full resolution: 500 x 300, tiles of 256
+    ((512, 0, 488, 512), (244, 256))
+    """
+    if not 0 <= level <= full_level(*size):
+        raise NoPictureError(f"There is no level {level} of this slide.")
+    scale = 1 << (full_level(*size) - level)
+    x, y = column * TILE * scale, row * TILE * scale
+    width, height = min(TILE * scale, size[0] - x), min(TILE * scale, size[1] - y)
+    if width <= 0 or height <= 0:
+        raise NoPictureError("There is no tile beyond the slide's edge.")
+    return (x, y, width, height), (-(-width // scale), -(-height // scale))
+
+
+def encode(pixels: Any) -> bytes:
+    """RGB pixels (h, w, 3) as JPEG, without metadata."""
+    from PIL import Image
+
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=QUALITY, subsampling=0)  # colours at full sharpness
+    return stream.getvalue()
+
+
+class OpenSlides:
+    """A few slides held open for all threads; one that is in use is never closed."""
+
+    def __init__(self, limit: int = OPEN, mpp: float | None = None) -> None:
+        self._limit, self._mpp = limit, mpp
+        self._open: dict[tuple[Path, Stamp], Slide | XmilError | None] = {}  # None while it is being opened
+        self._users: dict[tuple[Path, Stamp], int] = {}
+        self._changed = Condition()
+
+    @contextmanager
+    def use(self, path: Path) -> Iterator[Slide]:
+        """The open slide; a file that changed is opened again, one that cannot be opened is an error."""
+        now = stamp(path)
+        if now is None:
+            raise FileError(f"{path.name}: no such file.")
+        key = (path, now)
+        found = self._enter(key)
+        try:
+            if isinstance(found, XmilError):
+                raise FileError(str(found))
+            yield found
+        finally:
+            self._leave(key)
+
+    def close(self) -> None:
+        """Close all slides."""
+        with self._changed:
+            self._limit = 0
+            self._drop()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _enter(self, key: tuple[Path, Stamp]) -> Slide | XmilError:
+        with self._changed:
+            self._users[key] = self._users.get(key, 0) + 1
+            mine = key not in self._open
+            if mine:
+                self._open[key] = None
+            while not mine and (found := self._open[key]) is None:
+                self._changed.wait()
+            if not mine:
+                self._open[key] = self._open.pop(key)  # last used, last dropped
+                assert found is not None  # noqa: S101  # narrows the type for mypy
+                return found
+        opened = self._opened(key[0])
+        with self._changed:
+            self._open[key] = opened
+            self._changed.notify_all()
+            self._drop()
+        return opened
+
+    def _leave(self, key: tuple[Path, Stamp]) -> None:
+        with self._changed:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+            self._drop()
+
+    def _drop(self) -> None:
+        idle = [key for key in self._open if key not in self._users]
+        for key in idle[: max(0, len(self._open) - self._limit)]:
+            slide = self._open.pop(key)
+            if slide is not None and not isinstance(slide, XmilError):
+                slide.close()
+
+    def _opened(self, path: Path) -> Slide | XmilError:
+        from xmil.slides import open_slide
+
+        try:
+            return open_slide(path, mpp=self._mpp)
+        except XmilError as error:
+            return FileError(str(error).replace(str(path), path.name))
+        except Exception as error:  # a damaged slide must not end the server, whatever is wrong with it
+            return FileError(f"{path.name}: cannot be opened ({type(error).__name__}).")
+
+
+class Pictures:
+    """The slides of a folder by name, and JPEG pictures of them."""
+
+    def __init__(self, folder: Path | None, *, mpp: float | None = None, follow_links: bool = False) -> None:
+        self.folder, self.follow_links = folder, follow_links
+        self._slides = OpenSlides(mpp=mpp)
+        self._tiles: Kept[bytes] = Kept(CACHE_BYTES, len)
+        self._paths: dict[str, Path] = {}
+        self._looked = float("-inf")
+        if folder is not None:
+            self._paths = _find(folder)
+            self._looked = time.monotonic()
+
+    def look(self, slide_id: str) -> tuple[bool, str | None]:
+        """Whether a slide has a picture, and what is wrong where it cannot be used."""
+        try:
+            return self._path(slide_id) is not None, None
+        except XmilError as error:
+            return False, str(error)
+
+    def describe(self, slide_id: str) -> tuple[dict[str, Any] | None, str | None]:
+        """Size, mpp and magnification of a slide, or what is wrong with it."""
+        try:
+            path = self._path(slide_id)
+            if path is None:
+                return None, None
+            with self._slides.use(path) as slide:
+                return _facts(slide), None
+        except XmilError as error:
+            return None, str(error)
+
+    def tile(self, slide_id: str, level: int, column: int, row: int) -> bytes:
+        """A Deep Zoom tile."""
+
+        def draw(slide: Slide) -> Any:
+            box, size = tile_box(slide.dimensions, level, column, row)
+            if _is_far(slide, level):
+                return self._composed(slide_id, size, level, column, row)
+            return slide.read_area(box, size)
+
+        return self._picture(slide_id, ("tile", level, column, row), draw)
+
+    def thumbnail(self, slide_id: str) -> bytes:
+        """The whole slide in one tile."""
+        with self._slides.use(self._there(slide_id)) as slide:
+            level = min(THUMBNAIL_LEVEL, full_level(*slide.dimensions))
+            return self.tile(slide_id, level, 0, 0)
+
+    def patch(self, slide_id: str, box: Box) -> bytes:
+        """A patch at full resolution, or smaller where it is large."""
+        scale = min(1.0, PATCH / max(box[2:]))
+        size = (max(1, round(box[2] * scale)), max(1, round(box[3] * scale)))
+        return self._picture(slide_id, ("patch", *box), lambda s: s.read_area(box, size))
+
+    @property
+    def cached_bytes(self) -> int:
+        """How much memory the kept tiles take."""
+        return self._tiles.weight
+
+    def close(self) -> None:
+        """Close the slides."""
+        self._slides.close()
+
+    def _picture(self, slide_id: str, what: tuple[Any, ...], draw: Any) -> bytes:
+        path = self._there(slide_id)
+        key = (path, stamp(path), *what)
+        known = self._tiles.get(key)
+        if known is not None:
+            return known
+        with self._slides.use(path) as slide:
+            try:
+                return self._tiles.put(key, encode(draw(slide)))
+            except FileError as error:
+                raise FileError(str(error).replace(str(path), path.name)) from None
+
+    def _there(self, slide_id: str) -> Path:
+        path = self._path(slide_id)
+        if path is None:
+            raise NoPictureError(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
+        return path
+
+    def _composed(self, slide_id: str, size: tuple[int, int], level: int, column: int, row: int) -> Any:
+        """A tile from the four tiles of the next finer level, which are kept."""
+        from PIL import Image
+
+        whole, right, bottom = Image.new("RGB", (2 * TILE, 2 * TILE), "white"), 0, 0
+        for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            with suppress(NoPictureError):  # beyond the edge
+                part = Image.open(BytesIO(self.tile(slide_id, level + 1, 2 * column + i, 2 * row + j)))
+                whole.paste(part, (i * TILE, j * TILE))
+                right, bottom = max(right, i * TILE + part.width), max(bottom, j * TILE + part.height)
+        return np.asarray(whole.crop((0, 0, right, bottom)).resize(size, Image.Resampling.BOX))
+
+    def _path(self, slide_id: str) -> Path | None:
+        if self.folder is None or not is_plain(slide_id):
+            return None
+        path = self._listed().get(bare_name(slide_id))
+        if path is not None and not self.follow_links and not inside(path, self.folder):
+            raise FileError(
+                f"{path.name}: a link out of the slides' folder, not followed; --follow-links follows it."
+            )
+        return path
+
+    def _listed(self) -> dict[str, Path]:
+        now = time.monotonic()
+        if self.folder is not None and now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            with suppress(XmilError, OSError):  # else the last listing holds
+                self._paths = _find(self.folder)
+        return self._paths
+
+
+def _find(folder: Path) -> dict[str, Path]:
+    from xmil.slides import find_slides
+
+    return find_slides(folder)
+
+
+def _is_far(slide: Slide, level: int) -> bool:
+    """Whether a tile would read too much of a slide that lacks coarse levels."""
+    scale = float(1 << (full_level(*slide.dimensions) - level))
+    return scale / slide.level_downsamples[slide.best_level(scale)] > REACH
+
+
+def _facts(slide: Slide) -> dict[str, Any]:
+    width, height = slide.dimensions
+    finest = full_level(width, height)
+    image: dict[str, Any] = {"width": width, "height": height, "tile_size": TILE, "overlap": 0}
+    image |= {"levels": finest + 1, "finest": finest, "bounds": list(slide.bounds)}
+    return {"image": image, "mpp": slide.mpp, "magnification": slide.magnification}

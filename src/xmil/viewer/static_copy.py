@@ -1,0 +1,151 @@
+"""A static copy of what is on show: the page, its data and the tiles as files for any web server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from xmil._version import __version__
+from xmil.core.errors import InputError, XmilError
+from xmil.core.storage import write_atomically, write_text
+from xmil.viewer.collection import Collection
+from xmil.viewer.deepzoom import TILE
+from xmil.viewer.kept import to_json
+from xmil.viewer.page import NOT_BUILT, STATIC, page_files
+
+MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
+Progress = Callable[[str, int, int], None]
+
+
+def export(
+    collection: Collection,
+    folder: Path,
+    *,
+    longest: int | None = None,
+    page: Path = STATIC,
+    on_slide: Progress = lambda *_: None,
+) -> dict[str, str]:
+    """Write the folder and give the slides that failed, with the reason.
+
+    `longest` bounds the longer edge of the pictures in pixels. The page comes last: a broken-off export does
+    not open. A folder with files that are not an export's is refused.
+    """
+    if longest is not None and longest < 1:
+        raise InputError(f"The longest edge of exported pictures must be at least 1 px. Got {longest}.")
+    files = page_files(page)
+    if not files:
+        raise InputError(NOT_BUILT)
+    _prepare(folder, sorted({name.split("/")[0] for name in files} | {"api", "tiles"}))
+    about = collection.overview(live=False)
+    failed: dict[str, str] = {}
+    for line in about["slides"]:
+        error = _write_slide(collection, folder, line["key"], longest)
+        if error:
+            failed[line["id"]] = line["error"] = error
+        on_slide(line["id"], line["key"] + 1, len(about["slides"]))
+    _put(folder / "api" / "run.json", to_json(about))
+    for name in sorted(files, key=lambda name: name == "index.html"):
+        _put(folder / name, files[name].read_bytes())
+    return failed
+
+
+def _prepare(folder: Path, names: list[str]) -> None:
+    """Make room: an earlier export is removed, anything else is left alone and refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --export.") from None
+    old = _written(folder)
+    foreign = [name for name in there if name not in (*old, MARK)]
+    if foreign:
+        raise InputError(
+            f"{folder}: holds files that are not an export's ({foreign[0]}); choose another --export."
+        )
+    for name in there:
+        if name != MARK:
+            _remove(folder / name)
+    write_text(folder / MARK, json.dumps({"version": __version__, "written": names}) + "\n")
+
+
+def _written(folder: Path) -> list[str]:
+    try:
+        names = json.loads((folder / MARK).read_text(encoding="utf-8"))["written"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [str(name) for name in names]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _write_slide(collection: Collection, folder: Path, key: int, longest: int | None) -> str | None:
+    """A slide's facts, scores and pictures; the reason where part of it failed."""
+    about = collection.describe(key)
+    place, error = folder / "api" / "slides" / str(key), about["error"]
+    for found in about["sets"]:
+        _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
+    if about["image"] is not None:
+        try:
+            about["image"] = _bounded(about["image"], longest)
+            _write_pictures(collection, folder, key, about["image"])
+        except XmilError as fault:
+            about["image"], error = None, str(fault)
+            shutil.rmtree(folder / "tiles" / str(key), ignore_errors=True)
+    _put(place / "slide.json", to_json({**about, "error": error}))
+    return None if error is None else str(error)
+
+
+def _write_pictures(collection: Collection, folder: Path, key: int, image: dict[str, Any]) -> None:
+    slide_id, pictures = collection.slide(key), collection.pictures
+    _put(folder / "api" / "slides" / str(key) / "thumbnail.jpeg", pictures.thumbnail(slide_id))
+    with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        write = partial(_write_tile, collection, folder, key)
+        for _ in pool.map(write, tile_numbers(image)):
+            pass
+
+
+def _write_tile(collection: Collection, folder: Path, key: int, number: tuple[int, int, int]) -> None:
+    level, column, row = number
+    content = collection.pictures.tile(collection.slide(key), level, column, row)
+    _put(folder / "tiles" / str(key) / str(level) / f"{column}_{row}.jpeg", content)
+
+
+def tile_numbers(image: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
+    """Level, column and row of every tile.
+
+    >>> list(tile_numbers({"width": 300, "height": 200, "levels": 10, "finest": 9}))[-2:]
+    [(9, 0, 0), (9, 1, 0)]
+    """
+    for level in range(image["finest"] + 1):
+        scale = TILE << (image["levels"] - 1 - level)
+        columns, rows = (-(-image[side] // scale) for side in ("width", "height"))
+        yield from ((level, column, row) for column in range(columns) for row in range(rows))
+
+
+def _bounded(image: dict[str, Any], longest: int | None) -> dict[str, Any]:
+    if longest is None:
+        return image
+    finest = image["finest"]
+    while finest and -(-max(image["width"], image["height"]) >> (image["levels"] - 1 - finest)) > longest:
+        finest -= 1
+    return {**image, "finest": finest}
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda part: _write(part, content))
+
+
+def _write(path: str, content: bytes) -> None:
+    Path(path).write_bytes(content)

@@ -1,0 +1,135 @@
+"""Scores averaged over sub-bags, against the mean written out, and their standard errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import xmil
+from xmil.core.errors import InputError, UnknownNameError
+from xmil.methods.contexts import deal
+
+WIDTH = 6
+
+
+def model_of(name: str) -> nn.Module:
+    small = {"transmil": {"dim": 16}, "attnmil": {"dim": 8, "attention_dim": 4}, "addmil": {"hidden": 8}}
+    return xmil.create_model(name, in_dim=WIDTH, n_classes=2, seed=2, **small.get(name, {}))
+
+
+def bag_of(n: int) -> Tensor:
+    return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(n))
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 40), keep=st.floats(0.05, 1.0), extra=st.integers(0, 9), seed=st.integers(0, 99))
+def test_every_instance_is_in_two_sub_bags_or_more(n: int, keep: float, extra: int, seed: int) -> None:
+    hands = deal(n, contexts=int(np.ceil(2 / keep)) + extra, keep=keep, seed=seed)
+    counts = np.bincount(np.concatenate(hands), minlength=n)
+    assert counts.min() >= 2
+    assert counts.max() - counts.min() <= 1
+    assert {len(hand) for hand in hands} == {int(np.ceil(keep * n - 1e-9))}
+    assert all((np.diff(hand) > 0).all() for hand in hands)
+
+
+def test_halves_are_complementary() -> None:
+    hands = deal(12, contexts=8, keep=0.5, seed=3)
+    for first, second in zip(hands[::2], hands[1::2], strict=True):
+        assert sorted([*first, *second]) == list(range(12))
+
+
+@pytest.mark.parametrize("method", ["lrp", "ig", "gxi"])
+@pytest.mark.parametrize("name", ["attnmil", "transmil"])
+def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None:
+    model, bag, n = model_of(name), bag_of(11), 11
+    e = xmil.explain(model, bag, method=method, target=1, contexts=8, keep=0.4, seed=5)
+    held: list[list[float]] = [[] for _ in range(n)]
+    audits = []
+    for rows in deal(n, contexts=8, keep=0.4, seed=5):
+        part = xmil.explain(model, bag[rows], method=method, target=1)
+        audits.append(part.audit)
+        for i, score in zip(rows, part.scores, strict=True):
+            held[i].append(float(score))
+    m = np.array([len(values) for values in held])
+    mean = np.array([np.mean(values) for values in held])
+    stderr = np.array([np.std(values, ddof=1) for values in held]) / np.sqrt(m)
+    assert e.stderr is not None
+    np.testing.assert_allclose(e.scores, mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(e.stderr, stderr, rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(e.stable, np.abs(mean) > stats.t.ppf(0.975, m - 1) * stderr)
+    assert e.output == pytest.approx(float(model(bag[None])[0, 1].detach()), abs=1e-6)
+    assert "means over 8 sub-bags of 5 instances" in e.warnings[0]
+    if method == "gxi":
+        assert e.audit is None
+    else:
+        assert e.audit is not None
+        assert e.audit.bias == pytest.approx(np.mean([a.bias for a in audits if a]), abs=1e-6)
+        assert e.audit.output == pytest.approx(np.mean([a.output for a in audits if a]), abs=1e-6)
+
+
+def test_the_target_is_that_of_the_full_bag() -> None:
+    model = model_of("transmil")
+    bag = bag_of(9)
+    e = xmil.explain(model, bag, contexts=6)
+    assert int(e.target) == int(model(bag[None]).argmax())
+    both = xmil.methods.explain_classes(model, bag, contexts=6)
+    np.testing.assert_allclose(both[int(e.target)].scores, e.scores, atol=1e-6)
+
+
+def test_companions_travel_into_sub_bags() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read = nn.Linear(WIDTH, 2)
+
+    def forward(net: Placed, x: Tensor, *, coords: Tensor) -> Tensor:
+        if x.detach().any():  # not the empty bag: each instance with its own place
+            assert torch.equal(coords[0, :, 0], x.detach()[0, :, 0].round().long())
+        return net.read(x).mean(dim=1)
+
+    features = torch.randn(8, WIDTH)
+    features[:, 0] = torch.arange(8)
+    bag = xmil.Bag(features.numpy(), coords=np.stack([np.arange(8)] * 2, axis=1))
+    e = xmil.explain(Placed(), bag, target=1, forward=forward, contexts=6)
+    assert e.stderr is not None
+    xmil.explain(Placed(), bag, target=1, forward=forward, method="shapley")
+
+
+def test_equal_instances_of_a_mean_are_alike_in_every_context() -> None:
+    model = model_of("meanpool")
+    e = xmil.explain(model, bag_of(1).repeat(10, 1), target=1, contexts=8)
+    assert e.stderr is not None
+    np.testing.assert_allclose(e.stderr, 0, atol=1e-7)
+    assert e.stable is not None
+    assert e.stable.all()
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    e = xmil.explain(model_of("transmil"), bag_of(12), target=1, contexts=8)
+    e.save(tmp_path / "e.parquet")
+    again = xmil.Explanation.load(tmp_path / "e.parquet")
+    np.testing.assert_array_equal(again.stable, e.stable)
+    np.testing.assert_array_equal(again.stderr, e.stderr)
+    assert again.warnings == e.warnings
+    assert again.params["contexts"] == 8
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        ({"contexts": 3}, InputError, r"\[4, inf\), so that each of 10 instances is in 2"),
+        ({"contexts": 8, "keep": 0.0}, InputError, "'keep' parameter of contexts"),
+        ({"contexts": 8, "feature_level": True}, InputError, "leave out feature_level"),
+        ({"contexts": 8, "method": "attention"}, UnknownNameError, "parameter of attention 'contexts'"),
+    ],
+)
+def test_bad_parameters(params: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        xmil.explain(model_of("attnmil"), bag_of(10), target=1, **params)

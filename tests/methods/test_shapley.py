@@ -1,0 +1,210 @@
+"""Shapley values against the formula, written out slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, permutations
+from math import factorial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import xmil
+from xmil.core.errors import InputError
+from xmil.methods.coalitions import PooledCoalitions, RunCoalitions, coalitions_of
+from xmil.methods.network import Network
+
+WIDTH = 6
+SMALL = {
+    "transmil": {"dim": 16},
+    "addmil": {"hidden": 8},
+    "attnmil": {"dim": 8, "attention_dim": 4},
+}
+Value = Callable[[tuple[int, ...]], float]
+
+
+def model_of(name: str, **params: object) -> nn.Module:
+    model = xmil.create_model(name, in_dim=WIDTH, n_classes=2, seed=4, **{**SMALL.get(name, {}), **params})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.6)
+    return model
+
+
+def bag_of(n: int) -> Tensor:
+    return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(n))
+
+
+def value_of(model: nn.Module, bag: Tensor) -> Value:
+    """v(S): the logit of class 1 of the sub-bag in order; n zero vectors where it is empty."""
+
+    @torch.no_grad()
+    def value(members: tuple[int, ...]) -> float:
+        x = bag[sorted(members)] if members else torch.zeros_like(bag)
+        return float(model(x.unsqueeze(0))[0, 1])
+
+    return value
+
+
+def by_formula(value: Value, n: int) -> np.ndarray:
+    found = np.zeros(n)
+    for i in range(n):
+        others = [k for k in range(n) if k != i]
+        for size in range(n):
+            weight = factorial(size) * factorial(n - 1 - size) / factorial(n)
+            for s in combinations(others, size):
+                found[i] += weight * (value((*s, i)) - value(s))
+    return found
+
+
+@pytest.mark.parametrize("name", xmil.list_models())
+def test_enumeration_is_the_formula(name: str) -> None:
+    model, bag = model_of(name), bag_of(6)
+    e = xmil.explain(model, bag, method="shapley", target=1)
+    np.testing.assert_allclose(e.scores, by_formula(value_of(model, bag), 6), atol=1e-5)
+    assert e.stderr is not None
+    assert not e.stderr.any()
+
+
+def test_the_formula_is_the_mean_over_all_orders() -> None:
+    model, bag = model_of("transmil"), bag_of(4)
+    value, found = value_of(model, bag), np.zeros(4)
+    for order in permutations(range(4)):
+        for place, i in enumerate(order):
+            found[i] += (value(order[: place + 1]) - value(order[:place])) / 24
+    e = xmil.explain(model, bag, method="shapley", target=1)
+    np.testing.assert_allclose(e.scores, found, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", xmil.list_models())
+def test_samples_agree_with_enumeration(name: str) -> None:
+    model, bag = model_of(name), bag_of(7)
+    truth = xmil.explain(model, bag, method="shapley", target=1, exact=True)
+    e = xmil.explain(
+        model, bag, method="shapley", target=1, exact=False, precision=None, permutations=200, seed=1
+    )
+    assert e.stderr is not None
+    assert (e.stderr > 0).all()
+    assert (np.abs(e.scores - truth.scores) <= 3 * e.stderr + 1e-5).all()
+
+
+@pytest.mark.parametrize("name", xmil.list_models())
+@pytest.mark.parametrize("n", [1, 2, 19])
+def test_efficiency(name: str, n: int) -> None:
+    model, bag = model_of(name), bag_of(n)
+    e = xmil.explain(model, bag, method="shapley", target=1, permutations=4, exact=False if n > 1 else None)
+    value = value_of(model, bag)
+    assert e.audit is not None
+    assert e.audit.bias == pytest.approx(value(()), abs=1e-6)
+    assert float(e.scores.sum()) == pytest.approx(value(tuple(range(n))) - value(()), abs=1e-5)
+    assert abs(e.audit.other) < 1e-9
+
+
+def test_equal_instances_share_alike_and_a_lone_one_takes_all() -> None:
+    model = model_of("attnmil", n_out_layers=1)
+    bag = bag_of(1).repeat(5, 1)
+    scores = xmil.explain(model, bag, method="shapley", target=1).scores
+    np.testing.assert_allclose(scores, np.full(5, scores.mean()), atol=1e-6)
+
+
+@pytest.mark.parametrize("params", [{}, {"branches": 2}, {"n_out_layers": 1}, {"gated": True, "bias": False}])
+def test_pooled_coalitions_are_the_sub_bags(params: dict[str, object]) -> None:
+    model, x = model_of("attnmil", **params), bag_of(9).unsqueeze(0)
+    network, masks = Network(model), torch.rand(30, 9, generator=torch.Generator().manual_seed(0)) < 0.5
+    masks[0], masks[1] = False, True
+    orders = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(s)) for s in range(3)])
+    with torch.no_grad():
+        quick, plain = coalitions_of(network, x), RunCoalitions(network, x)
+        assert isinstance(quick, PooledCoalitions)
+        assert (quick.head is None) == ("n_out_layers" in params)
+        torch.testing.assert_close(quick.logits(masks), plain.logits(masks), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(quick.prefixes(orders), plain.prefixes(orders), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_too_wide_for_sums_is_run_bag_by_bag() -> None:
+    model = model_of("attnmil")
+    nn.init.constant_(model.attention.w.weight, 1e4)
+    bag = bag_of(5)
+    with torch.no_grad():
+        assert isinstance(coalitions_of(Network(model), bag.unsqueeze(0)), RunCoalitions)
+    e = xmil.explain(model, bag, method="shapley", target=1)
+    np.testing.assert_allclose(e.scores, by_formula(value_of(model, bag), 5), atol=1e-5)
+
+
+class Order(nn.Module):
+    """A foreign module that depends on the order of its instances."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.arange(1, x.shape[1] + 1).view(1, -1, 1)
+        return (x[..., :2] * steps).sum(dim=1).tanh()
+
+
+def test_sub_bags_stay_in_order() -> None:
+    model, bag = Order(), bag_of(6)
+    expected = by_formula(value_of(model, bag), 6)
+    e = xmil.explain(model, bag, method="shapley", target=1)
+    np.testing.assert_allclose(e.scores, expected, atol=1e-5)
+    sampled = xmil.explain(model, bag, method="shapley", target=1, exact=False, precision=0.005)
+    assert sampled.stderr is not None
+    assert (np.abs(sampled.scores - expected) <= 3 * sampled.stderr + 1e-5).all()
+
+
+def test_precision_stops_the_sampling_and_a_shortfall_is_said() -> None:
+    model, bag = model_of("attnmil"), bag_of(30)
+    seen: list[tuple[int, int]] = []
+    e = xmil.explain(model, bag, method="shapley", target=1, precision=0.1, permutations=4000,
+                     progress=lambda *step: seen.append(step))  # fmt: skip
+    assert e.stderr is not None
+    assert e.stderr.max() <= 0.1
+    assert seen[-1][0] < seen[-1][1] == 4000
+    assert not e.warnings
+    assert "progress" not in e.params
+    short = xmil.explain(model, bag, method="shapley", target=1, precision=1e-4, permutations=40)
+    assert "above the precision of 0.0001" in short.warnings[0]
+
+
+def test_finer_precision_comes_nearer() -> None:
+    model, bag = model_of("transmil"), bag_of(10)
+    truth = xmil.explain(model, bag, method="shapley", target=1).scores
+    errors = [
+        np.abs(
+            xmil.explain(
+                model, bag, method="shapley", target=1, exact=False, precision=None, permutations=count
+            ).scores
+            - truth
+        ).mean()
+        for count in (8, 800)
+    ]
+    assert errors[1] < errors[0] / 3
+
+
+@pytest.mark.parametrize("output", ["probability", "log_odds", "contrastive"])
+def test_other_outputs(output: str) -> None:
+    e = xmil.explain(model_of("meanpool"), bag_of(5), method="shapley", target=1, output=output)
+    assert e.audit is not None
+    assert e.audit.instances + e.audit.bias == pytest.approx(e.output)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"precision": 0.0}, "'precision' parameter of shapley"),
+        ({"permutations": 2}, "'permutations' parameter of shapley"),
+        ({"exact": True}, "False for bags of more than 20 instances"),
+        ({"seed": -1}, "'seed' parameter of shapley"),
+    ],
+)
+def test_bad_parameters(params: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        xmil.explain(model_of("attnmil"), bag_of(30), method="shapley", target=1, **params)
+
+
+def test_saved_and_read_again(tmp_path: object) -> None:
+    e = xmil.explain(model_of("attnmil"), bag_of(30), method="shapley", target=1, permutations=64)
+    e.save(f"{tmp_path}/e.parquet")
+    again = xmil.Explanation.load(f"{tmp_path}/e.parquet")
+    assert again.stderr is not None
+    assert e.stderr is not None
+    np.testing.assert_array_equal(again.stderr, e.stderr)
+    np.testing.assert_array_equal(again.stable, e.stable)

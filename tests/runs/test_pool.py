@@ -1,0 +1,163 @@
+"""The engine: in process, in worker processes and on Ray, one behaviour."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.runs.workers import make, make_broken, make_staged
+from xmil.core.errors import InputError, StopError, UnknownNameError
+from xmil.runs.workers.pool import Workers, process
+
+HERE, TWO, RAY = Workers(), Workers(workers=2), Workers("ray", workers=2)
+ENGINES = [pytest.param(HERE, id="here"), pytest.param(TWO, id="processes"), pytest.param(RAY, id="ray")]
+
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_item_has_one_outcome_and_errors_are_its_own(engine: Workers) -> None:
+    outcomes = list(process(["a", "raise", "b", "bug", "c"], make, engine))
+    found = {outcome.item: (outcome.result, outcome.error) for outcome in outcomes}
+    assert len(outcomes) == 5
+    assert found == {
+        "a": ("a!", None),
+        "b": ("b!", None),
+        "c": ("c!", None),
+        "raise": (None, "This item cannot be used."),
+        "bug": (None, "KeyError: 'lost'"),
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stop_ends_the_run_with_its_words(engine: Workers) -> None:
+    with pytest.raises(StopError, match="disk is full"):
+        list(process(["a", "stop", *"bcdefgh"], make, engine))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_worker_that_cannot_be_made_ends_the_run(engine: Workers) -> None:
+    with pytest.raises((StopError, InputError), match="model is missing"):
+        list(process(["a", "b"], make_broken, engine))
+
+
+@pytest.mark.parametrize("engine", [TWO, RAY], ids=["processes", "ray"])
+def test_a_dead_worker_loses_no_item(engine: Workers, tmp_path: Path) -> None:
+    items = [*"abcd", "die once", *"efgh"]
+    outcomes = list(process(items, partial(make, str(tmp_path)), engine))
+    assert sorted(outcome.item for outcome in outcomes) == sorted(items)
+    assert [outcome.result for outcome in outcomes if outcome.item == "die once"] == ["die once!"]
+    assert all(outcome.error is None for outcome in outcomes)
+    assert (tmp_path / "died").exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "ray"])
+def test_an_item_that_kills_its_worker_is_given_up_and_the_rest_goes_on(kind: str) -> None:
+    outcomes = list(process(["a", "die", "b", "c"], make, Workers(kind, workers=2, retries=1)))
+    errors = {outcome.item: outcome.error for outcome in outcomes}
+    assert set(errors) == {"a", "b", "c", "die"}
+    assert "died 2 times" in str(errors.pop("die"))
+    assert set(errors.values()) == {None}
+
+
+def test_a_worker_is_made_once_in_each_process(tmp_path: Path) -> None:
+    outcomes = list(process(["pid"] * 8, partial(make, str(tmp_path), seconds=0.05), TWO))
+    pids = {outcome.result for outcome in outcomes}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert {path.name for path in tmp_path.iterdir()} == {f"made-{pid}" for pid in pids}
+
+
+def test_one_local_worker_is_this_process() -> None:
+    assert [outcome.result for outcome in process(["pid"], make, HERE)] == [os.getpid()]
+
+
+@pytest.mark.parametrize("engine", [HERE, TWO], ids=["here", "processes"])
+def test_the_next_item_is_read_while_this_one_is_worked_on(engine: Workers, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    outcomes = list(process(range(6), partial(make_staged, str(log)), engine))
+    found = {outcome.item: outcome.result for outcome in outcomes}
+    assert found == {0: 1, 1: 11, 2: None, 3: 31, 4: 41, 5: 51}
+    assert [outcome.error for outcome in outcomes if outcome.item == 2] == ["Item 2 cannot be read."]
+    lines = log.read_text().splitlines()
+    if engine is HERE:
+        assert lines.index("read 1") < lines.index("done 0")
+        assert lines.index("read 4") < lines.index("done 3")
+    assert sum(line.startswith("read") for line in lines) == 6
+
+
+def test_leaving_early_ends_the_workers() -> None:
+    outcomes = process(["pid"] * 50, partial(make, seconds=0.2), TWO)
+    pid = next(outcomes).result
+    outcomes.close()  # type: ignore[attr-defined]
+    assert not _alive(int(str(pid)))
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from functools import partial\n"
+        "from tests.runs.workers import make\n"
+        "from xmil.runs.workers.pool import Workers, process\n"
+        "if __name__ == '__main__':\n"
+        f"    worker = partial(make, {str(tmp_path)!r}, seconds=0.1)\n"
+        "    for o in process(['pid'] * 500, worker, Workers(workers=2)):\n"
+        "        print(o.result, flush=True)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert parent.stdout is not None
+    pids = {int(parent.stdout.readline()) for _ in range(6)}
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        if not any(map(_alive, pids)):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"workers {pids} outlived their parent")
+
+
+def test_without_items_no_worker_is_made() -> None:
+    for engine in (HERE, TWO, RAY):
+        assert list(process([], make_broken, engine)) == []
+
+
+def test_an_engine_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(UnknownNameError, match=r"Unknown engine 'rya'\. Did you mean 'ray'"):
+        Workers("rya")
+    with pytest.raises(InputError, match="'workers' parameter of Engine"):
+        Workers(workers=0)
+    with pytest.raises(InputError, match="address is for --engine ray"):
+        Workers(address="auto")
+
+
+def test_items_are_asked_for_as_they_are_needed() -> None:
+    asked: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(1000):
+            asked.append(number)
+            yield number
+
+    outcomes = process(items(), make, TWO)
+    for _ in range(5):
+        next(outcomes)
+    outcomes.close()  # type: ignore[attr-defined]
+    assert len(asked) < 20
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
