@@ -21,12 +21,12 @@ import torch
 from benchmarks.better_rule.colon import runs, train_run
 from benchmarks.better_rule.nets import NETS
 from benchmarks.colon.bags import read_bags
-from xmil.study.benchmark import Configuration, train
-from xmil.study.instances import Instances, load_instances
-from xmil.study.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, Protocol, Setup
-from xmil.study.store import Store
-from xmil.study.tasks import TASKS
-from xmil.study.training import Training
+from xmil.toy.benchmark import Configuration, train
+from xmil.toy.digit_tasks import TASKS
+from xmil.toy.instances import Instances, load_instances
+from xmil.toy.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, Protocol, Setup
+from xmil.toy.race import Training
+from xmil.toy.store import Store
 
 QUICK = Training(optimizer="adam", lr=1e-3, batch=16, epochs=50, patience=12, warmup=5)
 SMALL = {
@@ -74,73 +74,71 @@ class Job:
         return out / f"{self.suite}-{Path(self.data).name}-{self.seed}"
 
 
-def train_job(job: Job, out: Path, device: str) -> float:
-    """Train all repetitions of a job unless its file is there; the seconds it took."""
-    started = time.perf_counter()
-    path = job.folder(out) / "models" / f"{job.task}-{job.model}.safetensors"
-    if path.is_file():
-        return 0.0
-    configuration = job.configuration(load_instances(job.data), device)
-    fitted = train(configuration)
-    if job.suite != "paper":
-        fitted.models.flat.copy_(fitted.models.flat.half().float())
-    Store(job.folder(out)).save_models(configuration, fitted)
-    return time.perf_counter() - started
+@dataclass(frozen=True)
+class Configured:
+    """A configuration to train."""
+
+    job: Job
+    out: Path
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.job.suite} {self.job.model} {self.job.task} {self.job.data}"
+
+    def do(self) -> None:
+        """Train all repetitions unless their file is there."""
+        job = self.job
+        if (job.folder(self.out) / "models" / f"{job.task}-{job.model}.safetensors").is_file():
+            return
+        configuration = job.configuration(load_instances(job.data), self.device)
+        fitted = train(configuration)
+        if job.suite != "paper":
+            fitted.models.flat.copy_(fitted.models.flat.half().float())
+        Store(job.folder(self.out)).save_models(configuration, fitted)
 
 
 @dataclass(frozen=True)
-class ColonJob:
-    """A run of the colon suite."""
+class ColonTraining:
+    """A run on colon to train."""
 
     name: str
     task: str
     run: int
     data: str
-    suite: str = "colon"
+    out: Path
 
-    @property
-    def model(self) -> str:
-        return f"{self.name} run {self.run}"
+    def __str__(self) -> str:
+        return f"colon {self.name} {self.task} {self.run}"
 
-
-def do_job(job: Job | ColonJob, out: Path, device: str) -> float:
-    """Train what a job asks for; the seconds it took."""
-    if isinstance(job, Job):
-        return train_job(job, out, device)
-    started = time.perf_counter()
-    train_run(job.name, job.task, job.run, read_bags(Path(job.data)), out / f"colon-{Path(job.data).stem}")
-    return time.perf_counter() - started
+    def do(self) -> None:
+        """Train it unless its file is there."""
+        train_run(self.name, self.task, self.run, read_bags(Path(self.data)), self.out / "colon-colon")
 
 
-def _work(queue: Any, out: Path, device: str, until: float, threads: int) -> None:
-    torch.set_num_threads(threads)
+def _work(queue: Any, until: float) -> None:
+    torch.set_num_threads(1)
     while time.time() < until:
         try:
-            job = queue.get(timeout=2)
+            piece = queue.get(timeout=2)
         except Empty:
             return
+        started = time.perf_counter()
         try:
-            print(
-                f"{job.suite} {job.model} {job.task} {job.data} {do_job(job, out, device):.0f} s", flush=True
-            )
-        except Exception as error:  # one job must not end the others
-            print(f"FAILED {job}: {type(error).__name__} {str(error)[:300]}", flush=True)
+            piece.do()
+            print(f"{piece} {time.perf_counter() - started:.0f} s", flush=True)
+        except Exception as error:  # one piece must not end the others
+            print(f"FAILED {piece}: {type(error).__name__} {str(error)[:300]}", flush=True)
 
 
-def run_jobs(
-    jobs: Sequence[Job | ColonJob], out: Path, *, device: str, workers: int, seconds: float, threads: int = 1
-) -> list[BaseProcess]:
-    """Start workers on a list of jobs; the processes."""
+def start_workers(pieces: Sequence[Any], *, workers: int, seconds: float) -> list[BaseProcess]:
+    """Processes that take pieces of work, anything with `do`, until time is up."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     _QUEUES.append(queue)  # kept: a child that starts late still has to find it
-    for job in jobs:
-        queue.put(job)
+    for piece in pieces:
+        queue.put(piece)
     until = time.time() + seconds
-    started = [
-        context.Process(target=_work, args=(queue, out, device, until, threads), daemon=True)
-        for _ in range(workers)
-    ]
+    started = [context.Process(target=_work, args=(queue, until), daemon=True) for _ in range(workers)]
     for process in started:
         process.start()
     return list(started)
@@ -154,10 +152,6 @@ def small_jobs(data: str, seed: int, tasks: tuple[str, ...] = ALL_TASKS) -> list
     return [Job("small", model, task, data, seed) for task in tasks for model in SMALL]
 
 
-def colon_jobs(features: str) -> list[ColonJob]:
-    return [ColonJob(name, task, run, features) for name, task, run in runs()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="digits: a folder of features")
@@ -168,33 +162,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--tasks", nargs="*")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=1, help="processes for the small suite")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--colon-workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=500.0)
     args = parser.parse_args()
-    started: list[BaseProcess] = []
-    if "paper" in args.suites:  # a process for each architecture: kernels of small models leave a GPU idle
-        for model in PAPER_MODELS:
-            jobs = [j for j in paper_jobs(args.data, args.seed, (model,)) if _asked(j, args)]
-            started += run_jobs(
-                jobs, args.out, device=args.device, workers=1 if jobs else 0, seconds=args.seconds
-            )
-    if "small" in args.suites:
-        jobs = [j for j in small_jobs(args.data, args.seed) if _asked(j, args)]
-        started += run_jobs(jobs, args.out, device=args.device, workers=args.workers, seconds=args.seconds)
+    jobs = paper_jobs(args.data, args.seed) if "paper" in args.suites else []
+    jobs += small_jobs(args.data, args.seed) if "small" in args.suites else []
+    asked = [j for j in jobs if j.model in (args.models or [j.model]) and j.task in (args.tasks or [j.task])]
+    pieces = [Configured(job, args.out, args.device) for job in asked]
+    started = start_workers(pieces, workers=args.workers, seconds=args.seconds)
     if args.colon:
-        started += run_jobs(
-            colon_jobs(args.colon), args.out, device="cpu", workers=args.colon_workers, seconds=args.seconds
-        )
+        colon = [ColonTraining(*run, args.colon, args.out) for run in runs()]
+        started += start_workers(colon, workers=args.colon_workers, seconds=args.seconds)
     end = time.time() + args.seconds
     for process in started:
         process.join(max(0.0, end - time.time()))
     for process in started:
         process.kill()
-
-
-def _asked(job: Job, args: argparse.Namespace) -> bool:
-    return job.model in (args.models or [job.model]) and job.task in (args.tasks or [job.task])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from xmil.lrp.composite import Composite
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
 from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
 from xmil.lrp.operations import live_tensors
+from xmil.lrp.secant import Recorder, Secants
 from xmil.lrp.values import message_of
 
 Forward = Callable[[Tensor], Tensor]
@@ -118,20 +119,43 @@ def trace(
     module: nn.Module,
     composite: Composite | None = None,
     layers: Sequence[str] = (),
+    reference: Tensor | None = None,
 ) -> Trace:
     """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
 
-    `layers` are dotted names of submodules whose outputs' relevance is wanted.
+    `layers` are dotted names of submodules whose outputs' relevance is wanted. With a `reference`, bags
+    like x, activations pass on what they have over those of the reference (see `xmil.lrp.secant`).
     """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise UnsupportedError(
                 f"The compiled module {part.original_name} hides its operations. {WAY_OUT}"
             )
+    rules = composite or Composite()
+    seen: list[tuple[str, Tensor]] | None = None
+
+    def recording(own: bool) -> Engine:
+        nonlocal seen
+        recorder = Recorder()
+        seen = recorder.seen
+        return Engine(rules, module, own=own, activations=recorder)
+
+    def ruled(own: bool) -> Engine:
+        return Engine(rules, module, own=own, activations=None if seen is None else Secants(seen))
+
+    if reference is not None:
+        _with_engine(forward, reference, recording, ())
+    return _with_engine(forward, x, ruled, layers)
+
+
+def _with_engine(
+    forward: Forward, x: Tensor, engine: Callable[[bool], Engine], layers: Sequence[str]
+) -> Trace:
+    """A pass; one that changes tensors in place is run again with tensors of its own."""
     try:
-        return _trace(forward, x, Engine(composite or Composite(), module), layers)
+        return _trace(forward, x, engine(False), layers)
     except StartOver:
-        return _trace(forward, x, Engine(composite or Composite(), module, own=True), layers)
+        return _trace(forward, x, engine(True), layers)
 
 
 def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:
