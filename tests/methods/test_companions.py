@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -96,6 +99,28 @@ def test_perturbations_equal_a_plain_loop(kind: type[nn.Module]) -> None:
         scores = xmil.explain(net, bag(), method=method, **options).scores
         np.testing.assert_allclose(scores, expected, atol=1e-6)
         assert np.ptp(scores) > 0.01
+
+
+@pytest.mark.parametrize("kind", [AlibiViT, LeftOfRight])
+def test_shapley_values_equal_a_plain_loop(kind: type[nn.Module]) -> None:
+    """Exact values over all coalitions of six instances, each coalition's coordinates subset by hand."""
+    net, n = make(kind), 6
+    x = torch.zeros(N, D, dtype=torch.float64)
+    empty = by_hand(net, np.arange(n), x)[1]  # as many zero vectors as the bag has instances
+    value = {
+        held: by_hand(net, np.array(held))[1] if held else empty
+        for size in range(n + 1)
+        for held in itertools.combinations(range(n), size)
+    }
+    expected = np.zeros(n)
+    for held, worth in value.items():
+        for i in set(range(n)) - set(held):
+            share = math.factorial(len(held)) * math.factorial(n - len(held) - 1) / math.factorial(n)
+            expected[i] += share * (value[tuple(sorted((*held, i)))] - worth)
+    part, forward = bag().select(np.arange(n)), FORWARDS[kind]
+    e = xmil.explain(net, part, method="shapley", target=1, exact=True, forward=forward)
+    np.testing.assert_allclose(e.scores, expected, atol=1e-6)
+    assert e.scores.sum() == pytest.approx(value[tuple(range(n))] - empty, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [AlibiViT, LeftOfRight])

@@ -352,6 +352,26 @@ def test_item_8_a_method_that_fails_says_so_in_a_line() -> None:
         xmil.explain(Custom(), features(), method="gxi")
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_traced_modules_and_inference_mode() -> None:
+    net = Wide().eval()
+    x = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
+    expected = xmil.explain(net, x, method="gxi", target=1).scores
+    for module in (torch.jit.trace(net, x.unsqueeze(0)), torch.jit.script(net)):
+        np.testing.assert_allclose(
+            xmil.explain(module, x, method="gxi", target=1).scores, expected, rtol=1e-5
+        )
+    with torch.inference_mode():
+        bag = x.clone()
+        np.testing.assert_array_equal(xmil.explain(net, bag, method="gxi", target=1).scores, expected)
+        assert xmil.flip(net, bag, expected, target=1).values.shape == (101,)
+
+
+def test_misspelt_options_are_refused() -> None:
+    with pytest.raises(XmilError, match=r"Unknown parameter 'avrage'\. Did you mean 'average'"):
+        xmil.flip(Wide(), torch.ones(3, 7), np.arange(3), target=1, avrage=3)
+
+
 def test_modules_that_change_their_input_leave_the_bag_alone() -> None:
     class Scales(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

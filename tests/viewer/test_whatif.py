@@ -19,7 +19,6 @@ from xmil.core.storage import write_explanations
 from xmil.models import load_model, save_model
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.prediction import predict
 from xmil.viewer.whatif import as_mask
 
 
@@ -62,6 +61,20 @@ def test_every_model_answers_as_if_run_on_the_rest(tmp_path: Path, name: str) ->
     assert kept["n_left"] == len(out)
     nothing = question(app, 0, run=0, remove=[]).json
     assert nothing["after"] == nothing["before"]
+
+
+def test_coordinates_stay_with_the_patches_that_are_left(tmp_path: Path) -> None:
+    net = xmil.create_model(
+        "mambamil", in_dim=DIM, n_classes=3, seed=0, dim=8, scan="cross", positions="sinusoidal"
+    )
+    bag = make_bag("s", columns=7, rows=5, edge=10, seed=1)
+    app = one_slide(tmp_path, net, bag)
+    left = np.setdiff1d(np.arange(35), [0, 3, *range(10, 20)])
+    with torch.no_grad():
+        part = bag.select(left)
+        rest = net(torch.from_numpy(part.features)[None], coords=torch.from_numpy(part.coords)[None])[0]
+    removed = question(app, 0, run=0, remove=[0, 3, [10, 20]]).json
+    assert removed["logits_after"] == pytest.approx(rest.tolist(), abs=1e-4)
 
 
 def test_removing_the_evidence_turns_the_prediction(app: Any) -> None:
@@ -107,21 +120,6 @@ def test_other_outputs(tmp_path: Path, task: str, n: int, says: Any) -> None:
         z = net(torch.from_numpy(np.delete(bag.features, 1, axis=0)).unsqueeze(0))[0]
     assert found["after"] == pytest.approx(says(z).tolist(), abs=1e-5)
     assert len(found["labels"]) == len(found["after"])
-
-
-def test_predictions_without_classes() -> None:
-    """Survival: S(t) is the running product of 1 - hazard, the risk minus its sum."""
-    z = np.array([0.3, -1.0, 2.0])
-    survival, expected = 1.0, 0.0
-    for hazard in 1 / (1 + np.exp(-z)):
-        survival *= 1 - hazard
-        expected -= survival
-    assert predict(z.tolist(), "survival", None).value == pytest.approx(expected)
-    assert predict([1.5], "cox", None).labels == ["risk"]
-    assert predict([1.5], "regression", None).value == 1.5
-    assert predict([1.5, 2.0], "regression", ["a", "b"]).labels == ["a", "b"]
-    assert predict([800.0, -800.0], "classification", None).numbers == [1.0, 0.0]
-    assert predict([-800.0], "multilabel", ["x"]).probabilities == [0.0]
 
 
 BAD: list[Any] = [

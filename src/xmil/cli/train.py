@@ -27,6 +27,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="patches, or embeddings: one vector per slide, for a probe."),
+    ] = None,
     features: Annotated[
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
@@ -56,6 +60,7 @@ def train(
 
     flags: dict[str, Any] = {
         "out": out,
+        "data.source": source,
         "data.features": _one_or_many(features),
         "data.cohort": cohort,
         "data.label": label,

@@ -19,8 +19,18 @@ from xmil._version import __version__
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
 from xmil.core.storage import write_text
-from xmil.demo.digit_slides import MPP, TILE, DigitSlide, write_digit_slide
-from xmil.demo.drawn_bags import CLASS_NAMES, TASK_NAMES, draw_bags, telling, write_cohort, write_truth
+from xmil.demo.digit_slides import (
+    CLASS_NAMES,
+    MPP,
+    TASK_NAMES,
+    TILE,
+    DigitSlide,
+    draw_bags,
+    telling,
+    write_cohort,
+    write_digit_slide,
+    write_truth,
+)
 
 MODELS = {
     "attnmil": {"dim": 64, "attention_dim": 32, "n_out_layers": 1},
@@ -168,7 +178,7 @@ class Demo:
     def embed_further(self) -> None:
         """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
         from xmil.data import write_bag
-        from xmil.demo.stain_fields import NAME, encode_digits
+        from xmil.demo.digit_slides import NAME, encode_digits
 
         wanted = [slide for split in FURTHER for slide in self.bags[split]]
         paths = {slide.name: self.out / "features" / f"{slide.name}.h5" for slide in wanted}

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.target import Target
+from xmil.core.task import TASKS
 from xmil.evaluate.parts import MODES, parts_of
 from xmil.methods.explain import Bags as Bags
 from xmil.methods.network import Network
 from xmil.methods.opening import Calling, open_network
-from xmil.methods.outputs import Output, Question, class_logits
-from xmil.models.tasks import CLASS_TASKS
+from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
 ORDERS = ("morf", "lerf", "abs")
@@ -116,7 +116,7 @@ class Flips:
     @property
     def decides(self) -> bool:
         """Whether the model has classes to decide between; a value or a risk cannot flip."""
-        return self.network.task in CLASS_TASKS
+        return TASKS[self.network.task].decides
 
     @property
     def decision(self) -> int | None:
@@ -130,9 +130,8 @@ class Flips:
         A probability has 1, the risk of t time bins t, a log risk 1 (a hazard 2.7 times as high). A value has
         the largest of its distances to the reference, for the full and the empty bag, and the reference.
         """
-        if self.output.kind != "value":
-            survival = self.network.task == "survival" and self.output.kind == "risk"
-            return float(self._parts.full.shape[-1]) if survival else 1.0
+        if self.output.scale is not None:
+            return self.output.scale
         ends = self._values(torch.cat([self._parts.full, self._parts.empty]))
         return float(max(np.abs(ends).max(), *map(abs, self.network.references(self._parts.full.shape[-1]))))
 
@@ -192,7 +191,8 @@ class Flips:
         return np.asarray(self.output(logits.double()).cpu().numpy(), dtype=np.float64)
 
     def _decisions(self, logits: Tensor) -> npt.NDArray[np.int64]:
-        return decisions(logits, self.network.task, self.output)
+        target = int(self.output.target)
+        return TASKS[self.network.task].decisions(logits.double().cpu().numpy(), target)
 
 
 def flip(
@@ -265,8 +265,9 @@ def target_of(scores: Scores, target: Any) -> Any:
 
 def only_target(network: Network, n_outputs: int) -> int:
     """The target of a model with one output: its value, its risk, or class 1; refused for any other."""
-    if n_outputs == 1 and network.task != "survival":
-        return 1 if network.task in CLASS_TASKS and network.task != "multilabel" else 0
+    task = TASKS[network.task]
+    if n_outputs == 1 and (task.truth == "class" or task.count_targets(1) == 1):
+        return task.count_targets(1) - 1
     names = network.target_names(n_outputs) or range(n_outputs)
     raise InputError(
         f"Bare scores do not say which target they explain; pass the Explanation, or target= "
@@ -306,20 +307,6 @@ def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDA
         raise unknown_name("order", order, ORDERS)
     key = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
     return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), key))
-
-
-def decisions(logits: Tensor, task: str, output: Output) -> npt.NDArray[np.int64]:
-    """The predicted class of each row; for multi-label models 1 where the target is predicted.
-
-    Models without classes decide nothing: 0 throughout.
-    """
-    if task not in CLASS_TASKS:
-        return np.zeros(len(logits), dtype=np.int64)
-    if task == "multilabel":
-        decided = (logits[:, int(output.target)] > 0).long()
-    else:
-        decided = class_logits(logits, task).argmax(dim=-1)
-    return np.asarray(decided.cpu().numpy(), dtype=np.int64)
 
 
 def _first_change(decided: npt.NDArray[np.int64]) -> int | None:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule, Composite
-from xmil.lrp.ledger import Ledger
+from xmil.lrp.ledger import Ledger, product_sum
 from xmil.lrp.marks import CONSTANT, CUT, LIVE, Marks, tensors_in
 from xmil.lrp.operations import (
     CARRIES_GATES,
@@ -31,7 +31,7 @@ from xmil.lrp.operations import (
 )
 from xmil.lrp.secant import ELEMENTWISE, Activations
 from xmil.lrp.sight import Sight, check_transforms, kept_by_autograd
-from xmil.lrp.values import without_rule
+from xmil.lrp.values import accounted, without_rule
 
 WAY_OUT = (
     "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
@@ -79,11 +79,11 @@ class Engine(TorchFunctionMode):
         if depends == CONSTANT:
             return func(*args, **options)
         name = name_of(func)
-        with self.sight(name), kept_by_autograd():
-            if depends == LIVE:
+        if depends == LIVE:
+            with self.sight(name), kept_by_autograd():
                 out = self._ruled(func, name, *positional(name, args, options))
-            else:
-                out = func(*args, **options)
+        else:
+            out = func(*args, **options)
         self._note(name, args, out)
         return out
 
@@ -93,11 +93,13 @@ class Engine(TorchFunctionMode):
             self._need_own_tensors()
         plain = out_of_place(func, name, options)
         if plain is None:
-            return self._owned(self._run(func, name, args, options))
+            return self._run(func, name, args, options)
         self._need_own_tensors()
         options.pop("inplace", None)
         target, *others = args
-        out = self._run(plain, name_of(plain), [target.clone(), *others], options)
+        before = target.clone()
+        self.marks.follow(target, before)
+        out = self._run(plain, name_of(plain), [before, *others], options)
         return RULES["copy_"](self, Tensor.copy_, target, out)
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -116,7 +118,7 @@ class Engine(TorchFunctionMode):
             if ruled is not None:
                 return ruled
         if name in RULES:
-            return RULES[name](self, func, *args, **kwargs)
+            return self._owned(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)
         if name not in GRADIENT_IS_RULE and live_tensors(out):
             if name.endswith("_") and not name.startswith("__"):  # what it changed is in use already
@@ -197,6 +199,11 @@ class Engine(TorchFunctionMode):
             for one in {found for found in shares if found is not None}:
                 kept = [v if found == one else _zeros(v) for v, found in zip(values, shares, strict=True)]
                 self.ledger.keep(one, compute(*kept), out)
+
+    def accounted(self, constant: Tensor, anchor: Tensor, *, share: str = "bias") -> Tensor:
+        """The constant as a live tensor that books its own relevance; `anchor` is another live argument."""
+        share = self.share_of(constant, share)
+        return accounted(constant, anchor, lambda g: self.ledger.add(share, product_sum(constant, g)))
 
     def without_gates(self, factors: Sequence[Any]) -> list[Any]:
         """The factors of a product with gates and weights as constants, where another factor is live."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from xmil.core.registry import Registry
@@ -45,6 +46,10 @@ linalg_norm linalg_vector_norm
 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
 avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
 interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
+fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift
+view_as_real view_as_complex real imag conj resolve_conj resolve_neg conj_physical H mH adjoint
+sparse_coo_tensor to_dense to_sparse coalesce
 """
 GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 
@@ -53,10 +58,11 @@ GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 _TRANSPARENT = """
 add sub rsub mul div pow square sqrt float_power cat stack hstack vstack dstack column_stack where max min
 maximum minimum fmax fmin masked_fill pad copy_ scatter index_put index_copy index_add scatter_add
-clamp clamp_min clamp_max clip hardtanh relu6
+clamp clamp_min clamp_max clip hardtanh relu6 lerp scatter_reduce index_reduce index_fill fill_diagonal
+prod addcmul addcdiv linalg_solve
 """
 # The same, unless a factor is a parameter: that is a linear layer.
-_PRODUCTS = "matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum"
+_PRODUCTS = "matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum tensordot _sparse_mm"
 PRODUCTS = frozenset(_PRODUCTS.split())
 CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
 
@@ -113,9 +119,28 @@ def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Ope
     if options.get("inplace"):
         return function
     if name.endswith("_") and not name.startswith("__") and name not in KEEP_IN_PLACE:
-        found: Operation | None = getattr(Tensor, name[:-1], None)
+        found: Operation | None = _NOT_IN_PLACE.get(name, getattr(Tensor, name[:-1], None))
         return found
     return None
+
+
+def fill_diagonal(input: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """What `fill_diagonal_` writes."""
+    return input.clone().fill_diagonal_(fill_value, wrap)
+
+
+def zero(input: Tensor) -> Tensor:
+    """What `zero_` writes."""
+    return torch.zeros_like(input)
+
+
+def fill(input: Tensor, value: Any) -> Tensor:
+    """What `fill_` writes."""
+    out: Tensor = torch.zeros_like(input) + value
+    return out
+
+
+_NOT_IN_PLACE: dict[str, Operation] = {"fill_diagonal_": fill_diagonal, "zero_": zero, "fill_": fill}
 
 
 def positional(

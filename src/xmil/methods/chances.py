@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from xmil.core.errors import InputError
+from xmil.core.task import TASKS
 
 RETURNS = ("logit", "probability")
-SIGMOIDS = ("multilabel", "survival")  # tasks with a chance of its own for each output
+LOGITS = 1 << 16  # no model has more outputs
 _SQUASH = ("softmax", "sigmoid", "sigmoid_", "special_expit", "expit")
 _SAME = (
     "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
@@ -50,7 +51,8 @@ class ChanceWatch(TorchFunctionMode):
 
     def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
         if name in _SQUASH and isinstance(first, Tensor):
-            self._made[out] = None if name.endswith("_") else first
+            small = first.numel() <= LOGITS and not name.endswith("_")
+            self._made[out] = first if small else None  # large ones are attention: not to be kept alive
         elif name in _SAME and isinstance(first, Tensor) and first in self._made:
             function, others, options = operation
             source = self._made[first]
@@ -87,7 +89,7 @@ def check_chances(p: Tensor, task: str, name: str) -> None:
             f"{name} gave {float(p.min()):.3g} to {float(p.max()):.3g}, no probabilities; leave out returns=."
         )
     total = float(p.double().sum())
-    if task == "classification" and p.shape[1] > 1 and abs(total - 1) > 1e-3:
+    if TASKS[task].link == "softmax" and p.shape[1] > 1 and abs(total - 1) > 1e-3:
         raise InputError(
             f"The probabilities of {name} add up to {total:.4g}, not to 1: for a sigmoid per class set the "
             "module's attribute task = 'multilabel'."
@@ -101,7 +103,7 @@ def as_log_odds(p: Tensor, task: str) -> Tensor:
     tensor([[0.2000, 0.8000]])
     """
     tiny = torch.finfo(p.dtype).eps
-    if p.shape[1] == 1 or task in SIGMOIDS:
+    if p.shape[1] == 1 or TASKS[task].link == "sigmoid":
         inner = p.clamp(tiny, 1 - tiny)
         return inner.log() - (1 - inner).log()
     return p.clamp_min(tiny).log()
@@ -109,7 +111,9 @@ def as_log_odds(p: Tensor, task: str) -> Tensor:
 
 def chances_of(logits: Tensor, task: str) -> Tensor:
     """The probabilities of logits (1, c)."""
-    return logits.sigmoid() if logits.shape[1] == 1 or task in SIGMOIDS else logits.softmax(dim=-1)
+    return (
+        logits.sigmoid() if logits.shape[1] == 1 or TASKS[task].link == "sigmoid" else logits.softmax(dim=-1)
+    )
 
 
 @contextmanager

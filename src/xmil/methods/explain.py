@@ -19,7 +19,7 @@ from xmil.methods.faults import first_line
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.opening import Calling, as_bag, open_network
 from xmil.methods.opening import as_tensor as as_tensor
-from xmil.methods.outputs import OWN_OUTPUTS, Question
+from xmil.methods.outputs import Question, own_outputs
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 from xmil.nn.memory import reused_memory
@@ -162,7 +162,7 @@ def _check_support(method: Method, network: Network) -> None:
 
 
 def _check_output(method: Method, output: str | None) -> None:
-    known = (*method.outputs, *OWN_OUTPUTS)
+    known = (*method.outputs, *own_outputs())
     if output is not None and output not in known:
         raise unknown_name(f"output of {method.name}", output, known)
 
@@ -189,13 +189,7 @@ def _explanation(
         signed=method.signed,
         audit=a.audit,
         bag=known.slide_id,
-        coords=known.coords,
-        patch_size=known.patch_size,
-        raw_coords=known.raw_coords,
-        unit=known.unit,
-        raw_edge=known.raw_edge,
-        mpp=known.mpp,
-        slide_size=known.slide_size,
+        patches=known.patches,
         model=network.name,
         params={
             "output": a.output.kind,

@@ -54,6 +54,7 @@ def call_fault(network: Network, x: Tensor, failures: Sequence[Failure]) -> Xmil
         or _first(failures, UnreadableError)
         or _wrong_width(network, x, ways)
         or _too_few(network, x, ways)
+        or _first(failures, XmilError)
         or _any_fault(network, x, failures)
     )
 

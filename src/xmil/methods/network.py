@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, XmilError, bad_parameter
+from xmil.core.task import TASKS, references
 from xmil.methods.calling import PLAIN, Way, forward_way
 from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
 from xmil.methods.closures import Rows, values_by_row
@@ -19,7 +20,6 @@ from xmil.methods.companions import Companions, named_companions
 from xmil.methods.faults import sub_bag_fault
 from xmil.methods.reading import Reading
 from xmil.models import MILModel
-from xmil.models.tasks import TASKS, references, target_names
 
 ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
@@ -91,7 +91,7 @@ class Network:
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
-        return target_names(self.task, n_outputs, self.class_names, self._spec("time_bins"))
+        return TASKS[self.task].target_names(n_outputs, self.class_names, self._spec("time_bins"))
 
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""
@@ -162,6 +162,12 @@ class Network:
         zero = self.model.embed(h.new_zeros(1, 1, self.model.in_dim))
         return self.aggregate(zero.expand(1, h.shape[1], -1))
 
+    def with_companions(self, **others: Tensor) -> Network:
+        """The network with other values in place of some companions."""
+        twin = copy.copy(self)
+        twin.companions = self.companions.replaced(others)
+        return twin
+
     def part(self, rows: Tensor) -> Network:
         """The network for the bag of the given rows (m,) of the full one, in that order."""
         twin = copy.copy(self)
@@ -193,6 +199,8 @@ class Network:
         asker = "forward" if self.by_user else self.name
         if (error := self.companions.lacking(wanted, asker)) is not None:
             raise error
+        if not wanted:
+            return {}
         at = self.rows(x, rows)
         return {name: self.companions.given(name, at, x) for name in wanted}
 

@@ -98,9 +98,9 @@ def seed_words(seed: Any, method: str) -> list[int]:
     return words
 
 
-def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
-    """The seed of a method that draws at random: the same for a bag whenever it is explained."""
-    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded else {}
+def seeds(method: str, name: str, seed: int, *, contexts: bool = False) -> dict[str, Any]:
+    """The seed of a method that draws, or whose contexts are drawn: the same for a bag each time."""
+    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded or contexts else {}
 
 
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")

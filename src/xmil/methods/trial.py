@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.task import TASKS
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
-from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances
+from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
 from xmil.methods.network import Network
-from xmil.methods.reading import AmbiguousError, find_logits
-from xmil.models.tasks import CLASS_TASKS
+from xmil.methods.reading import AmbiguousError, UnreadableError, find_logits
 
 logger = logging.getLogger(__name__)
 
 SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
-OF_CHANCES = (*CLASS_TASKS, "survival")
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def try_out(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
     """Settle how the network is called and read, from trial calls with the whole bag (1, n, d).
@@ -38,12 +38,13 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
                 "returns", f"explain for {network.name}", "'logit': it returns logits", returns
             )
         return
+    x = x.clone() if x.is_inference() else x
     network.whole = x
     before = network.by_row(x.shape[1])
     watch, first = _called(network, x)
     _settle_fixed(network, before, x.shape[1])
     _check_instances(network, x, first)
-    _check_optional(network, x, first)
+    _check_optional(network, x)
     _settle_chances(network, first, watch, returns)
     _settle_draws(network, x, average)
 
@@ -71,18 +72,48 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
             failures.append(Failure(way, error))
             continue
         network.copies = probe._version > 0
-        _tell(network)
+        if way.masks and not _depends(network, x, logits):
+            failures.append(Failure(way, UnreadableError(f"{network.name} masks the bag with {way.text}.")))
+            continue
+        _tell(network, x)
         return watch, logits
     raise call_fault(network, x, failures) from failures[0].error
 
 
-def _tell(network: Network) -> None:
+def _depends(network: Network, x: Tensor, logits: Tensor) -> bool:
+    """Whether the output depends on the bag at all: under a mask of ones some modules see nothing of it."""
+    with seeded(0):
+        first = network.logits(x)
+    with seeded(0):
+        other = network.logits(torch.zeros_like(x))
+    return bool(torch.isfinite(logits).all()) and _distance(first, other) > 0
+
+
+def _tell(network: Network, x: Tensor) -> None:
     """Say how the module is called, where that is not the plain way."""
     told = f"{network.way.text}{network.reading}"
     if told in (PLAIN.text, "forward(net, x)"):
         return
     network.params["call"] = told
     logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, told)
+    if "coords" in network.way.names and _places_matter(network, x):
+        top = int(network.companions.given("coords", network.rows(x), x).max())
+        network.remarks += (
+            f"{network.name} is given level-0 coordinates, here up to {top}; where it was trained with "
+            "another unit, pass forward=lambda net, x, *, coords: ... that converts them.",
+        )
+
+
+def _places_matter(network: Network, x: Tensor) -> bool:
+    """Whether the output is another with all patches in one place; a guess of their unit is then said."""
+    if network.by_user or "coords" not in network.companions:
+        return False
+    zeros = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
+    twin = network.with_companions(coords=zeros)
+    with seeded(0):
+        first = network.logits(x)
+    with seeded(0):
+        return _distance(first, twin.logits(x)) > SAME
 
 
 def _settle_fixed(network: Network, before: Rows, n: int) -> None:
@@ -109,7 +140,7 @@ def _check_instances(network: Network, x: Tensor, logits: Tensor) -> None:
         )
 
 
-def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
+def _check_optional(network: Network, x: Tensor) -> None:
     """Refuse to choose where a module may be given companions or not, and its output depends on it."""
     if network.by_user:
         return
@@ -118,9 +149,12 @@ def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
         return
     batch = network.way is PLAIN
     given = {k: network.companions.given(to, network.rows(x), x) for k, to in names.items()}
+    given = {k: v if batch else v[0] for k, v in given.items()}
     try:
-        raw = network.module(x if batch else x[0], **{k: v if batch else v[0] for k, v in given.items()})
-        other = network.reading(raw)
+        with seeded(0):
+            logits = network.logits(x)
+        with seeded(0):
+            other = network.reading(network.module(x.clone() if batch else x[0].clone(), **given))
     except Exception:  # it does not take them as the bag has them
         return
     if other.shape != logits.shape or _distance(other, logits) > SAME:
@@ -134,15 +168,20 @@ def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
 def _settle_chances(network: Network, logits: Tensor, watch: ChanceWatch, returns: str | None) -> None:
     """Refuse probabilities that are not announced; settle how announced ones become logits."""
     task, name = network.task, network.name
+    linked = TASKS[task].link is not None
     if returns == "probability":
-        if task not in OF_CHANCES:
+        if not linked:
             raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
         check_chances(logits, task, name)
         source = watch.source(logits)
         same = source is not None and _is_source(source, logits, task)
         network.link = "source" if same else "log"
         network.params["returns"] = returns
-    elif returns is None and task in OF_CHANCES and looks_like_chances(logits, made=watch.made(logits)):
+    elif (
+        returns is None
+        and TASKS[task].link is not None
+        and looks_like_chances(logits, made=watch.made(logits))
+    ):
         how = "made by a sigmoid or softmax" if watch.made(logits) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {how}); say "

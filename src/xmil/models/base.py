@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.models.tasks import target_names
+from xmil.core.task import TASKS
 from xmil.nn.attention import SelfAttention, masked_softmax
 
 DOMINANT = 1e-9  # below this remaining weight a closed form has lost its digits
@@ -46,7 +46,17 @@ class ModelSpec:
     @property
     def target_names(self) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known: classes, values, bins and the risk."""
-        return target_names(self.task, self.n_classes, self.class_names, self.time_bins)
+        return TASKS[self.task].target_names(self.n_classes, self.class_names, self.time_bins)
+
+    @property
+    def n_targets(self) -> int:
+        """How many targets can be asked for."""
+        return TASKS[self.task].count_targets(self.n_classes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, values or time bins; numbers where they have none."""
+        return TASKS[self.task].names(self.n_classes, self.class_names, self.time_bins)
 
 
 class MILModel(nn.Module, ABC):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import XmilError
-from xmil.core.runfiles import RUN, read_run
+from xmil.core.runfiles import read_run
 from xmil.data.cases import Case
 from xmil.data.cohort import SPLIT, read_cohort
 
@@ -69,7 +69,7 @@ def training_cases(model: Path) -> set[str]:
     job = model if model.is_dir() else model.parent
     run = job.parent
     try:
-        if (read_run(run / RUN) or {}).get("kind") != "train":
+        if (read_run(run) or {}).get("kind") != "train":
             return set()
         table = read_cohort(run / "cohort.csv")
         held_out = {HELD_OUT, *job.name.split("-")}

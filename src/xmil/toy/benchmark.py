@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.task import TASKS
 from xmil.evaluate.evidence_batch import auroc, score_evidence
 from xmil.models import MILModel, create_model
 from xmil.toy.digit_bags import Splits, Table, draw_splits, stack_sets
@@ -21,6 +22,7 @@ from xmil.toy.protocol import Protocol, Setup
 from xmil.toy.race import Fitted, OnEpoch, fit
 from xmil.toy.scoring import MethodSpec, score_bags
 from xmil.toy.stacked import Stacked
+from xmil.toy.variants import with_variants
 
 Row = dict[str, Any]
 SEEDS_APART = 1000  # between the seeds of two runs with neighbouring base seeds
@@ -45,7 +47,7 @@ class Configuration:
     def prepared(self) -> Instances:
         """The instances as this task and protocol use them."""
         instances = self.instances.pooled() if self.protocol.pooled else self.instances
-        return instances.with_marks(self.protocol.seed) if self.task.marks else instances
+        return with_variants(instances, self.task.variants, self.protocol.seed)
 
     @property
     def comparable(self) -> bool:
@@ -145,6 +147,7 @@ def bag_logits(model: MILModel, x: Tensor) -> Tensor:
 
 def auroc_on(model: MILModel, x: Tensor, labels: Any) -> float:
     """Area under the ROC curve on the test bags, one class against the rest, averaged over the classes."""
-    p = torch.softmax(bag_logits(model, x).double(), dim=-1)  # (b, c)
+    chances = TASKS[model.task].numbers(bag_logits(model, x).double().cpu())
+    p = torch.from_numpy(chances).to(x.device)  # (b, c)
     classes = torch.arange(p.shape[1], device=p.device).unsqueeze(1)
     return float(auroc(torch.from_numpy(labels).to(p.device) == classes, p.T).nanmean())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
+from xmil.core.task import Floats
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
 from xmil.training.batches import Batches, EqualSizes, Item, Loader, TrainingBags, padded, padded_coords
@@ -24,7 +25,7 @@ from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.progress import Floats, Measures, measure
+from xmil.training.progress import Measures, measure
 from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.task import TASKS
 from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
 from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
@@ -72,7 +74,7 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
         fault = error
     if found is not None and not _has_empty(found.bags):
         return found
-    broken = _broken(cohort)
+    broken = _broken(cohort, _options(config.data))
     if not broken and fault is not None:
         raise fault
     kept = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
@@ -95,6 +97,7 @@ def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
         [0] * len(files),
         max_instances=config.data.max_instances,
         seed=config.train.seed,
+        options=_options(config.data),
     )
     return TrainingSet(cohort, files, targets, bags, _encoder(bags))
 
@@ -104,12 +107,17 @@ def _has_empty(bags: BagDataset) -> bool:
     return not all(len(part) and part.dim for part in parts)
 
 
-def _broken(cohort: Cohort) -> dict[str, str]:
+def _options(data: Data) -> dict[str, Any]:
+    """How feature files are read: slide embeddings only where they are asked for."""
+    return {"format": "embedding"} if data.source == "embeddings" else {}
+
+
+def _broken(cohort: Cohort, options: dict[str, Any]) -> dict[str, str]:
     """The feature files that cannot be opened or hold no instances, with the reason."""
     broken = {}
     for path in cohort.column("path"):
         try:
-            header = open_bag(str(path))
+            header = open_bag(str(path), **options)
         except XmilError as error:
             broken[str(path)] = str(error)
         else:
@@ -249,12 +257,11 @@ def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]
 def _target_cells(found: TrainingSet) -> list[list[tuple[str, str]]]:
     """The target columns as they stand in the table; classes by their names."""
     targets = found.targets
-    if targets.task == "classification":
+    truth = TASKS[targets.task].truth
+    if truth == "class":
         names = targets.class_names or ()
         return [[("label", names[int(value)]) for value in targets.values[:, 0]]]
-    columns = (
-        ("time", "event") if targets.task in ("survival", "cox") else tuple(targets.class_names or ("value",))
-    )
+    columns = ("time", "event") if truth == "time" else tuple(targets.class_names or ("value",))
     return [[(name, f"{value:g}") for value in targets.values[:, i]] for i, name in enumerate(columns)]
 
 

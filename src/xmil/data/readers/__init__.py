@@ -48,6 +48,7 @@ _BUILT_IN = (
     "spatialdata",
     "paper",
     "plain",
+    "embedding",
 )
 
 

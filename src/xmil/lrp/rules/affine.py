@@ -11,8 +11,8 @@ from torch import Tensor
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule
 from xmil.lrp.ledger import Ledger, product_sum
-from xmil.lrp.operations import is_live, register_rule
-from xmil.lrp.values import contiguous_gradient
+from xmil.lrp.operations import is_live, name_of, register_rule
+from xmil.lrp.values import contiguous_gradient, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -27,22 +27,31 @@ def linear(
     return _affine(engine, lambda w, b: function(input, w, b), weight, bias, bias_shape=(-1,))
 
 
-@register_rule("addmm", "addbmm", "baddbmm", "addmv")
-def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """y = b + x W, as some write a linear layer."""
-    constant, first, second = args[:3]
+@register_rule("addmm", "addbmm", "baddbmm", "addmv", "addr")
+def addmm(engine: Engine, function: Any, input: Tensor, *factors: Any, **kwargs: Any) -> Tensor:
+    """y = beta b + alpha x W, as some write a linear layer, and attention with its bias."""
+    beta, alpha = kwargs.pop("beta", 1), kwargs.pop("alpha", 1)
+    first, second = (*factors, *kwargs.values())
     weight = second if is_live(first) else first
-    if is_live(weight) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
-        engine.refuse(function, "with more than one live argument")
     rule = engine.rule_for(weight)
-    out: Tensor = function(*args, **kwargs)
-    bias = constant * kwargs.get("beta", 1)
-    if rule.is_gradient:
-        engine.ledger.keep(engine.share_of(constant), bias, out)
-        return out
-    if function.__name__ != "addmm" or rule.gamma or kwargs.get("alpha", 1) != 1:
-        engine.refuse(function, f"under {rule}; write it as F.linear")
-    return apply_affine(engine, first @ second, out.detach(), bias, rule)
+    out: Tensor = function(input, first, second, beta=beta, alpha=alpha)
+    if function.__name__ == "addmm" and not (is_live(weight) or is_live(input) or rule.gamma or alpha != 1):
+        share = engine.share_of(input)
+        carrier = out if rule.is_gradient else first @ second
+        return apply_affine(engine, carrier, out, input * beta, rule, share)
+    with engine:
+        product = _PRODUCTS[name_of(function)](first, second)
+        carrier = beta * input + alpha * product
+    return with_gradient_of(carrier, out)
+
+
+_PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "addmm": torch.matmul,
+    "addmv": torch.matmul,
+    "addr": torch.outer,
+    "baddbmm": torch.bmm,
+    "addbmm": lambda first, second: torch.bmm(first, second).sum(dim=0),
+}
 
 
 def _register_convolution(name: str, spatial: int) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: small enough for the cache
 
 
-@register_rule("softmax", "softmin")
+@register_rule("softmax", "softmin", "gumbel_softmax", "_sparse_softmax")
 def softmax(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A constant."""
     with torch.no_grad():

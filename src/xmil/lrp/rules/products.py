@@ -35,6 +35,8 @@ def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
     "vdot",
     "kron",
     "chain_matmul",
+    "tensordot",
+    "_sparse_mm",
 )
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Linear in each live factor: an equal share each."""
@@ -56,7 +58,7 @@ def div(engine: Engine, function: Any, input: Any, other: Any, **kwargs: Any) ->
     return out
 
 
-@register_rule("rdiv", "reciprocal", "rsqrt")
+@register_rule("rdiv", "reciprocal", "rsqrt", "inverse", "linalg_inv", "pinverse", "linalg_pinv")
 def normaliser(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """One over a live tensor is a constant that normalises whatever it multiplies."""
     with torch.no_grad():
@@ -77,10 +79,18 @@ def power(engine: Engine, function: Any, input: Any, exponent: Any = None) -> Te
     return scaled_gradient(function(*args), 1.0 / degree)
 
 
-@register_rule("var")
-def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Homogeneous of degree two."""
-    return scaled_gradient(function(*args, **kwargs), 0.5)
+@register_rule("var", "var_mean")
+def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Homogeneous of degree two; a mean given along with it, of degree one."""
+    out = function(*args, **kwargs)
+    return scaled_gradient(out, 0.5) if isinstance(out, Tensor) else (scaled_gradient(out[0], 0.5), out[1])
+
+
+@register_rule("prod")
+def product(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """An equal share for each factor."""
+    out: Tensor = function(input, *args, **kwargs)
+    return scaled_gradient(out, out.numel() / max(1, input.numel()))
 
 
 @register_rule("bilinear")
@@ -114,7 +124,7 @@ def _shared(engine: Engine, function: Any, args: Any, kwargs: Any) -> Tensor:
     factors = len(live_tensors(args)) + len(live_tensors(kwargs))
     if factors > 1:
         return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
-    weights = [a for a in args if isinstance(a, Tensor) and not is_live(a)]
+    weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not is_live(a)]
     if weights and engine.name_of_parameter(weights[0]) is not None:
         return _weighted(engine, function, args, kwargs, weights[0])
     out: Tensor = function(*args, **kwargs)  # a sum weighted by constants, such as attention
@@ -138,5 +148,6 @@ def _weighted(engine: Engine, function: Any, args: Any, kwargs: Any, weight: Ten
     if not rule.gamma:
         return apply_affine(engine, out, out, None, rule)
     stretched = weight + rule.gamma * weight.clamp(min=0)
-    carrier = function(*(stretched if a is weight else a for a in args), **kwargs)
+    named = {key: stretched if value is weight else value for key, value in kwargs.items()}
+    carrier = function(*(stretched if a is weight else a for a in args), **named)
     return apply_affine(engine, carrier, out, None, rule)

@@ -69,10 +69,12 @@ def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any
 
 
 @register_rule("where")
-def where(engine: Engine, function: Any, condition: Tensor, input: Any, other: Any) -> Tensor:
+def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A choice; where it falls on a constant, that keeps the share."""
-    as_method = isinstance(input, Tensor) and input.dtype == torch.bool  # x.where(condition, other)
-    chosen, first = (input, condition) if as_method else (condition, input)
+    values = [kwargs[name] for name in ("condition", "input", "self", "other") if name in kwargs]
+    chosen, first, other = (*args, *values)
+    if function is Tensor.where:  # x.where(condition, other)
+        chosen, first = first, chosen
     out = torch.where(chosen, first, other)
     engine.keep_constants(out, lambda one, two: torch.where(chosen, one, two), first, other)
     return out

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp, told_mpp
+from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
@@ -99,7 +99,7 @@ class TiffSlide(Slide):
 def open_ome(path: Path) -> Slide:
     """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
     if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
-        raise UnreadableError("")
+        raise UnreadableSlideError("")
     return _open(path, ome=True)
 
 
@@ -125,28 +125,30 @@ def _open(path: Path, *, ome: bool) -> Slide:
     try:
         file = tifffile.TiffFile(path)
     except tifffile.TiffFileError:
-        raise UnreadableError("tifffile: not a TIFF, or its header is damaged") from None
+        raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
     except Exception as error:  # damaged TIFFs raise almost any type
-        raise UnreadableError(f"tifffile: {' '.join(str(error).split())}") from None
+        raise UnreadableSlideError(f"tifffile: {' '.join(str(error).split())}") from None
     try:
         if ome and not file.is_ome:
-            raise UnreadableError("")
+            raise UnreadableSlideError("")
         return _slide(path, file)
-    except (UnreadableError, FileError):
+    except (UnreadableSlideError, FileError):
         file.close()
         raise
     except Exception as error:
         file.close()
-        raise UnreadableError(f"tifffile: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise UnreadableSlideError(
+            f"tifffile: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
 
 
 def _slide(path: Path, file: Any) -> Slide:
     if not file.series:
-        raise UnreadableError("tifffile: the file holds no picture")
+        raise UnreadableSlideError("tifffile: the file holds no picture")
     series = file.series[0]
     page = series.keyframe
     if page.dtype is None:
-        raise UnreadableError("tifffile: the file holds no picture")
+        raise UnreadableSlideError("tifffile: the file holds no picture")
     if (
         page.dtype != np.uint8
         or series.axes not in ("YX", "YXS", "SYX")
