@@ -1,7 +1,7 @@
 """Candidate rules, side by side on the same bags: where to centre, by what, and how much.
 
 `x:BY:A` is (x_i - a mu) . g_i with the exact rules' gradient; `h:A` centres behind the embedding, by that of
-the mean patch; `s:BY:A` is (x_i - a mu) . g_i with activations against a bag of baselines as well
+the mean patch; `s:BY:A` is (x_i - a mu) . g_i with activations against the baseline's as well
 (`xmil.lrp.secant`). BY is `mean`, of the training patches, or `bag`, the bag's own; `+c` is over half-bags.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.target import Target
-from xmil.lrp import Composite, Flow, trace
+from xmil.lrp import Flow, record, trace
 from xmil.methods.contexts import deal
 from xmil.methods.outputs import output_function
 from xmil.models import MILModel
@@ -28,7 +28,8 @@ CONTEXTS = 24
 def _flows(
     model: MILModel, t: Tensor, forward: Callable[[Tensor], Tensor], reference: Tensor | None
 ) -> list[Flow]:
-    traced = trace(forward, t, module=model, composite=Composite(), reference=reference)
+    seen = None if reference is None else record(forward, reference, module=model)
+    traced = trace(forward, t, module=model, against=seen)
     outputs = [output_function(Target(c), "logit", model.task) for c in range(model.n_classes)]
     return [traced.relevance(o, keep=o is not outputs[-1]).input for o in outputs]
 
@@ -55,10 +56,9 @@ def embedded(model: MILModel, x: Tensor, mean: Tensor, *, strength: float) -> Te
 
 
 def secant(model: MILModel, x: Tensor, mean: Tensor, *, by: str, strength: float) -> Tensor:
-    """(x_i - a mu) . g_i, activations against a bag of a mu."""
+    """(x_i - a mu) . g_i, activations against a patch a mu alone."""
     point = strength * _point(x, mean, by)
-    reference = point.expand(1 if by == "mean" else len(x), x.shape[1], -1)
-    return _centred(_flows(model, x, model, reference.contiguous()), point)
+    return _centred(_flows(model, x, model, point.view(-1, 1, x.shape[-1])), point)
 
 
 def _point(x: Tensor, mean: Tensor, by: str) -> Tensor:

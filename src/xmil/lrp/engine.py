@@ -55,7 +55,7 @@ class Engine(TorchFunctionMode):
         activations: Activations | None = None,
     ) -> None:
         super().__init__()
-        self._activations = activations
+        self.activations = activations
         self.composite = composite
         self.module = module
         self.ledger = Ledger()
@@ -113,8 +113,8 @@ class Engine(TorchFunctionMode):
         return out
 
     def _by_rule(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self._activations is not None and name in ELEMENTWISE:
-            ruled = self._activations(self.ledger, func, name, args, kwargs)
+        if self.activations is not None and name in ELEMENTWISE:
+            ruled = self.activations(self.ledger, func, name, args, kwargs)
             if ruled is not None:
                 return ruled
         if name in RULES:

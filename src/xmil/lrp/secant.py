@@ -1,7 +1,7 @@
 """Activations against a reference pass: what f(x) has over f(x0) goes to what x has over x0.
 
-The tangent rules measure every neuron from zero. With a baseline, instances are measured from an ordinary one,
-and so must neurons be: else one that fires for the baseline as well keeps a share of it, or loses one.
+The tangent rules measure every neuron from zero. With a baseline, instances are measured from an ordinary
+one, and so must neurons be: else one that fires for the baseline as well keeps a share of it, or loses one.
 """
 
 from __future__ import annotations
@@ -13,34 +13,41 @@ from torch import Tensor
 
 from xmil.lrp.ledger import Ledger, product_sum
 
-ELEMENTWISE = frozenset(
-    "relu leaky_relu gelu silu mish elu selu celu softplus tanh softsign tanhshrink hardswish".split()
-)
+_NAMES = "relu leaky_relu gelu silu mish elu selu celu softplus tanh softsign tanhshrink hardswish"
+ELEMENTWISE = frozenset(_NAMES.split())
+Recording = list[tuple[str, Tensor]]
 CLOSE = 1e-4  # of their size: x and x0 nearer than this have the tangent for a secant
 
 
 class Activations(Protocol):
     """What an engine asks at each activation: a ruled result, or None for the rule it has."""
 
-    def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None: ...
+    def __call__(
+        self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any, /
+    ) -> Tensor | None: ...
 
 
 class Recorder:
     """Keeps what the activations of a reference pass see, in order."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, Tensor]] = []
+        self.seen: Recording = []
 
-    def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> None:
+    def __call__(self, _ledger: Ledger, _function: Any, name: str, args: Any, _kwargs: Any) -> None:
         self.seen.append((name, args[0].detach()))
 
 
 class Secants:
     """Plays the recording back: the k-th activation has the k-th reference, where their shapes agree."""
 
-    def __init__(self, seen: list[tuple[str, Tensor]]) -> None:
+    def __init__(self, seen: Recording) -> None:
         self._seen = seen
         self._next = 0
+
+    @property
+    def matched(self) -> bool:
+        """Whether as many activations were met as recorded."""
+        return self._next == len(self._seen)
 
     def __call__(self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any) -> Tensor | None:
         k, self._next = self._next, self._next + 1

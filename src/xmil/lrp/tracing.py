@@ -16,7 +16,7 @@ from xmil.lrp.composite import Composite
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
 from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
 from xmil.lrp.operations import live_tensors
-from xmil.lrp.secant import Recorder, Secants
+from xmil.lrp.secant import Recorder, Recording, Secants
 from xmil.lrp.values import message_of
 
 Forward = Callable[[Tensor], Tensor]
@@ -80,6 +80,12 @@ class Trace:
         self._layers = layers
 
     @property
+    def matched(self) -> bool:
+        """Whether this pass had the activations of the one it was held against."""
+        activations = self._engine.activations
+        return not isinstance(activations, Secants) or activations.matched
+
+    @property
     def logits(self) -> Tensor:
         """The model's own outputs (b, c), detached."""
         return self._logits.detach()
@@ -119,33 +125,38 @@ def trace(
     module: nn.Module,
     composite: Composite | None = None,
     layers: Sequence[str] = (),
-    reference: Tensor | None = None,
+    against: Recording | None = None,
 ) -> Trace:
     """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
 
-    `layers` are dotted names of submodules whose outputs' relevance is wanted. With a `reference`, bags
-    like x, activations pass on what they have over those of the reference (see `xmil.lrp.secant`).
+    `layers` are dotted names of submodules whose outputs' relevance is wanted. Activations pass on
+    what they have over those of the pass they are held `against` (see `record` and `xmil.lrp.secant`).
     """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise UnsupportedError(
                 f"The compiled module {part.original_name} hides its operations. {WAY_OUT}"
             )
-    rules = composite or Composite()
-    seen: list[tuple[str, Tensor]] | None = None
 
-    def recording(own: bool) -> Engine:
-        nonlocal seen
-        recorder = Recorder()
-        seen = recorder.seen
-        return Engine(rules, module, own=own, activations=recorder)
+    def engine(own: bool) -> Engine:
+        activations = None if against is None else Secants(against)
+        return Engine(composite or Composite(), module, own=own, activations=activations)
 
-    def ruled(own: bool) -> Engine:
-        return Engine(rules, module, own=own, activations=None if seen is None else Secants(seen))
+    return _with_engine(forward, x, engine, layers)
 
-    if reference is not None:
-        _with_engine(forward, reference, recording, ())
-    return _with_engine(forward, x, ruled, layers)
+
+def record(
+    forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None
+) -> Recording:
+    """What the activations of a reference pass see, for `trace(against=)`."""
+    recorders: list[Recorder] = []
+
+    def engine(own: bool) -> Engine:
+        recorders.append(Recorder())
+        return Engine(composite or Composite(), module, own=own, activations=recorders[-1])
+
+    _with_engine(forward, x, engine, ())
+    return recorders[-1].seen
 
 
 def _with_engine(

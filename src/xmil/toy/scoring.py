@@ -17,14 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.target import Target
-from xmil.lrp import Composite, trace
+from xmil.lrp import Composite
 from xmil.methods import METHODS, explain_classes
 from xmil.methods.attention import attention_of, branch
+from xmil.methods.baseline import find_baseline
+from xmil.methods.lrp import traced_bags
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, class_output
-from xmil.methods.presets import PRESETS, preset_composite, released_copy
+from xmil.methods.presets import PRESETS, Centring, preset_centring, preset_composite, released_copy
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.models.attnmil import AttnMIL
@@ -144,10 +147,14 @@ def _lrp(
     rules = preset_composite(network, preset) if composite is None else composite
     if preset == "released" and composite is None and isinstance(network.model, TransMIL):
         network = Network(released_copy(network.model))
+    centring = Centring() if composite is not None else preset_centring(network, preset)
+    asked = {**centring.asked, "network": network, "method": "lrp"}
     with frozen(network.module):
-        traced = trace(network, x, module=network.module, composite=rules)
+        centre = find_baseline(x=x, **asked)
+        traced = traced_bags(network, x, rules, centre if centring.secant else None)
         flows = [traced.relevance(o, keep=o is not outputs[-1]).input for o in outputs]
-        return torch.stack([flow.instances for flow in flows], dim=1)
+        kept = [0.0 if centre is None else flow.against(centre.shift) for flow in flows]
+        return torch.stack([flow.instances - own for flow, own in zip(flows, kept, strict=True)], dim=1)
 
 
 def _gradients(network: Network, x: Tensor, outputs: list[Output]) -> list[Tensor]:
@@ -266,6 +273,12 @@ def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple
     narrow = copy.deepcopy(model)
     narrow.get_submodule(FIRST.rpartition(".")[0])[0] = _identity(first)  # type: ignore[operator]
     with torch.no_grad():
+        if (known := model.background) is not None:
+            mean, patches = (
+                F.linear(torch.from_numpy(rows).to(x), first.weight).cpu().numpy()
+                for rows in (known.mean, known.patches)
+            )
+            narrow.background = Background(mean, patches, known.n)
         return narrow, F.linear(x, first.weight)
 
 
