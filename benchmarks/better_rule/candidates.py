@@ -16,7 +16,7 @@ from torch import Tensor
 from xmil.core.target import Target
 from xmil.lrp import Flow, record, trace
 from xmil.methods.contexts import deal
-from xmil.methods.outputs import output_function
+from xmil.methods.outputs import class_output
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
 from xmil.nn.frozen import frozen
@@ -30,7 +30,9 @@ def _flows(
 ) -> list[Flow]:
     seen = None if reference is None else record(forward, reference, module=model)
     traced = trace(forward, t, module=model, against=seen)
-    outputs = [output_function(Target(c), "logit", model.task) for c in range(model.n_classes)]
+    outputs = [
+        class_output(Target(c), "logit", n_outputs=model.n_classes).function for c in range(model.n_classes)
+    ]
     return [traced.relevance(o, keep=o is not outputs[-1]).input for o in outputs]
 
 
