@@ -11,9 +11,9 @@ import h5py
 from PIL import Image
 
 from tests.bench.runs import tiny_plan
-from xmil.bench.appearance import statistics
 from xmil.bench.camelyon import camelyon_problem, grade_lesions, lesions_of, read_asap
 from xmil.bench.colon import colon_problems, cut, evidence_of, folds, label_of
+from xmil.bench.colour_statistics import statistics
 from xmil.bench.problems import SPLITS
 from xmil.bench.suites import SUITES
 from xmil.bench.tissue import Tissue, read_tissue, tissue_problems
@@ -42,6 +42,19 @@ def test_no_patient_lies_on_two_sides():
         sides = [set(tissue.patients[rows]) for rows in pools.values()]
         assert sum(map(len, sides)) == len(set.union(*sides)) == 8
         assert all(set(tissue.classes[rows]) == set(CLASSES) for rows in pools.values())
+
+
+def test_of_two_cohorts_the_smaller_is_the_test():
+    tissue = drawn(n_patients=5)
+    tissue.patients[:] = np.where(np.isin(tissue.patients, ["P0", "P1"]), "b", "a")
+    pools = tissue.pools(0)
+    assert set(tissue.patients[pools["test"]]) == {"b"}
+    assert len(pools["train"]) + len(pools["validation"]) == (tissue.patients == "a").sum()
+    assert not set(pools["train"]) & set(pools["validation"])
+    lacking = drawn(n_patients=5)
+    lacking.patients[:] = np.where(lacking.classes == "TUM", "a", "b")
+    with pytest.raises(InputError, match="hold every class"):
+        lacking.pools(0)
 
 
 def test_bags_hold_images_of_their_side_alone():
@@ -88,8 +101,8 @@ def test_bags_are_the_same_twice_and_differ_between_repetitions():
 
 
 def test_too_few_patients_and_unknown_classes_are_named():
-    with pytest.raises(InputError, match="2 patients cannot be split"):
-        drawn(n_patients=2).pools(0)
+    with pytest.raises(InputError, match="one patient cannot be split"):
+        drawn(n_patients=1).pools(0)
     lonely = drawn()
     lonely.classes[:] = np.where(lonely.patients == "P0", lonely.classes, "STR")
     with pytest.raises(InputError, match="no division of the 8 patients"):

@@ -164,6 +164,11 @@ class WantsMask(Base):
         return self.pool(X.masked_fill(~mask.unsqueeze(-1), 0.0))[0]
 
 
+class MaskInDict(Base):
+    def forward(self, data):
+        return {"logits": self.pool(data["X"] * data["mask"].unsqueeze(-1))[0]}
+
+
 class PaddingMask(Base):
     """True marks padding: a mask of ones hides the bag."""
 
@@ -236,6 +241,9 @@ def test_real_coordinates_and_masks_are_tried() -> None:
     masked = xmil.explain(WantsMask(), bag(), method="one_removed")
     assert masked.params["call"] == "net(x, mask=ones)"
     np.testing.assert_allclose(masked.logits, WantsMask().pool(x)[0][0].detach().numpy(), atol=1e-6)
+    within = xmil.explain(MaskInDict(), bag(), method="one_removed")
+    assert "and a mask of ones['logits']" in within.params["call"]
+    np.testing.assert_allclose(within.scores, masked.scores, atol=1e-6)
 
 
 def test_coordinates_that_do_not_matter_are_not_remarked() -> None:

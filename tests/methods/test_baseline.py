@@ -178,10 +178,10 @@ def test_background_refused(bag):
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_default_account_closes(name, stored, bag):
+def test_the_centred_account_closes(name, stored, bag):
     model = _model(name)
     model.background = xmil.background([bag[:5]]) if stored else None
-    for e in xmil.explain_classes(model, bag, method="lrp"):
+    for e in xmil.explain_classes(model, bag, method="lrp", preset="centred"):
         scale = max(1.0, *(abs(v) for v in e.audit.as_dict().values()))
         assert abs(e.audit.other) <= 1e-5 * scale
         assert e.params["strength"] == (0.5 if stored and name != "addmil" else 0.25)
@@ -209,6 +209,16 @@ def test_an_additive_model_scores_its_logits_less_what_silence_gives(bag):
     with torch.no_grad():
         silent = float(model.classifier(torch.zeros(D))[1])
     np.testing.assert_allclose(e.scores, own.scores - silent, atol=1e-5)
+
+
+def test_the_default_is_centred_with_a_background_and_exact_without(bag):
+    model = _model("transmil")
+    explained = {p: xmil.explain(model, bag, preset=p).scores for p in ("default", "exact", "centred")}
+    np.testing.assert_array_equal(explained["default"], explained["exact"])
+    assert np.abs(explained["centred"] - explained["exact"]).max() > 1e-4
+    model.background = xmil.background([bag[:5]])
+    explained = {p: xmil.explain(model, bag, preset=p).scores for p in ("default", "centred")}
+    np.testing.assert_array_equal(explained["default"], explained["centred"])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -241,7 +251,7 @@ class _Grumpy(torch.nn.Module):
 def test_a_model_that_treats_one_instance_otherwise_sees_a_bag_of_them(bag):
     torch.manual_seed(0)
     net = _Grumpy()
-    e = xmil.explain(net, bag, target=1)
+    e = xmil.explain(net, bag, target=1, preset="centred")
     assert {1, N} <= set(net.sizes)
     with torch.no_grad():
         mu = 0.25 * torch.from_numpy(bag).mean(dim=0)

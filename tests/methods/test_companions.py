@@ -231,6 +231,24 @@ def test_sub_bags_of_our_models_are_those_bags(name: str) -> None:
     torch.testing.assert_close(found, torch.cat(each), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("method", ["single", "one_removed", "milli", "shapley", "attention", "lrp"])
+def test_our_models_that_need_coordinates_get_them(method: str) -> None:
+    """MambaMIL scans columns: sub-bags in one padded batch equal those bags alone, with their coordinates."""
+    model = xmil.create_model(
+        "mambamil", in_dim=D, n_classes=2, seed=0, dim=8, scan="cross", positions="sinusoidal"
+    )
+    network, x = open_network(model, bag())
+    kept = torch.rand(5, N, generator=torch.Generator().manual_seed(1)) < 0.5
+    coords = torch.from_numpy(bag().coords)
+    with torch.no_grad():
+        found = network.sub(network.embed(x), rows_of(kept))
+        each = [model(x[:, mask], coords=coords[mask].unsqueeze(0)) for mask in kept]
+    torch.testing.assert_close(found, torch.cat(each), atol=1e-5, rtol=1e-5)
+    e = xmil.explain(model, bag(), method=method, target=1)
+    with torch.no_grad():
+        np.testing.assert_allclose(e.logits, model(x, coords=coords.unsqueeze(0))[0].numpy(), atol=1e-5)
+
+
 def test_what_the_bag_lacks_is_named() -> None:
     net = make(AlibiViT)
     with pytest.raises(InputError, match=r"forward asks for 'coords', which the bag does not have .*coords="):

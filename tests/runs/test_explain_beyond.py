@@ -82,3 +82,34 @@ def test_what_cannot_be(
 def test_an_ensemble_has_no_pairs_in_common(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command(cohort, "--interactions", "4", out="never", models=2)) == 2
     assert "--interactions is for one model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_vectors_are_in_the_slides_files(tmp_path: Path) -> None:
+    """Relevance of each feature, of one model and as the mean of two; its sums are the scores."""
+    folder = make_cohort(tmp_path, 1, models=2)
+    models = [folder / "m0.safetensors", folder / "m1.safetensors"]
+    bag = read_bag(folder / "features" / "s000.h5")
+    each = [
+        xmil.explain(xmil.load_model(path), bag, method="lrp", target=1, feature_level=True)
+        for path in models
+    ]
+    one = xmil.explain_slides(
+        models[0],
+        folder / "features",
+        out=tmp_path / "one",
+        methods="lrp,single",
+        target=1,
+        save_vectors=True,
+    )
+    found = one.explanation("s000", method="lrp")
+    np.testing.assert_array_equal(found.relevance, each[0].relevance)
+    np.testing.assert_allclose(found.relevance.sum(axis=1), found.scores, rtol=1e-4, atol=1e-6)
+    assert one.explanation("s000", method="single").relevance is None
+    two = xmil.explain_slides(models, folder / "features", out=tmp_path / "two", target=1, save_vectors=True)
+    mean = (each[0].relevance + each[1].relevance) / 2
+    np.testing.assert_allclose(two.explanation("s000", method="lrp").relevance, mean, rtol=1e-5, atol=1e-7)
+
+
+def test_vectors_are_for_methods_that_have_them(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(cohort, "--methods", "single", "--save-vectors", "--restart")) == 2
+    assert "--save-vectors is for lrp" in " ".join(capsys.readouterr().err.split())

@@ -18,15 +18,15 @@ WIDTH, DIM = 8, 6
 class Pattern(nn.Module):
     """An embedding, something in between, a classifier."""
 
-    def __init__(self, **layers: nn.Module) -> None:
+    def __init__(self, **layers: tuple[int, int]) -> None:
         super().__init__()
         torch.manual_seed(7)
         self.embed = nn.Sequential(nn.Linear(WIDTH, DIM), nn.ReLU())
         self.score = nn.Linear(DIM, 1)
         self.value = nn.Linear(DIM, DIM)
         self.head = nn.Linear(DIM, 2)
-        for name, layer in layers.items():
-            setattr(self, name, layer)
+        for name, widths in layers.items():
+            setattr(self, name, nn.Linear(*widths))
 
     def forward(self, x: Tensor) -> Any:
         return self.head(self.pool(self.embed(x)))
@@ -40,7 +40,7 @@ class Gated(Pattern):
     """Attention by tanh times sigmoid."""
 
     def __init__(self) -> None:
-        super().__init__(u=nn.Linear(DIM, DIM))
+        super().__init__(u=(DIM, DIM))
 
     def pool(self, h: Tensor) -> Tensor:
         scores = self.score(torch.tanh(self.value(h)) * torch.sigmoid(self.u(h)))
@@ -113,7 +113,7 @@ class Clusters(Pattern):
     """Soft assignment to centres by distance, hard by a straight-through estimator."""
 
     def __init__(self) -> None:
-        super().__init__(centres=nn.Linear(DIM, 3, bias=False))
+        super().__init__(centres=(DIM, 3))
 
     def pool(self, h: Tensor) -> Tensor:
         soft = F.softmax(-torch.cdist(h[0], self.centres.weight), dim=-1)
@@ -126,7 +126,7 @@ class Gumbel(Pattern):
     """Hyperedges drawn by a Gumbel softmax: random, seeded here."""
 
     def __init__(self) -> None:
-        super().__init__(edges=nn.Linear(DIM, 3))
+        super().__init__(edges=(DIM, 3))
 
     def pool(self, h: Tensor) -> Tensor:
         drawn = F.gumbel_softmax(self.edges(h), tau=0.5, dim=1)
@@ -137,7 +137,7 @@ class Reparametrised(Pattern):
     """A mean and a spread, and draws from between: variational autoencoders and smooth attention."""
 
     def __init__(self) -> None:
-        super().__init__(spread=nn.Linear(DIM, DIM))
+        super().__init__(spread=(DIM, DIM))
 
     def pool(self, h: Tensor) -> Tensor:
         drawn = self.value(h) + torch.exp(0.5 * self.spread(h)) * torch.randn_like(h)
@@ -159,7 +159,7 @@ class LongConvolution(Pattern):
     """A state space layer as a convolution by Fourier transforms."""
 
     def __init__(self) -> None:
-        super().__init__(decay=nn.Linear(DIM, 1, bias=False))
+        super().__init__(decay=(DIM, 1))
 
     def pool(self, h: Tensor) -> Tensor:
         n = h.shape[1]
@@ -173,7 +173,7 @@ class Scan(Pattern):
     """A selective state space model, written as a loop."""
 
     def __init__(self) -> None:
-        super().__init__(step=nn.Linear(DIM, DIM), inout=nn.Linear(DIM, 4), gate=nn.Linear(DIM, DIM))
+        super().__init__(step=(DIM, DIM), inout=(DIM, 4), gate=(DIM, DIM))
 
     def pool(self, h: Tensor) -> Tensor:
         dt, (b, c) = F.softplus(self.step(h)), self.inout(h).split(2, dim=-1)

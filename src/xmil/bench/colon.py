@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.bench.appearance import STATISTICS, embedder
+from xmil.bench.colour_statistics import STATISTICS, embedder
 from xmil.bench.problems import LabelledBag, ListedProblem
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError

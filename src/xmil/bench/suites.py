@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xmil.bench.appearance import STATISTICS
 from xmil.bench.camelyon import LESIONS, camelyon_problem
 from xmil.bench.colon import colon_problems
+from xmil.bench.colour_statistics import STATISTICS
 from xmil.bench.confounders import CONFOUNDERS
 from xmil.bench.digits import DigitProblem
 from xmil.bench.entries import CONTROLS, ORACLE, Exam
@@ -24,7 +24,20 @@ from xmil.toy.instances import Instances, load_instances
 from xmil.toy.protocol import QUICK, Protocol
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
-METHODS = ("random", "attention", "single", "logits", "gxi", "grad2", "ig", "lrp", "lrp:paper")
+METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
+    "random",
+    "attention",
+    "attention:unfolded",
+    "single",
+    "one_removed",
+    "combined",
+    "logits",
+    "gxi",
+    "grad2",
+    "ig",
+    "lrp",
+    "lrp:paper",
+)
 FAITHFULNESS_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
 DIGIT_TASKS = (
     "four_bags",

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xmil.bench.appearance import STATISTICS, Embed, embedder, scaled
+from xmil.bench.colour_statistics import STATISTICS, Embed, embedder, scaled
 from xmil.bench.problems import SPLITS, Block
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError, unknown_name
@@ -47,11 +47,17 @@ class Tissue:
         return sorted(set(self.classes.tolist()))
 
     def pools(self, seed: int) -> dict[str, Rows]:
-        """Rows of each split, patients apart, every class in each."""
+        """Rows of each split, patients apart, every class in each.
+
+        Of two groups, such as two cohorts, the smaller is the test; images of the larger are divided for
+        training and validation.
+        """
         patients = np.unique(self.patients)
-        if len(patients) < len(SPLITS):
-            raise InputError(f"{self.name}: {len(patients)} patients cannot be split in three.")
         rng = np.random.default_rng(seed)
+        if len(patients) == 2:
+            return self._two_groups(rng)
+        if len(patients) < len(SPLITS):
+            raise InputError(f"{self.name}: one patient cannot be split; name the patients of the images.")
         sizes = np.maximum(1, np.rint(np.cumsum(SHARES) * len(patients)).astype(int))
         ends = [min(int(sizes[0]), len(patients) - 2), min(int(sizes[1]), len(patients) - 1)]
         ends[1] = max(ends[1], ends[0] + 1)
@@ -64,6 +70,19 @@ class Tissue:
             f"{self.name}: no division of the {len(patients)} patients gives every class to training, "
             "validation and test; leave out classes that few patients have."
         )
+
+    def _two_groups(self, rng: np.random.Generator) -> dict[str, Rows]:
+        names, counts = np.unique(self.patients, return_counts=True)
+        large, test = (np.flatnonzero(self.patients == names[at(counts)]) for at in (np.argmax, np.argmin))
+        shuffled = rng.permutation(large)
+        cut = max(1, round(len(large) * SHARES[1] / (SHARES[0] + SHARES[1])))
+        rows = (np.sort(shuffled[cut:]), np.sort(shuffled[:cut]), test)
+        if counts[0] == counts[1] or any(set(self.classes[r]) != set(self.class_names) for r in rows):
+            raise InputError(
+                f"{self.name}: its two groups of patients must differ in size and hold every class; name the "
+                "patients in images.csv."
+            )
+        return dict(zip(SPLITS, rows, strict=True))
 
 
 def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, device: str = "cpu") -> Tissue:

@@ -53,7 +53,7 @@ def bench(
     encoder: Annotated[
         str, typer.Option(help="What encodes tissue images: an encoder, or plain 'statistics'.")
     ] = "statistics",
-    features: Annotated[str, typer.Option(help="Cached features of the colon nuclei (.npz).")] = "",
+    features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _options.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
@@ -98,7 +98,7 @@ def bench(
                 "positive": positive,
                 "against": against,
                 "encoder": encoder,
-                "features": features,
+                "features": str(features or ""),
             }.items()
         ),
     )
@@ -142,7 +142,7 @@ def _export(asked: Asked, out: Path, folder: Path) -> int:
 def _report(out: Path) -> None:
     from xmil.bench.folder import Folder
     from xmil.bench.plans import read_settings
-    from xmil.bench.report import PAGE, write_report
+    from xmil.bench.run_report import PAGE, write_report
 
     summary = write_report(Folder(out), read_settings(out))
     for suite in summary["suites"]:

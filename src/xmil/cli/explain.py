@@ -45,6 +45,9 @@ def explain(
     interactions: Annotated[
         int, typer.Option(help="Pairs that act together, among so many of the strongest patches.")
     ] = 0,
+    save_vectors: Annotated[
+        bool, typer.Option("--save-vectors", help="Keep lrp's relevance of each feature, (n, d) per slide.")
+    ] = False,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
     device: _options.Device = "cpu",
@@ -84,6 +87,7 @@ def explain(
         contexts=contexts,
         keep=keep,
         interactions=interactions,
+        save_vectors=save_vectors,
         mpp=mpp,
         patch_size=patch_size,
         device=device,

@@ -47,6 +47,12 @@ def train(
     workers: Annotated[
         int | None, typer.Option(help="Processes that read bags which memory cannot hold.")
     ] = None,
+    follow_links: Annotated[
+        bool | None, typer.Option(help="Follow links in the folders of feature files.")
+    ] = None,
+    full_digests: Annotated[
+        bool, typer.Option("--full-digests", help="Tell changed feature files by every byte.")
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Train anew what the folder holds.")] = False,
     dry_run: Annotated[
         bool,
@@ -66,6 +72,8 @@ def train(
         "data.label": label,
         "data.split": split,
         "data.folds": folds,
+        "data.follow_links": follow_links,
+        "data.full_digests": full_digests or None,
         "train.repeats": repeats,
         "train.epochs": epochs,
         "train.device": device,

@@ -17,14 +17,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError
 from xmil.core.storage import write_atomically, write_text
-from xmil.encoders import ENCODERS, Encoder, Transform, load_encoder
 from xmil.toy.digit_tasks import BAG_SIZE, TASKS, draw_digits
 from xmil.toy.instances import sklearn_images
 
@@ -266,40 +261,3 @@ def _polygon(row: dict[str, int]) -> dict[str, Any]:
             },
         },
     }
-
-
-NAME = "digits"
-FIELDS = 8
-SPAN = 2.0  # the value of full stain; glass and plain tissue are near 0
-BATCH = 128
-
-
-class StainFields(nn.Module):
-    """Grey values (b, 3, 256, 256) in [0, 1] to the stain of 64 fields (b, 64)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The mean over each field, as a share of the way from eosin to haematoxylin."""
-        edge = (TILE - INK) // 2
-        grey = x.mean(dim=1, keepdim=True)[..., edge : TILE - edge, edge : TILE - edge]
-        fields = F.adaptive_avg_pool2d(grey, FIELDS).flatten(1)
-        plain, full = sum(EOSIN) / 765, sum(HAEMATOXYLIN) / 765
-        return SPAN * (plain - fields) / (plain - full)
-
-
-@ENCODERS.register(NAME)
-def _digits(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]:  # noqa: ARG001  # a builder's signature
-    return StainFields(), Transform(size=TILE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-
-
-def encode_digits() -> FloatArray:
-    """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
-    encoder = load_encoder(NAME)
-    rows = np.arange(len(known_digits()[1]))
-    parts = [_encoded(encoder, part) for part in np.split(rows, range(BATCH, len(rows), BATCH))]
-    return np.concatenate(parts)
-
-
-def _encoded(encoder: Encoder, rows: Rows) -> FloatArray:
-    tiles = torch.stack([encoder.transform(tile) for tile in draw_tiles(rows)])
-    found: FloatArray = encoder(tiles).numpy()
-    return found

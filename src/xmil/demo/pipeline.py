@@ -178,7 +178,7 @@ class Demo:
     def embed_further(self) -> None:
         """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
         from xmil.data import write_bag
-        from xmil.demo.digit_slides import NAME, encode_digits
+        from xmil.demo.stain_fields import NAME, encode_digits
 
         wanted = [slide for split in FURTHER for slide in self.bags[split]]
         paths = {slide.name: self.out / "features" / f"{slide.name}.h5" for slide in wanted}

@@ -25,6 +25,7 @@ from xmil.heatmaps.picture import KINDS, Look, Scene, draw, only
 from xmil.heatmaps.registry import EXPORTS, Export, Exported
 from xmil.heatmaps.saved_run import SavedRun
 from xmil.heatmaps.scale import CLIPS, Scale, pooled
+from xmil.heatmaps.standards import write_asap, write_qupath
 from xmil.heatmaps.words import ALL, PREDICTED, is_predicted, without_repeats
 from xmil.slides.frames import FRAMES, export_frame
 
@@ -285,6 +286,8 @@ def _pyramid(given: Exported) -> Pyramid:
 
 
 EXPORTS.add("geojson", Export(_geojson, "geojson"))
+EXPORTS.add("qupath", Export(write_qupath, "geojson.gz"))
+EXPORTS.add("asap", Export(write_asap, "xml", each=True))
 EXPORTS.add("scores", Export(_scores, "scores.ome.tif"))
 EXPORTS.add("colours", Export(_colours, "colours.ome.tif", each=True))
 EXPORTS.add("csv", Export(_table, "csv"))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -97,10 +98,11 @@ class Ruler:
 
 @dataclass(frozen=True)
 class Heading:
-    """The line above a panel: the slide's name and what is known of it."""
+    """The lines above a panel: the slide's name, what is known of it, and what to beware of."""
 
     name: str
     facts: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def draw_panel(
@@ -149,6 +151,9 @@ class Sheet:
             self.line(heading.name, 1.35, x=self.left[0], width=inner, weight="bold")
         if heading.facts:
             self.line(heading.facts, 1.0, x=self.left[0], width=inner, color=GREY)
+        for text in heading.warnings:
+            for part in wrap(f"warning: {text}", max(20, int(inner / (0.5 * self.unit)))):
+                self.line(part, 0.85, x=self.left[0], width=inner, color=RED)
         self.y += round(0.4 * self.unit)
 
     def line(self, text: str, size: float, *, x: float, width: float, **look: Any) -> None:

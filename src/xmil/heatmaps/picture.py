@@ -149,8 +149,9 @@ class Scene:
 
     @property
     def heading(self) -> Heading:
-        """The slide's name, label and prediction."""
-        return Heading(self.caption.name, self.caption.facts())
+        """The slide's name, label and prediction, and what the explanations warn of."""
+        told = dict.fromkeys(text for e in self.explanations for text in e.warnings)
+        return Heading(self.caption.name, self.caption.facts(), tuple(told))
 
     @property
     def mpp(self) -> float | None:

@@ -51,7 +51,9 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
             yield from (_by_keyword(name, batch=batch) for name in ("data", "x") for batch in (True, False))
         if wanted is not None:
             yield from _masked(module, {})
-            yield from (_offering(batch=batch) for batch in (True, False))
+            yield from (
+                _offering(batch=batch, mask=mask) for mask in (False, True) for batch in (True, False)
+            )
         return
     others = {name: companion_of(name, held) for name in wanted[1:]}
     yield from (_with_companions(others, batch=batch) for batch in (True, False))
@@ -150,15 +152,15 @@ def _with_companions(
     return Way(f"net({text})", call, names, masks=mask is not None)
 
 
-def _offering(*, batch: bool) -> Way:
+def _offering(*, batch: bool, mask: bool) -> Way:
     names = dict.fromkeys(COMPANIONS, False)
 
     def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
-        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()})
+        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()}, mask=mask)
         return module(offer)
 
-    shape = "(1, n, d)" if batch else "(n, d)"
-    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names)
+    shape = f"{'(1, n, d)' if batch else '(n, d)'}{' and a mask of ones' if mask else ''}"
+    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names, masks=mask)
 
 
 class LackingError(KeyError, AttributeError):
@@ -168,19 +170,21 @@ class LackingError(KeyError, AttributeError):
 class Offer(dict[str, Any]):
     """Features and companions under the names that modules ask for, as items or attributes of one object.
 
-    A mask is not among them: one bag alone has no padding, and whether True marks padding differs.
+    A mask is not among them unless asked for: one bag alone has no padding, and what True marks differs.
 
     >>> Offer(torch.zeros(3, 2), {})["feats"].shape, Offer(torch.zeros(3, 2), {}).batch.tolist()
     (torch.Size([3, 2]), [0, 0, 0])
     """
 
-    def __init__(self, x: Tensor, given: Mapping[str, Tensor]) -> None:
+    def __init__(self, x: Tensor, given: Mapping[str, Tensor], *, mask: bool = False) -> None:
         super().__init__()
-        self._x, self._given = x, given
+        self._x, self._given, self._mask = x, given, mask
 
     def __missing__(self, name: str) -> Any:
         if name in FEATURES:
             return self._x
+        if name in MASKS and self._mask:
+            return torch.ones(self._x.shape[:-1], dtype=torch.bool, device=self._x.device)
         if name in ("batch", "num_nodes"):
             nodes = self._x.shape[-2]
             return (

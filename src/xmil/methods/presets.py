@@ -17,7 +17,7 @@ from xmil.models import MILModel
 from xmil.nn.attention import SelfAttention
 from xmil.nn.ppeg import PPEG
 
-PRESETS = ("default", "exact", "paper", "released")
+PRESETS = ("default", "exact", "centred", "paper", "released")
 RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
 MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
@@ -29,12 +29,12 @@ def preset_composite(network: Network, preset: str) -> Composite:
     """The rules of a preset for a model.
 
     `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
-    network. `released`: see `released_copy`. `default`: `exact`, to which `preset_centring` adds a baseline
-    (docs/better-rule.md).
+    network. `released`: see `released_copy`. `default` and `centred`: `exact`, to which `preset_centring`
+    adds a baseline (docs/better-rule.md).
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
-    if preset in ("default", "exact"):
+    if preset in ("default", "exact", "centred"):
         return Composite()
     if network.name == "transmil":
         between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
@@ -65,10 +65,14 @@ class Centring:
 
 
 def preset_centring(network: Network, preset: str) -> Centring:
-    """The baseline of a preset: `default` has the model's background, or the bag's own mean, more weakly."""
-    if preset != "default":
-        return Centring()
+    """The baseline of a preset.
+
+    `centred` has the model's background, or the bag's own mean where there is none; `default` has the first
+    alone: the bag's mean holds the bag's own evidence.
+    """
     stored, additive = stored_background(network) is not None, network.name == "addmil"
+    if preset != "centred" and not (preset == "default" and stored):
+        return Centring()
     strength = MEAN_STRENGTH if stored and not additive else WEAKER
     return Centring(MEAN if stored else BAG, strength, secant=True)
 

@@ -48,6 +48,7 @@ class Attributions:
 
 CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
 Explain = Callable[..., Attributions]
+Batch = Callable[..., Tensor]
 Support = Callable[[Network], str | None]
 
 
@@ -58,7 +59,8 @@ class Method:
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
     forward passes over a bag of n instances. `card` has its titles and its colour. `contexts`: whether its
-    scores can be averaged over sub-bags, see `methods/contexts.py`.
+    scores can be averaged over sub-bags, see `methods/contexts.py`. Where the method can,
+    `batch(network, x, outputs, **parameters)` scores many bags (b, n, d) of one size together, (b, k, n).
     """
 
     name: str
@@ -70,6 +72,7 @@ class Method:
     supports: Support
     card: MethodCard
     contexts: bool = False
+    batch: Batch | None = None
 
     @property
     def seeded(self) -> bool:
@@ -116,6 +119,7 @@ def register_method(
     supports: Support = lambda _: None,
     card: MethodCard | None = None,
     contexts: bool = False,
+    batch: Batch | None = None,
 ) -> Callable[[Explain], Explain]:
     """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
 
@@ -124,7 +128,8 @@ def register_method(
 
     def add(run: Explain) -> Explain:
         shown = card or card_of(name)
-        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts))
+        method = Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts, batch)
+        METHODS.add(name, method)
         return run
 
     return add

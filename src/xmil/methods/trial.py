@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.task import TASKS
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
@@ -42,11 +42,14 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
     network.whole = x
     before = network.by_row(x.shape[1])
     watch, first = _called(network, x)
+    if not bool(torch.isfinite(first).all()):
+        where = network.companions.name
+        raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")
     _settle_fixed(network, before, x.shape[1])
     _check_instances(network, x, first)
     _check_optional(network, x)
     _settle_chances(network, first, watch, returns)
-    _settle_draws(network, x, average)
+    _settle_draws(network, x, first, average)
 
 
 def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
@@ -177,11 +180,7 @@ def _settle_chances(network: Network, logits: Tensor, watch: ChanceWatch, return
         same = source is not None and _is_source(source, logits, task)
         network.link = "source" if same else "log"
         network.params["returns"] = returns
-    elif (
-        returns is None
-        and TASKS[task].link is not None
-        and looks_like_chances(logits, made=watch.made(logits))
-    ):
+    elif returns is None and linked and looks_like_chances(logits, made=watch.made(logits)):
         how = "made by a sigmoid or softmax" if watch.made(logits) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {how}); say "
@@ -194,11 +193,10 @@ def _is_source(source: Tensor, p: Tensor, task: str) -> bool:
     return found.shape == p.shape and torch.allclose(chances_of(found, task), p, atol=1e-6)
 
 
-def _settle_draws(network: Network, x: Tensor, average: int | None) -> None:
-    """Two plain passes: where they differ, seeded draws from now on, and a warning."""
-    first, second = network.logits(x), network.logits(x)
-    moved = _distance(first, second)
-    if moved <= SAME:
+def _settle_draws(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
+    """A second pass beside the first: where they differ, seeded draws from now on, and a warning."""
+    second = network.reading(network.raw(x))
+    if not _distance(first, second) > SAME:
         return
     network.draws = average or 1
     network.params["average"] = network.draws

@@ -71,22 +71,22 @@ class Chain(nn.Module):
         self.encoder, self.probe = encoder, probe
         self.task, self.class_names, self.reference = task, class_names, reference
         self.time_bins = getattr(getattr(probe, "spec", None), "time_bins", None)
-        self._forward = forward
+        self.caller = forward
 
     @property
     def call_signature(self) -> inspect.Signature:
         """How the chain is called: as its encoder, or as the function that calls it."""
-        if self._forward is None:
+        if self.caller is None:
             return inspect.signature(self.encoder.forward)
-        whole = inspect.signature(self._forward)
+        whole = inspect.signature(self.caller)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The probe's outputs for the embedding of one bag."""
         given = (
             self.encoder(*args, **kwargs)
-            if self._forward is None
-            else self._forward(self.encoder, *args, **kwargs)
+            if self.caller is None
+            else self.caller(self.encoder, *args, **kwargs)
         )
         embedding = self._embedding(given)
         if not isinstance(self.probe, AffineProbe):

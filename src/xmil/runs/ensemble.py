@@ -16,7 +16,7 @@ from xmil.core.errors import InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
 from xmil.core.task import TASKS
-from xmil.data.encoder_names import same_encoder
+from xmil.data.feature_facts import differing, same_encoder
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
@@ -126,7 +126,14 @@ def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:
 
 
 def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str | None:
-    """One sentence where some models of an ensemble do not say what others do."""
+    """One sentence where some models of an ensemble do not say what others do, or had other features."""
+    for spec, path in zip(specs[1:], paths[1:], strict=True):
+        found = differing(specs[0].features or {}, spec.features or {})
+        if found:
+            return (
+                f"{path.name} of the ensemble was trained on features made otherwise than those of "
+                f"{paths[0].name} ({', '.join(found)}): for one of them these features are wrong."
+            )
     for name, words in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
         if silent and len(silent) < len(specs):
@@ -193,7 +200,7 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         output=float(np.mean([e.output for e in explanations])),
         audit=_mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
-        relevance=None,
+        relevance=_mean_relevance([e.relevance for e in explanations]),
         stderr=_mean_error([e.stderr for e in explanations]),
         stable=None,
         warnings=list(dict.fromkeys(text for e in explanations for text in e.warnings)),
@@ -206,6 +213,14 @@ def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
     if not known or len(known) < len(errors):
         return None
     return np.asarray(np.sqrt(np.sum(np.square(known), axis=0)) / len(known), dtype=np.float32)
+
+
+def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
+    """The mean relevance per feature, where every model has it."""
+    known = [relevance for relevance in each if relevance is not None]
+    if not known or len(known) < len(each):
+        return None
+    return np.asarray(np.mean(known, axis=0, dtype=np.float64), dtype=np.float32)
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:

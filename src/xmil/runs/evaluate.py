@@ -46,7 +46,7 @@ from xmil.evaluate.faithfulness_table import FORMATS, as_text, statistics_csv, s
 from xmil.evaluate.localisation import Truth
 from xmil.evaluate.parts import MODES
 from xmil.methods import list_methods
-from xmil.runs.cautions import Missing, seen_warning
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
 from xmil.runs.ensemble import Ensemble, StrPath, model_paths
 from xmil.runs.explainer import slide_share
@@ -221,9 +221,11 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             return partial(_make_measurer, self, self.models)
         return partial(_make_measurer, replace(self, models=replace(self.models, models=())), None)
 
-    def warnings(self, items: Sequence[Case], tally: Tally[list[Row]]) -> list[str]:  # noqa: ARG002
-        """Sentences on slides that are missing and on cases of the training."""
-        every = (self.missing.warning(), seen_warning(self.models.paths, items))
+    def warnings(self, items: Sequence[Case], tally: Tally[list[Row]]) -> list[str]:
+        """Sentences on slides that are missing, slides of the training and features made otherwise."""
+        done = [case for case in items if case.slides[0] in tally.results]
+        made = made_otherwise(self.models.spec, done)
+        every = (self.missing.warning(), seen_warning(self.models.paths, items), made)
         return [warning for warning in every if warning is not None]
 
     def known(self, item: Case) -> list[Row] | None:

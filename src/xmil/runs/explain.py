@@ -21,16 +21,15 @@ from xmil.core.run import Run
 from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import read_provenance
 from xmil.data.cases import Case
-from xmil.data.encoder_names import encoder_warning
 from xmil.models.base import ModelSpec
-from xmil.runs.cautions import Missing, seen_warning
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
 from xmil.runs.inputs import Inputs, named, reading_of, task_cases
 from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
-from xmil.runs.settings import LABEL, ExplainSettings, with_contexts
+from xmil.runs.settings import LABEL, ExplainSettings, with_contexts, with_vectors
 from xmil.runs.summary import summarise_run
 from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
 
@@ -53,6 +52,7 @@ def explain_slides(
     contexts: int = 0,
     keep: float = 0.5,
     interactions: int = 0,
+    save_vectors: bool = False,
     mpp: float | None = None,
     patch_size: int | None = None,
     device: str = "cpu",
@@ -69,13 +69,15 @@ def explain_slides(
     The same as `xmil explain`, with the same files. `params` holds a method's own parameters by its name, as
     {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many sub-bags,
     each of which keeps the share `keep`; `interactions` asks for the pairs among so many of the strongest
-    patches. A folder that a run was stopped in is filled further.
+    patches; `save_vectors` keeps lrp's relevance (n, d) of each feature in the slides' files. A folder that a
+    run was stopped in is filled further.
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
     reading = reading_of(mpp, patch_size)
     chosen_methods = tuple(listed(methods))
     own = with_contexts(params or {}, chosen_methods, contexts, keep)
+    own = with_vectors(own, chosen_methods) if save_vectors else own
     settings = ExplainSettings(chosen_methods, asked, output or None, own, by, seed, reading, interactions)
     if LABEL in settings.targets and cohort is None:
         raise InputError("--target label needs a --cohort with the labels.")
@@ -181,7 +183,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         models = self.models
         every = (
             seen_warning(models.paths, items),
-            encoder_warning(models.spec.encoder, [done.encoder for done in tally.results.values()]),
+            made_otherwise(models.spec, [case for case in items if case.slides[0] in tally.results]),
             bins_warning(models.specs) if self.chosen.asks_bins else None,
             ensemble_warning(models.specs, models.paths),
             self.missing.warning(),

@@ -60,10 +60,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a worker did with a case: a row for each slide, and the encoder of its features."""
+    """What a worker did with a case: a row per slide."""
 
     rows: list[Row]
-    encoder: str | None = None
 
 
 def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
@@ -111,7 +110,7 @@ class Explainer:
             }
             for i, part in enumerate(read.parts)
         ]
-        return Explained(rows, read.bag.encoder)
+        return Explained(rows)
 
     def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""

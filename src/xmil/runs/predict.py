@@ -28,12 +28,11 @@ from xmil.core.names import listed
 from xmil.core.run import Run
 from xmil.core.runfiles import write_json
 from xmil.data.cases import Case, read_case
-from xmil.data.encoder_names import encoder_warning
 from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.nn.frozen import frozen
 from xmil.predictions.table import Answer, Predictions, write_predictions
-from xmil.runs.cautions import Missing, seen_warning
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.inputs import Inputs, task_cases
@@ -151,7 +150,7 @@ class PredictRun(CohortRun[Case, Answer]):
         models = self.models
         done = [case for case in items if case.slides[0] in tally.results]
         every = (
-            encoder_warning(models.spec.encoder, [answer.encoder for answer in tally.results.values()]),
+            made_otherwise(models.spec, done),
             seen_warning(models.paths, done),
             bins_warning(models.specs),
             ensemble_warning(models.specs, models.paths),

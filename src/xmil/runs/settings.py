@@ -123,6 +123,21 @@ def with_contexts(
     return {**params, **{name: {**own, **params.get(name, {})} for name in taking}}
 
 
+def with_vectors(
+    params: Mapping[str, Mapping[str, Any]], methods: Sequence[str]
+) -> Mapping[str, Mapping[str, Any]]:
+    """The methods' parameters with relevance per feature for those that have it.
+
+    >>> with_vectors({"lrp": {"preset": "paper"}}, ["lrp", "single"])
+    {'lrp': {'preset': 'paper', 'feature_level': True}}
+    """
+    able = [name for name in METHODS if "feature_level" in METHODS[name].parameters]
+    taking = [name for name in methods if name in able]
+    if not taking:
+        raise InputError(f"--save-vectors is for {', '.join(able)}; none of them is among the methods.")
+    return {**params, **{name: {**params.get(name, {}), "feature_level": True} for name in taking}}
+
+
 def parse_target(text: str, names: Sequence[str] | None) -> Target:
     """A target as users write it: a class by name or number, or a contrast of two.
 

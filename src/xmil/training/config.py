@@ -65,6 +65,8 @@ class Data(Section):
     max_instances: Whole | None = None
     exclude_above: Whole | None = None
     missing: Literal["refuse", "skip"] = "refuse"
+    follow_links: bool = True  # in the folders of features
+    full_digests: bool = False  # tell changed feature files by every byte
 
 
 class Model(Section):
@@ -275,7 +277,7 @@ def at_point(config: Config, point: Mapping[str, Any]) -> Config:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What two settings disagree on, as 'key: old, now new'; where a run happens does not count."""
     before, now = _flat(old), _flat(new)
-    ignored = {"out", *(f"train.{name}" for name in MACHINE)}
+    ignored = {"out", "data.follow_links", "data.full_digests", *(f"train.{name}" for name in MACHINE)}
     keys = [key for key in dict.fromkeys([*before, *now]) if key not in ignored]
     return [
         f"{key} was {before.get(key, 'not set')}, now {now.get(key, 'not set')}"

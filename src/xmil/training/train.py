@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from xmil.core.errors import InputError
-from xmil.core.runfiles import RUN, locked, make_folder, read_run, write_run
+from xmil.core.identity import unchanged
+from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
 from xmil.training.config import Config, at_point, differences, grid_points, plain
@@ -79,7 +80,7 @@ def make_plan(config: Config) -> TrainingPlan:
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)
                 seed = job_seed(config.train.seed, k, r)
                 name = "-".join(parts) or "model"
-                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder))
+                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts))
     return TrainingPlan(config, found, tuple(jobs))
 
 
@@ -139,8 +140,12 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
         clear(folder)
     make_folder(folder)
     described = _description(plan)
+    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
+    full = plan.config.data.full_digests
+    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)), full=full)
     if (folder / RUN).is_file():
         _check_same(folder, described)
+        _check_files(folder, slides, full=full)
     elif any((folder / job.name).exists() for job in plan.jobs):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
@@ -148,8 +153,6 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
         sweep(folder / job.name)
     sweep(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
-    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
-    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)))
     write_text(folder / COHORT, csv_text(slides))
     write_run(folder, "train", described)
 
@@ -259,4 +262,17 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
         raise InputError(
             f"{folder}: holds a run with other settings: {'; '.join(found[:4])}. "
             "Choose another --out, or pass --restart to start over."
+        )
+
+
+def _check_files(folder: Path, slides: list[dict[str, str]], *, full: bool) -> None:
+    """Refuse to go on with other feature files than those the run began with."""
+    before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
+    known = [(row, before.get(row["slide_id"])) for row in slides]
+    changed = [row["slide_id"] for row, word in known if word and not unchanged(row["path"], word, full=full)]
+    if changed:
+        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        raise InputError(
+            f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
+            f"({shown}). Put them back, choose another --out, or pass --restart to start over."
         )

@@ -133,6 +133,7 @@ def _column(name: str, meta: dict[str, Any]) -> dict[str, Any]:
         "signed": bool(meta["signed"]),
         "output": _number(meta.get("output"), float),
         "audit": meta.get("audit") if isinstance(meta.get("audit"), dict) else None,
+        "warnings": [str(text) for text in meta.get("warnings") or ()],
     }
 
 

@@ -91,9 +91,12 @@ class WhatIf:
         import torch
 
         from xmil.nn.frozen import frozen
+        from xmil.runs.ensemble import check_ensemble
 
         bag = self._bags.get(key, run)
         models = [self._model(path) for path in self._paths[run]]
+        if len(models) > 1:
+            check_ensemble([model.spec for model in models], self._paths[run])
         if not models:
             name = self._collection.run(run).name
             raise MissingError(

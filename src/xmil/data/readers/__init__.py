@@ -44,6 +44,7 @@ _BUILT_IN = (
     "stamp",
     "wsinfer",
     "slideflow",
+    "slide2vec",
     "tiatoolbox",
     "spatialdata",
     "paper",

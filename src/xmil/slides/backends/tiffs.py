@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
@@ -131,6 +132,8 @@ def _open(path: Path, *, ome: bool) -> Slide:
     try:
         if ome and not file.is_ome:
             raise UnreadableSlideError("")
+        if file.is_ome:
+            _check_parts(path, file.ome_metadata or "")
         return _slide(path, file)
     except (UnreadableSlideError, FileError):
         file.close()
@@ -282,12 +285,27 @@ def _ome_magnification(file: Any) -> float | None:
     return None
 
 
+def _check_parts(path: Path, text: str) -> None:
+    """Refuse an OME-TIFF that is made of files outside its folder: tifffile would mix their pixels in."""
+    for node in _ome_nodes(text, "UUID"):
+        name = node.get("FileName") or ""
+        if set(name) & {"/", "\\", "\0"} or name == "..":
+            raise FileError(
+                f"{path}: its metadata take pixels from {name!r}, outside its folder, which is not opened; "
+                "write the slide as one file."
+            )
+
+
 def _ome(text: str, element: str) -> Any:
     """The first element of a name, whatever the schema's version."""
+    return next(_ome_nodes(text, element), None)
+
+
+def _ome_nodes(text: str, element: str) -> Iterator[Any]:
     if "<!DOCTYPE" in text:  # entities could blow it up
-        return None
+        return
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - no document type, so no entities
     except (ElementTree.ParseError, ValueError):
-        return None
-    return next((node for node in root.iter() if node.tag.rpartition("}")[2] == element), None)
+        return
+    yield from (node for node in root.iter() if node.tag.rpartition("}")[2] == element)

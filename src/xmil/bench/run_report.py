@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from xmil.bench.figures import summary_of
 from xmil.bench.folder import Folder
-from xmil.bench.summary import summary_of
 from xmil.core.errors import FileError, InputError
 from xmil.core.provenance import provenance
 from xmil.core.storage import write_atomically, write_text
