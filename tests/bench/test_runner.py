@@ -167,6 +167,20 @@ def test_a_method_that_gives_nonsense_is_named(tmp_path, body, message):
     assert message in str(caught.value)
 
 
+def test_what_a_method_does_to_bag_and_model_stays_with_it(folder, tmp_path):
+    vandal = """
+def score(model, bag, target):
+    bag.features[:] = 0
+    for p in model.parameters():
+        p.data.zero_()
+    return [0.0] * len(bag)
+"""
+    (tmp_path / "vandal.py").write_text(vandal)
+    referee(tmp_path, methods=(f"{tmp_path / 'vandal.py'}:score", "lrp"))
+    first, second = (unit_of(f, "evidence--standard--attnmil").values[1, "lrp"] for f in (folder, tmp_path))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "bad.py").write_text("def build(in_dim, n_classes):\n    return 3\n")
     with pytest.raises(InputError, match=r"bad:build must build a torch.nn.Module. Got int"):

@@ -15,7 +15,7 @@ from tests.viewer.asking import Answer, ask, ask_socket
 from tests.viewer.fuzzing import ESCAPES, SECRET, check, fuzz
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
-from xmil.viewer import page
+from xmil.viewer import static_copy
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 from xmil.viewer.openapi import describe_routes
@@ -68,8 +68,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (static / "assets" / "index.js").write_text("export {}")
     (tmp_path / "secret.txt").write_text(SECRET)
     (static / "assets" / "link.js").symlink_to(tmp_path / "secret.txt")
-    monkeypatch.setattr(page, "STATIC", static)
-    monkeypatch.setattr(page.page_files, "__defaults__", (static,))
+    monkeypatch.setattr(static_copy, "STATIC", static)
+    monkeypatch.setattr(static_copy.page_files, "__defaults__", (static,))
     return static
 
 

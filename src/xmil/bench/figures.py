@@ -188,7 +188,8 @@ def agreement(columns: Sequence[Column]) -> dict[str, Any]:
     names = [m.name for m in learned[0].measures]
     tables = np.stack([_taus(c) for c in learned])
     known = np.isfinite(tables)
-    mean = np.where(known, tables, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    n = known.sum(axis=0)
+    mean = np.where(n > 0, np.where(known, tables, 0).sum(axis=0) / np.maximum(n, 1), np.nan)
     return {
         "measures": names,
         "tau": [[_known(float(v)) for v in row] for row in mean],

@@ -13,7 +13,7 @@ from xmil.core.method_cards import CARDS
 def page_of(summary: dict[str, Any]) -> str:
     """The page of a run's summary."""
     template = files("xmil.bench").joinpath("page.html").read_text(encoding="utf-8")
-    data = json.dumps(summary, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(slim(summary), separators=(",", ":")).replace("</", "<\\/")
     colours = json.dumps({name: card.colour for name, card in CARDS.items()})
     parts = {
         "@ABOUT@": _about(summary),
@@ -24,6 +24,15 @@ def page_of(summary: dict[str, Any]) -> str:
     for mark, text in parts.items():
         template = template.replace(mark, text)
     return template
+
+
+def slim(value: Any) -> Any:
+    """The summary as the page needs it: five digits, without the settings that results.json has."""
+    if isinstance(value, dict):
+        return {key: slim(held) for key, held in value.items() if key != "settings"}
+    if isinstance(value, list):
+        return [slim(held) for held in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _about(summary: dict[str, Any]) -> str:

@@ -49,10 +49,7 @@ class Verdict:
         else:
             ahead = f"{self.best} leads with {self.mean:.3f}, {self.lead.estimate:.3f} ahead of {self.second}"
         sure = f" (95 % paired interval {low:+.3f} to {high:+.3f})"
-        if not self.level:
-            tail = f"; ahead of all {len(self.apart)} others"
-        else:
-            tail = f"; not told from {', '.join(self.level)}"
+        tail = f"; not told from {', '.join(self.level)}" if self.level else "; ahead of every other row"
         return f"{ahead}{sure}{tail} (paired t-tests over {self.n} {self.unit}s, Holm)."
 
 
