@@ -12,8 +12,8 @@ import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
 from xmil.bench.digits import DigitProblem
-from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.entries import code_digest, method_entry
+from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.folder import Folder, Unit
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.evaluate.evidence import auprc2
