@@ -62,6 +62,12 @@ def test_the_picture_of_the_layers_is_current() -> None:
     assert {name for row in made["layers"]() for name in row} == packages
 
 
+def test_contributing_names_every_package() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^  (\w+)/ ", tree, flags=re.MULTILINE))
+    assert named == {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+
 def test_the_table_of_imports_is_the_contracts() -> None:
     """No package imports one of a higher layer."""
     made = runpy.run_path(str(ROOT / "docs" / "layers_picture.py"))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,3 +171,30 @@ def test_commands_are_options_and_one_call(name: str) -> None:
     assert set(given) - here - look <= set(taken)
     shared = set(given) & set(taken) - {"out", "listener", "workers", "restart"}
     assert len(shared) > 5
+
+
+def test_the_route_of_explain(tmp_path: Path) -> None:
+    """From the command to the methods through 15 files of commands and runs; one load, one digest a model."""
+    folder = make_cohort(tmp_path, 3, models=2)
+    import xmil.runs.explain
+
+    root, files, calls = Path(xmil.__file__).parent, set(), []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(str(root)) and frame.f_code.co_name != "<module>":
+            files.add(path)
+            calls.append((Path(path).stem, frame.f_code.co_name))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        assert xmil_run(command(folder, models=2)) == 0
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    ours = [path for path in files if Path(path).is_relative_to(root / "cli") or "/xmil/runs/" in path]
+    assert len(ours) <= 15, sorted(ours)
+    assert calls.count(("identity", "file_digest")) == 2
+    assert calls.count(("ensemble", "_loaded")) == 2
+    assert calls.count(("files", "read_weights")) == 2

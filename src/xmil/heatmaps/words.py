@@ -55,7 +55,8 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
     unsure = explanation.stable is not None and not explanation.stable.all()
-    return f"for {TASKS[task].subject(explained(explanation))}{'; hatched: sign not sure' * unsure}"
+    said = "; hatched: sign not sure" * unsure + "; has warnings" * bool(explanation.warnings)
+    return f"for {TASKS[task].subject(explained(explanation))}{said}"
 
 
 def explained(explanation: Explanation) -> str:

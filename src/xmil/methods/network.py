@@ -130,6 +130,12 @@ class Network:
         kept = zip(h, mask, full, strict=True)
         return torch.cat([self._one(bag[m].unsqueeze(0), r[m].unsqueeze(0)) for bag, m, r in kept])
 
+    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
+        """Outputs (m, c) of parts of the full bag h (1, n, e), none of them empty; `members` is (m, n)."""
+        if self.model is not None and not self._own_names:
+            return self.model.subsets(h[0], members)  # in closed form, where the model has one
+        return self.aggregate(h.expand(len(members), -1, -1), members)
+
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
         assert self.model is not None  # noqa: S101  # others have no such weights

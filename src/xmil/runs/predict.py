@@ -32,6 +32,7 @@ from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.nn.frozen import frozen
 from xmil.predictions.table import Answer, Predictions, write_predictions
+from xmil.runs.bag_sample import WHOLE, BagSample
 from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
@@ -53,6 +54,7 @@ TITLES = {
     "r2": "R2",
     "pearson": "Pearson",
     "spearman": "Spearman",
+    "medape": "MedAPE (%)",
     "c_index": "C-index",
 }
 
@@ -69,6 +71,8 @@ def predict_slides(
     split: str | Iterable[str] = (),
     by: str = "slide",
     draws: int = 1000,
+    instances: int = 0,
+    repetitions: int = 1,
     device: str = "cpu",
     seed: int = 0,
     restart: bool = False,
@@ -79,8 +83,11 @@ def predict_slides(
 ) -> Run:
     """Predict every slide of a folder of feature files, or one file, into the folder `out`.
 
-    The same as `xmil predict`, with the same files; `draws` are those of the bootstrap over cases.
+    The same as `xmil predict`, with the same files; `draws` are those of the bootstrap over cases. With
+    `instances` each slide is predicted from so many of its patches, drawn `repetitions` times: outputs are
+    the means over the draws.
     """
+    sample = BagSample(instances, repetitions, seed)
     hear, chosen = listener or Listener(), as_workers(workers)
     where = device if chosen.kind == "ray" else checked_device(device)
     models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
@@ -88,7 +95,7 @@ def predict_slides(
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     columns = {"label": label, "time": time, "event": event}
     cases, missing = task_cases(inputs, models.spec, **columns, say=hear.say)
-    run = PredictRun(Path(out), models, inputs, columns, where, draws, seed, missing, full_digests)
+    run = PredictRun(Path(out), models, inputs, columns, where, draws, seed, missing, full_digests, sample)
     what = "slides" if by == "slide" else "cases"
     tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
     for line in run.lines:
@@ -110,6 +117,7 @@ class PredictRun(CohortRun[Case, Answer]):
     seed: int = 0
     missing: Missing = field(default_factory=Missing)
     full_digests: bool = False
+    sample: BagSample = WHOLE
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
     verb = "predicted"
@@ -118,7 +126,7 @@ class PredictRun(CohortRun[Case, Answer]):
     def settings(self) -> dict[str, Any]:
         """Where the slides come from, how they are measured, and the models' weights."""
         chosen: dict[str, Any] = {**self.inputs.as_dict(), **self.columns, "split": list(self.inputs.splits)}
-        chosen |= {"by": self.inputs.by, "draws": self.draws, "seed": self.seed}
+        chosen |= {"by": self.inputs.by, "draws": self.draws, "seed": self.seed, **self.sample.as_dict()}
         return {**chosen, "models": list(self.models.digests)}
 
     def about(self) -> dict[str, Any]:
@@ -134,7 +142,7 @@ class PredictRun(CohortRun[Case, Answer]):
         """Workers in other processes load the models from the files that were hashed here."""
         models = self.models
         loaded = models if in_process(workers) else None
-        return partial(make_predictor, models.paths, models.digests, self.device, {}, loaded)
+        return partial(make_predictor, models.paths, models.digests, self.device, {}, loaded, self.sample)
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
         """Tables, measures and figures."""
@@ -286,15 +294,17 @@ def make_predictor(
     device: str,
     reading: dict[str, Any],
     loaded: Ensemble | None = None,
+    sample: BagSample = WHOLE,
 ) -> Stages[Case, Answer]:
     """The worker of a prediction, with the models that are loaded, or a copy of its own of the same files."""
     models = (loaded or Ensemble.load(paths, device, digests=digests)).models
-    return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag))
+    return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag, sample))
 
 
-def predict_bag(models: Sequence[MILModel], bag: Bag) -> Answer:
-    """The outputs of each model for a bag, in double precision."""
-    outputs = [_outputs(model, bag) for model in models]
+def predict_bag(models: Sequence[MILModel], bag: Bag, sample: BagSample = WHOLE) -> Answer:
+    """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
+    drawn = sample.of(bag)
+    outputs = [np.mean([_outputs(model, part) for part in drawn], axis=0) for model in models]
     return Answer(np.stack(outputs), len(bag), bag.encoder)
 
 
