@@ -16,6 +16,7 @@ from xmil.nn.attention import SelfAttention
 from xmil.nn.ppeg import PPEG
 
 PRESETS = ("default", "exact", "paper", "released")
+TRANSFORMERS = ("stamp_vit", "transmil")
 RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
 _SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
@@ -33,10 +34,9 @@ def preset_composite(network: Network, preset: str) -> Composite:
         raise unknown_name("preset", preset, PRESETS)
     if preset in ("default", "exact"):
         return Composite()
-    if network.name == "transmil":
-        between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
-        return Composite(_ENDS, default=between)
-    if network.name == "mambamil" and preset == "paper":
+    if preset == "paper" and network.name in TRANSFORMERS:
+        return Composite(_ENDS, default=AffineRule(epsilon=EPSILON))
+    if network.name == "transmil" or (preset == "paper" and network.name == "mambamil"):
         return Composite(_ENDS)
     if preset == "released" and network.name not in RELEASED:
         raise UnsupportedError(
