@@ -40,6 +40,11 @@ def quiet(h: Tensor) -> Tensor:
         return 3 * mean(h)
 
 
+def inferred(h: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return 2 * mean(h)
+
+
 def buffered(h: Tensor) -> Tensor:
     buffer = torch.zeros(1, 8)
     buffer[:, :8] = mean(h).detach()
@@ -59,6 +64,7 @@ CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "inverse": lambda h: 1 / (1 + mean(h) ** 2),
     "rsqrt": lambda h: torch.rsqrt(1 + mean(h) ** 2),
     "no_grad": quiet,
+    "inference_mode": inferred,
     "item": lambda h: mean(h)[0, 0].item() * torch.ones(1, 8),
     "number": lambda h: torch.full((1, 8), 1.0) * h.mean().item(),
     "one hot": lambda h: F.one_hot(mean(h).argmax(dim=-1), 8).float(),
