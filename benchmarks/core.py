@@ -50,9 +50,9 @@ def setting(
     return model, x, forward
 
 
-def transmil(n: int, device: str, repeats: int) -> dict[str, float]:
+def transformer(name: str, n: int, device: str, repeats: int) -> dict[str, float]:
     """Seconds of a forward pass, and of lrp and attention in forward passes."""
-    model, x, forward = setting("transmil", n, device)
+    model, x, forward = setting(name, n, device)
     forward()
     found = {"forward_s": best(forward, device, repeats)}
     for method in ("lrp", "attention"):
@@ -115,6 +115,16 @@ def peak_gb(name: str, n: int, method: str, device: str) -> float:
     return queue.get()
 
 
+def mamba(sizes: Sequence[int], device: str) -> None:
+    """MambaMIL at the sizes: time in forward passes, and memory, which should grow with n."""
+    for n in sizes:
+        t, gb = transformer("mambamil", n, device, 3), peak_gb("mambamil", n, "lrp", device)
+        print(
+            f"mambamil n={n:>9,}: forward {t['forward_s']:.3f} s; lrp {t['lrp']:.2f} forward passes, "
+            f"peak {gb:.2f} GB"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
@@ -124,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     totals = {}
     for n in options.sizes:
         repeats = 5 if n < 50_000 else 2
-        t = transmil(n, device, repeats)
+        t = transformer("transmil", n, device, repeats)
         totals[n] = t["forward_s"] * t["lrp"]
         gb = peak_gb("transmil", n, "lrp", device)
         print(
@@ -134,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = options.sizes[0]
     for n in options.sizes[1:]:
         print(f"transmil lrp: {n:,} instances cost {totals[n] / totals[first]:.2f} x {first:,}")
+    mamba(options.sizes, device)
     for n in (1_000, 10_000):
         ratios = ", ".join(f"{m} {r:.2f}" for m, r in pooled(n, device).items())
         print(f"attnmil n={n:,}, in forward passes: {ratios}")

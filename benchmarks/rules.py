@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from xmil.core.target import Target
 from xmil.evaluate.evidence_batch import score_evidence
 from xmil.lrp import AffineRule, Composite, trace
-from xmil.methods.outputs import output_function
+from xmil.methods.outputs import class_output
 from xmil.nn.frozen import frozen
 from xmil.toy.benchmark import Configuration
 from xmil.toy.digit_tasks import TASKS
@@ -119,7 +119,7 @@ def with_constant_means(model: nn.Module) -> nn.Module:
 def explained(kind: str, c: int) -> Callable[[Tensor], Tensor]:
     if kind == "centred":
         return lambda logits: logits[:, c] - logits.mean(dim=-1)
-    return output_function(Target(c), kind, "classification")
+    return class_output(Target(c), kind).function
 
 
 @dataclass

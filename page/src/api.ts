@@ -43,6 +43,7 @@ export interface Column {
   signed: boolean;
   output: number | null;
   audit: Audit | null;
+  ends: [string, string];
 }
 
 export interface MethodCertificate {
@@ -78,6 +79,8 @@ export interface EvidenceSet {
   logits: number[] | null;
   probabilities: number[] | null;
   value: number | null;
+  noun: string;
+  sides: [string, string];
   certificate: Certificate | null;
 }
 
@@ -99,6 +102,9 @@ export interface WhatIf {
   labels: string[];
   before: number[];
   after: number[];
+  probabilities: boolean;
+  sentence: string | null;
+  changed: boolean;
   logits_before: number[];
   logits_after: number[];
   n_left: number;

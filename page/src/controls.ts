@@ -83,8 +83,8 @@ export class Controls {
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {
-    const valued = evidence.scores.set.probabilities === null;
-    const names = { both: "Both", positive: valued ? "Raising" : "For only", negative: valued ? "Lowering" : "Against only" };
+    const [negative, positive] = evidence.scores.set.sides;
+    const names = { both: "Both", positive, negative };
     const buttons = (Object.keys(names) as Display["sign"][]).map((sign) =>
       button(names[sign], () => this.view.setDisplay({ sign }), { ariaPressed: String(display.sign === sign), data: { sign } }),
     );

@@ -8,11 +8,8 @@ import type { Display } from "./settings";
 
 /** What the two ends of the colours mean. */
 export function ends(evidence: Evidence): [string, string] {
-  const { choice, signed } = evidence;
-  if (choice.against !== null) return [`for ${choice.against}`, `for ${choice.target}`];
-  if (!signed) return ["low", "high"];
-  const valued = evidence.scores.set.probabilities === null; // no classes: a value or a risk
-  return valued ? [`lowers ${choice.target}`, `raises ${choice.target}`] : [`against ${choice.target}`, `for ${choice.target}`];
+  const { choice, column } = evidence;
+  return choice.against === null ? column.ends : [`for ${choice.against}`, `for ${choice.target}`];
 }
 
 /** Numbers at the start, middle and end of the bar, with a sign where scores lie beyond that end. */

@@ -59,7 +59,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       info.case && info.case !== info.id ? fact("Case", info.case) : null,
       info.label !== null ? fact("Label", info.label) : null,
       info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
-      value(view) !== null ? fact(run.task === "regression" ? "Value" : "Risk", shown(value(view))) : null,
+      value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
       info.correct !== null ? correctLabel(info.correct) : null,
       row?.verdict ? verdictLabel(row.verdict) : null,
     ),

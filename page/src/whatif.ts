@@ -124,10 +124,7 @@ export class WhatIfPanel {
   }
 
   private comparison(step: Step): HTMLElement {
-    const { labels, before, after, n_left, seconds, note } = step.answer;
-    const shares = [...before, ...after].every((v) => v >= 0 && v <= 1);
-    const top = (values: number[]) => values.indexOf(Math.max(...values));
-    const changed = labels.length > 1 && shares && top(before) !== top(after);
+    const { labels, before, after, probabilities: shares, changed, sentence, n_left, seconds, note } = step.answer;
     const rows = labels.map((label, i) =>
       el(
         "div",
@@ -137,7 +134,6 @@ export class WhatIfPanel {
         el("span", { class: "number" }, shares ? `${percent(before[i])} → ${percent(after[i])}` : `${shown(before[i])} → ${shown(after[i])}`),
       ),
     );
-    const sentence = !shares || labels.length < 2 ? null : changed ? `The prediction changes from ${labels[top(before)]} to ${labels[top(after)]}.` : `The prediction stays ${labels[top(after)]}.`;
     return el(
       "section",
       { class: "block whatif-result", role: "status" },

@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from xmil.evaluate.measures import necessity as necessity
     from xmil.evaluate.measures import random_band as random_band
     from xmil.evaluate.measures import sufficiency as sufficiency
+    from xmil.evaluate.minimal import MinimalSet as MinimalSet
+    from xmil.evaluate.minimal import minimal_set as minimal_set
     from xmil.heatmaps.picture import heatmap as heatmap
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
     from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
     from xmil.methods.inside import explain_inside as explain_inside
+    from xmil.models import chain as chain
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
@@ -64,10 +67,12 @@ _HOME = {
     "Explanation": "xmil.core.explanation",
     "Flips": "xmil.evaluate.flip",
     "Interactions": "xmil.core.interactions",
+    "MinimalSet": "xmil.evaluate.minimal",
     "Target": "xmil.core.target",
     "XmilError": "xmil.core.errors",
     "auprc2": "xmil.evaluate.evidence",
     "background": "xmil.data",
+    "chain": "xmil.models",
     "create_model": "xmil.models",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
@@ -83,6 +88,7 @@ _HOME = {
     "load_config": "xmil.training.config",
     "load_encoder": "xmil.encoders",
     "load_model": "xmil.models",
+    "minimal_set": "xmil.evaluate.minimal",
     "necessity": "xmil.evaluate.measures",
     "open_bag": "xmil.data",
     "open_slide": "xmil.slides",

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -149,14 +148,13 @@ def test_flags_are_the_same_everywhere() -> None:
     assert {flag: found for flag in shared if len(found := kinds.get(flag, set())) > 1} == {}
 
 
-def test_help_is_instant() -> None:
-    """Half a second at best of three: other work shares the machine."""
-    seconds = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        assert started("--help").returncode == 0
-        seconds.append(time.perf_counter() - begin)
-    assert min(seconds) < 0.5
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom xmil.cli._app import run\nrun(['--help'])\n"
+        "print(*(name for name in ('torch', 'numpy', 'pandas', 'matplotlib') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -10,7 +10,6 @@ import resource
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def refused(path: Path, *words: str, **options: Any) -> str:
-    """Reading fails with an error of ours, in one line that names the path, fast and small."""
-    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Reading fails with an error of ours, in one line that names the path, in little memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(xmil.XmilError) as caught:
         xmil.read_bag(path, **options)
     message = str(caught.value)
@@ -38,7 +37,6 @@ def refused(path: Path, *words: str, **options: Any) -> str:
     assert "\n" not in message
     for word in words:
         assert word in message
-    assert time.perf_counter() - started < 10
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 19  # KiB
     return message
 

@@ -24,6 +24,7 @@ SMALL = {
     "dsmil": {"query_dim": 4},
     "meanpool": {"dim": 8},
     "maxpool": {"dim": 8},
+    "mambamil": {"dim": 8, "attention_dim": 4},
 }
 D = 6
 

@@ -114,9 +114,12 @@ def test_functional_network() -> None:
     np.testing.assert_allclose(e.scores, expected.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_functional_network_without_forward_says_how() -> None:
-    with pytest.raises(InputError, match="forward="):
-        xmil.explain(FunctionalClam(), FEATURES)
+def test_functional_network_without_forward_is_read_by_name() -> None:
+    net = FunctionalClam()
+    e = xmil.explain(net, FEATURES, target=1)
+    picked = xmil.explain(net, FEATURES, target=1, forward=lambda net, x: net(x)["logits"])
+    assert e.params["call"] == "net(x)['logits']"
+    np.testing.assert_array_equal(e.scores, picked.scores)
 
 
 def test_convolutional_head() -> None:
@@ -185,7 +188,7 @@ class _Hyper(nn.Module):
 )
 def test_what_no_rule_covers_is_refused(net: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        xmil.explain(net, FEATURES, target=0)
+        xmil.explain(net, FEATURES, target=0, returns="logit")
 
 
 def test_batch_statistics_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +12,9 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError, UnsupportedError
+from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite
+from xmil.methods.account import account_warnings
 
 X = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
 
@@ -111,7 +112,7 @@ def test_what_the_engine_cannot_see_is_refused() -> None:
             return torch.func.vmap(self.net)(x[0]).mean(dim=0)
 
     net = Hidden()
-    with pytest.raises(UnsupportedError, match=r"account does not close|No LRP rule"):
+    with pytest.raises(UnsupportedError, match="transforms such as vmap"):
         xmil.explain(net, X, target=0)
     net.net = torch.jit.trace(net.net, X)
     with pytest.raises(UnsupportedError, match="hides its operations"):
@@ -214,13 +215,13 @@ def test_patterns_must_fit_a_parameter() -> None:
         xmil.explain(model, X, composite=Composite({"hed.*": AffineRule()}))
 
 
-def test_a_rough_account_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from xmil.methods import lrp
-
-    monkeypatch.setattr(lrp, "NOTED_OTHER", -1.0)
-    with caplog.at_level(logging.WARNING):
-        xmil.explain(xmil.create_model("attnmil", in_dim=16, n_classes=2), X)
-    assert "closes only roughly" in caplog.text
+def test_a_rough_account_is_a_warning_and_an_open_one_refused() -> None:
+    close, rough, wide = (Audit(1.0, 1.0 - other, other=other) for other in (1e-4, 5e-3, 0.5))
+    assert account_warnings(close, size=1.0) == ()
+    (sentence,) = account_warnings(rough, size=1.0)
+    assert "closes only to 0.5%" in sentence
+    with pytest.raises(UnsupportedError, match="does not close"):
+        account_warnings(wide, size=1.0)
 
 
 def test_parts_shared_between_models_are_restored() -> None:

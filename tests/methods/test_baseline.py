@@ -89,7 +89,7 @@ def test_where_it_is_from_is_recorded(bag):
     model.background = xmil.background([bag, bag[:3]])
     e = xmil.explain(model, bag, baseline="mean")
     assert (e.params["baseline"], e.params["strength"]) == (f"mean of {N + 3} patches", 1.0)
-    assert e.warnings == ()
+    assert list(e.warnings) == []
 
 
 def test_a_saved_explanation_keeps_it(bag, tmp_path):

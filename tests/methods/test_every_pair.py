@@ -12,6 +12,7 @@ from xmil.methods import METHODS
 WIDTH = 12
 SMALL = {
     "transmil": {"dim": 16},
+    "mambamil": {"dim": 16, "attention_dim": 4},
     "attnmil": {"dim": 8, "attention_dim": 4, "n_out_layers": 1},
     "addmil": {"hidden": 8},
 }

@@ -11,7 +11,7 @@ import xmil
 from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
 from xmil.core.explanation import Audit
 from xmil.methods import METHODS
-from xmil.methods.lrp import check_audit
+from xmil.methods.account import account_warnings
 
 WIDTH, BINS, REFERENCE = 6, 4, 0.7
 TASKS = {
@@ -272,6 +272,6 @@ def test_a_saturated_risk_is_explained_without_alarm(caplog: pytest.LogCaptureFi
 
 def test_an_account_is_judged_by_the_size_of_its_terms() -> None:
     account = Audit.close(output=0.0, instances=2e-5, bias=-1.4e-5)
-    check_audit(account, 0.94)
+    assert account_warnings(account, size=0.94) == ()
     with pytest.raises(UnsupportedError, match="does not close"):
-        check_audit(account, 1e-5)
+        account_warnings(account, size=1e-5)

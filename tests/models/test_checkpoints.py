@@ -113,6 +113,21 @@ CASES = {
         "",
         None,
     ),
+    "xmil-mambamil": (
+        "mambamil",
+        {"dim": 8, "attention_dim": 4, "n_layers": 2, "undo": "published"},
+        [
+            (r"^instance\.0\.0", "proj.0"),
+            (r"^layers\.(\d)\.mamba\.branches\.0\.conv", r"mamba_block.layers.\1.mamba.conv1d"),
+            (r"^layers\.(\d)\.mamba\.branches\.0\.", r"mamba_block.layers.\1.mamba."),
+            (r"^layers", "mamba_block.layers"),
+            (r"^attention\.V", "attention.0"),
+            (r"^attention\.w", "attention.2"),
+            (r"^classifier", "linear_head"),
+        ],
+        "",
+        "model_state_dict",
+    ),
     "mil-lab-dsmil": (
         "dsmil",
         {"dim": 8, "query_dim": 5, "query_layers": 1, "values": "linear", "norm": True},

@@ -9,7 +9,6 @@ import pytest
 import xmil
 from xmil.core.errors import CheckpointError, InputError
 from xmil.models import describe_checkpoint
-from xmil.models.tasks import target_names
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,3 @@ def test_the_task_of_another_file_can_be_given(tmp_path: Path) -> None:
     assert (model.task, model.spec.time_bins, model.spec.encoder) == ("survival", (1, 2, 3), "uni")
     with pytest.raises(CheckpointError, match="the log risk"):
         xmil.load_model(path, task="cox")
-
-
-def test_names_of_classes_are_theirs() -> None:
-    assert target_names("classification", 2, ["HPV-", "HPV+"]) == ("HPV-", "HPV+")
-    assert target_names("multilabel", 3) is None

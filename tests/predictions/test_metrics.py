@@ -20,15 +20,14 @@ from sklearn.metrics import (
 )
 
 from xmil.core.errors import InputError
+from xmil.core.task import TASKS
 from xmil.predictions import metrics as prediction
 from xmil.predictions import weighted
 from xmil.predictions.metrics import (
     c_index,
     class_metrics,
     intervals,
-    log_odds,
     multilabel_metrics,
-    probabilities,
     risk_metrics,
     value_metrics,
 )
@@ -182,17 +181,11 @@ def test_draws_do_not_depend_on_blocks(monkeypatch, rng) -> None:
 def test_sure_predictions_are_still_ranked() -> None:
     """Probabilities of 1 are all equal; their logits are not."""
     z = np.array([[0.0, 40.0], [0.0, 60.0], [0.0, 50.0], [0.0, 45.0]])
-    y, chances = np.array([0, 1, 1, 0]), probabilities(z, "classification")
+    task = TASKS["classification"]
+    y, chances = np.array([0, 1, 1, 0]), task.numbers(z)
     assert class_metrics(y, chances, draws=0)["auroc"].estimate == 0.5
-    ranked = class_metrics(y, chances, scores=log_odds(z, "classification"), draws=0)
+    ranked = class_metrics(y, chances, scores=task.log_odds(z), draws=0)
     assert ranked["auroc"].estimate == 1.0
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-15, 15), min_size=1, max_size=4))
-def test_log_odds_are_those_of_the_probabilities(z) -> None:
-    p = probabilities([z], "classification")
-    np.testing.assert_allclose(log_odds([z], "classification"), np.log(p / (1 - p)), atol=1e-4)
 
 
 def test_slides_of_a_case_are_drawn_together(rng) -> None:
@@ -251,13 +244,3 @@ def test_what_cannot_be_measured_is_nan() -> None:
 def test_what_does_not_fit_is_refused(call) -> None:
     with pytest.raises(InputError):
         call()
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(-30, 30), min_size=1, max_size=5))
-def test_probabilities(z) -> None:
-    chances = probabilities([z], "classification")
-    assert chances.sum() == pytest.approx(1)
-    assert chances.shape == (1, max(2, len(z)))
-    each = probabilities([z], "multilabel")
-    np.testing.assert_allclose(each, 1 / (1 + np.exp(-np.array([z]))))

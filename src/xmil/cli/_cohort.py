@@ -203,14 +203,17 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
     labels and values are the columns with the model's class names, a single value the column `label` where
     that holds numbers. Times and events are those of the training where the cohort lacks the default ones.
     """
+    from xmil.core.task import TASKS
+
     trained = trained_columns(cohort, spec)
     label = label or trained
-    if spec.task in ("survival", "cox"):
+    truth = TASKS[spec.task].truth
+    if truth == "time":
         if trained and (time, event) == ("time", "event") and not {time, event} <= set(cohort.columns):
             time, event = trained.split(",")
         return _survival_labels(cohort, time, event)
-    if spec.task == "classification":
-        return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_classes))
+    if truth == "class":
+        return list(class_labels(cohort, label or "label", spec.class_names, n_classes=spec.n_targets))
     columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
     if not columns and spec.n_classes == 1 and _holds_numbers(cohort, "label"):
         columns = ["label"]
@@ -221,10 +224,10 @@ def task_labels(cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event
             f"The model has {spec.n_classes} outputs; name as many columns with --label. Got {columns}."
         )
     numbers = [number_labels(cohort, column) for column in columns]
-    if spec.task == "multilabel":
+    if truth == "labels":
         _check_binary(numbers, columns)
     rows = list(zip(*numbers, strict=True))
-    return [row[0] for row in rows] if spec.task == "regression" and len(columns) == 1 else _complete(rows)
+    return [row[0] for row in rows] if truth == "values" and len(columns) == 1 else _complete(rows)
 
 
 def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
@@ -251,11 +254,11 @@ def _complete(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...] | None]:
 def class_index(text: str, model: MILModel) -> int:
     """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
     from xmil.core.target import Target
-    from xmil.models.tasks import CLASS_TASKS, count_targets
+    from xmil.core.task import TASKS
 
-    if model.task not in CLASS_TASKS:
+    if not TASKS[model.task].decides:
         return 0
-    n = count_targets(model.task, model.n_classes)
+    n = model.spec.n_targets
     return int(Target(text).resolve(n_classes=n, predicted=0, class_names=model.class_names))
 
 

@@ -22,6 +22,7 @@ REQUIRED = {  # distribution -> module
     "numpy": "numpy",
     "scipy": "scipy",
     "scikit-learn": "sklearn",
+    "pandas": "pandas",
     "pyarrow": "pyarrow",
     "h5py": "h5py",
     "safetensors": "safetensors",

@@ -1,46 +1,143 @@
-"""`xmil bench`: speed and memory, measured on this machine."""
+"""`xmil bench`: the open benchmark of explanations."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.core.errors import InputError, unknown_name
+from xmil.cli import _options
+from xmil.core.errors import InputError
+
+if TYPE_CHECKING:
+    from xmil.bench.plans import Asked
+
+SHOWN = 12  # changes that --compare prints
 
 
 def bench(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Benchmarks; without any, the quick ones.")
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="evidence, tissue, confounder, faithfulness, or all; may be given again."),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the benchmarks and stop.")] = False,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="A row: file.py:function, a Parquet file of scores, or name[:preset][@output]."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A model: file.py:builder, or a name; without any, the protocol's."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer bags and AttnMIL alone: minutes on a CPU.")
+    ] = False,
+    only: Annotated[
+        bool, typer.Option("--only", help="The methods given and the controls, none of the package's.")
+    ] = False,
+    task: Annotated[list[str] | None, typer.Option(help="Only these tasks of the suites.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help="Models of each task, or folds.")] = None,
+    seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
+    data: Annotated[
+        str, typer.Option(help="Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
+    ] = "digits",
+    device: _options.Device = "cpu",
+    minutes: Annotated[
+        float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path(
+        "bench-out"
+    ),
+    report: Annotated[
+        bool, typer.Option("--report", help="Measure nothing: write the page from what is in --out.")
+    ] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Two folders of results, row by row on the same bags.")
+    ] = None,
 ) -> int:
-    """Measure speed and memory here, as ratios within one run; needs a checkout of the sources."""
-    root = _checkout()
-    known = sorted(path.stem for path in (root / "benchmarks").glob("[a-z]*.py") if _runs(path))
-    if list_:
-        print("\n".join(known))
-        return 0
-    for name in names or []:
+    """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
+
+    Writes results.json, bags.parquet and a page, index.html. The speed measurements are `make bench`.
+    """
+    if compare is not None:
+        return _compare(*compare)
+    from xmil.bench.plans import Asked
+
+    asked = Asked(
+        suites=tuple(suite or ()),
+        methods=tuple(method or ()),
+        models=tuple(model or ()),
+        only=only,
+        quick=quick,
+        tasks=tuple(task or ()),
+        repetitions=repetitions,
+        seed=seed,
+        data=data,
+        device=device,
+        minutes=minutes,
+    )
+    if not report and not suite:
+        raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
+    done = True if report else _measure(asked, out)
+    _report(asked, out)
+    if not done:
+        print(f"Time is up; call again with the same --out to go on. So far: {out}.")
+    return 0
+
+
+def _measure(asked: Asked, out: Path) -> bool:
+    from rich.console import Console
+
+    from xmil.bench.plans import known_tasks, measure
+    from xmil.core.errors import unknown_name
+
+    for name in asked.tasks:
+        known = known_tasks(asked.chosen_suites(), asked.plan())
         if name not in known:
-            raise unknown_name("benchmark", name, known)
-    command = [sys.executable, "-m", "benchmarks", *(names or [])]
-    return int(subprocess.run(command, cwd=root, check=False).returncode != 0)  # noqa: S603  # our own files
+            raise unknown_name("task of the suites", name, known)
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        done, left_out = measure(asked, out, lambda text: status.update(text))
+    for reason in left_out:
+        print(f"Left out, {reason}")
+    return done
 
 
-def _checkout() -> Path:
-    """The root of the checkout that this package lies in."""
-    root = Path(__file__).parents[3]
-    if not (root / "benchmarks" / "__main__.py").is_file():
-        raise InputError(
-            "The benchmarks come with the sources, not with an installed package; "
-            "clone the repository and run 'make bench' there."
-        )
-    return root
+def _report(asked: Asked, out: Path) -> None:
+    from xmil.bench.folder import Folder
+    from xmil.bench.report import PAGE, write_report
+
+    summary = write_report(Folder(out), asked.settings())
+    for suite in summary["suites"]:
+        _print_suite(suite)
+    print(f"\nWritten to {out / PAGE}.")
 
 
-def _runs(path: Path) -> bool:
-    return "def main(" in path.read_text(encoding="utf-8")
+def _print_suite(suite: dict[str, Any]) -> None:
+    """The leading measure of every column, and whether the suite's own tests hold."""
+    print(f"\n{suite['title']}")
+    for column in suite["columns"]:
+        lead = column["verdicts"][0]["sentence"] if column["verdicts"] else column["status"]
+        print(f"  {column['problem']}, {column['model']}: {lead}")
+    failed = [check for check in suite["controls"] if not check["passed"]]
+    held = len(suite["controls"]) - len(failed)
+    print(f"  The suite's tests of itself: {held} of {len(suite['controls'])} hold.")
+    for check in failed:
+        print(f"    fails: {check['what']} ({check['detail']})")
+
+
+def _compare(first: Path, second: Path) -> int:
+    from xmil.bench.comparing import compare_runs
+
+    changes = compare_runs(first, second)
+    sure = [c for c in changes if c.sure]
+    unpaired = [c for c in changes if c.difference is None]
+    print(f"{len(changes)} figures in both runs; {len(sure)} differ (95 % paired interval without zero).")
+    for c in sorted(sure, key=lambda c: -abs(c.difference.estimate if c.difference else 0.0))[:SHOWN]:
+        where = f"{c.suite}, {c.problem}, {c.model}, {c.method}, {c.measure}"
+        print(f"  {where}: {c.first:.3f} to {c.second:.3f}, {c.difference}")
+    if len(sure) > SHOWN:
+        print(f"  and {len(sure) - SHOWN} more.")
+    for reason in dict.fromkeys(f"{c.suite}, {c.problem}, {c.model}: {c.reason}" for c in unpaired):
+        print(f"  Not paired: {reason}.")
+    return 0

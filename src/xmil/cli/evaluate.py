@@ -64,9 +64,9 @@ def evaluate(
     gpus: _workers.Gpus = 0.0,
 ) -> int:
     """Drop instances by each method's scores and see whether the prediction follows."""
+    from xmil.core.task import TASKS
     from xmil.evaluate.faithfulness import FaithfulnessSettings
     from xmil.models import load_model
-    from xmil.models.tasks import CLASS_TASKS
     from xmil.runs.cautions import seen_warning
     from xmil.runs.evaluate import EvaluateRun, LabelledSlide, file_digest
     from xmil.runs.workers.pool import Workers
@@ -87,9 +87,10 @@ def evaluate(
         truth_class=1 if truth is None else class_index(truth_class, net),
     )
     settings.check(net)
-    if net.task not in CLASS_TASKS:
+    decides = TASKS[net.task].decides
+    if not decides:
         print(f"A {net.task} model is neither right nor wrong: every slide counts.")
-    column = label if net.task in CLASS_TASKS else None
+    column = label if decides else None
     cases, missing = find_cases(
         features, cohort, label=column, splits=listed(split), names=net.class_names, by=by, spec=net.spec
     )

@@ -19,7 +19,7 @@ ALL = "all"
 
 def toy(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas, or 'all'.")] = "",
-    model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, or 'all'.")] = "",
+    model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, mambamil, or 'all'.")] = "",
     methods: Annotated[str, typer.Option(help="Methods as name[:preset][@output], or 'all'.")] = "",
     repetitions: Annotated[
         int | None, typer.Option(help="Models of each configuration, trained at once.")

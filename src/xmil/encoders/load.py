@@ -1,11 +1,11 @@
 """Find an encoder by what the user calls it.
 
-In this order: a registered name; a file (`.onnx`, TorchScript); `module:function`; a timm model.
+In this order: a registered name; a file (`.onnx`, TorchScript); `module:function` or `file.py:function`; a
+timm model.
 """
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from xmil.core.errors import FileError, InputError, XmilError, unknown_name
+from xmil.core.named_function import load_function
 from xmil.encoders.encoder import Encoder, Transform, make_encoder
 from xmil.encoders.foreign import file_digest
 from xmil.encoders.registry import ENCODERS
@@ -83,13 +84,7 @@ def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tup
 
 def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
     """What `module:function` gives: a network, or a network with its transform."""
-    module, _, function = name.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), function)
-    except ImportError as error:
-        raise InputError(f"The encoder {name!r} cannot be imported: {error}.") from None
-    except AttributeError:
-        raise InputError(f"The module {module!r} has no {function!r}.") from None
+    made = load_function(name, kind="encoder")
     try:
         built = made() if weights is None else made(str(weights))
     except XmilError:

@@ -44,6 +44,15 @@ def auroc(labels: Tensor, scores: Tensor) -> Tensor:
     return _usable(labels, _Ranking.of(scores.double()).auroc(labels))
 
 
+def ranks(scores: Tensor) -> Tensor:
+    """Ranks (..., n) of scores, the highest first, ties at their mean.
+
+    >>> ranks(torch.tensor([0.5, 0.9, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    return _Ranking.of(scores.double()).mean_ranks()
+
+
 @dataclass(frozen=True)
 class _Ranking:
     """Positions (..., n) by falling score, and the first and last position of each one's tied group."""

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.target import Target
+from xmil.core.task import TASKS
 from xmil.evaluate.parts import MODES, parts_of
-from xmil.methods.network import ForwardFunction, Network
-from xmil.methods.opening import open_network
-from xmil.methods.outputs import Output, Question, class_logits
-from xmil.models.tasks import CLASS_TASKS
+from xmil.methods.explain import Bags as Bags
+from xmil.methods.network import Network
+from xmil.methods.opening import Calling, open_network
+from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 Floats = npt.NDArray[np.float64]
-Bags = Bag | Tensor | npt.NDArray[Any]
 Scores = Explanation | npt.ArrayLike
 
 
@@ -86,18 +86,18 @@ class Flips:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | str | PathLike[str],
         bag: Bags,
         *,
         target: Any = ...,
         mode: str = "remove",
-        forward: ForwardFunction | None = None,
+        **how: Unpack[Calling],
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
-        self.network, x = open_network(model, bag, forward=forward)
+        self.network, x = open_network(model, bag, **how)
         self.mode = mode
-        with frozen(model), torch.no_grad():
+        with frozen(self.network.module), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
         asked = only_target(self.network, self._parts.full.shape[-1]) if target is ... else target
         question = Question([asked], None, self.network, default="probability")
@@ -116,7 +116,7 @@ class Flips:
     @property
     def decides(self) -> bool:
         """Whether the model has classes to decide between; a value or a risk cannot flip."""
-        return self.network.task in CLASS_TASKS
+        return TASKS[self.network.task].decides
 
     @property
     def decision(self) -> int | None:
@@ -130,9 +130,8 @@ class Flips:
         A probability has 1, the risk of t time bins t, a log risk 1 (a hazard 2.7 times as high). A value has
         the largest of its distances to the reference, for the full and the empty bag, and the reference.
         """
-        if self.output.kind != "value":
-            survival = self.network.task == "survival" and self.output.kind == "risk"
-            return float(self._parts.full.shape[-1]) if survival else 1.0
+        if self.output.scale is not None:
+            return self.output.scale
         ends = self._values(torch.cat([self._parts.full, self._parts.empty]))
         return float(max(np.abs(ends).max(), *map(abs, self.network.references(self._parts.full.shape[-1]))))
 
@@ -192,11 +191,12 @@ class Flips:
         return np.asarray(self.output(logits.double()).cpu().numpy(), dtype=np.float64)
 
     def _decisions(self, logits: Tensor) -> npt.NDArray[np.int64]:
-        return decisions(logits, self.network.task, self.output)
+        target = int(self.output.target)
+        return TASKS[self.network.task].decisions(logits.double().cpu().numpy(), target)
 
 
 def flip(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -206,7 +206,7 @@ def flip(
     mode: str = "remove",
     steps: int | str = 100,
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> Curve:
     """The explained output while instances are dropped from the bag, or added to an empty one.
 
@@ -217,6 +217,7 @@ def flip(
     k-th; "percent" is 100, "each" is one by one. Equal scores leave in a random order drawn from `seed`. The
     empty bag is n zero vectors. The output is the target's probability, or the hazard of a time bin; for
     models without classes, the value minus its reference, or the risk, which no step can flip.
+    `forward`, `returns` and `average` as for `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -224,12 +225,12 @@ def flip(
     >>> curve.values.shape, curve.counts.tolist()
     ((5,), [0, 1, 2, 3, 4])
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     return flips.curve(scores, order=order, action=action, steps=steps, seed=seed)
 
 
 def srg(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -237,7 +238,7 @@ def srg(
     mode: str = "remove",
     steps: int | str = 100,
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """Symmetric relevance gain: AUPC with the least relevant first minus AUPC with the most relevant first.
 
@@ -250,7 +251,7 @@ def srg(
     >>> srg(net, torch.ones(3, 4), [3.0, 2.0, 1.0], target=1)  # equal instances: the order cannot matter
     0.0
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     first, last = (
         flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
     )
@@ -264,8 +265,9 @@ def target_of(scores: Scores, target: Any) -> Any:
 
 def only_target(network: Network, n_outputs: int) -> int:
     """The target of a model with one output: its value, its risk, or class 1; refused for any other."""
-    if n_outputs == 1 and network.task != "survival":
-        return 1 if network.task in CLASS_TASKS and network.task != "multilabel" else 0
+    task = TASKS[network.task]
+    if n_outputs == 1 and (task.truth == "class" or task.count_targets(1) == 1):
+        return task.count_targets(1) - 1
     names = network.target_names(n_outputs) or range(n_outputs)
     raise InputError(
         f"Bare scores do not say which target they explain; pass the Explanation, or target= "
@@ -305,20 +307,6 @@ def flip_order(scores: Floats, *, order: str = "morf", seed: int = 0) -> npt.NDA
         raise unknown_name("order", order, ORDERS)
     key = {"morf": -scores, "lerf": scores, "abs": -np.abs(scores)}[order]
     return np.lexsort((np.random.default_rng(seed).permutation(len(scores)), key))
-
-
-def decisions(logits: Tensor, task: str, output: Output) -> npt.NDArray[np.int64]:
-    """The predicted class of each row; for multi-label models 1 where the target is predicted.
-
-    Models without classes decide nothing: 0 throughout.
-    """
-    if task not in CLASS_TASKS:
-        return np.zeros(len(logits), dtype=np.int64)
-    if task == "multilabel":
-        decided = (logits[:, int(output.target)] > 0).long()
-    else:
-        decided = class_logits(logits, task).argmax(dim=-1)
-    return np.asarray(decided.cpu().numpy(), dtype=np.int64)
 
 
 def _first_change(decided: npt.NDArray[np.int64]) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from torch import nn
 
 from xmil.core.errors import bad_parameter
 from xmil.evaluate.flip import Bags, Flips, Floats, Scores, flip_order, target_of
-from xmil.methods.network import ForwardFunction
+from xmil.methods.opening import Calling
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
 
 
 def sufficiency(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -62,7 +63,7 @@ def sufficiency(
     target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """What keeping the top share of the instances preserves: the output of the bag they make.
 
@@ -75,12 +76,12 @@ def sufficiency(
     >>> sufficiency(net, x, e, top=1.0) == float(xmil.flip(net, x, e).values[0])
     True
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     return flips.value_of(top_instances(flips.checked(scores), top, seed=seed))
 
 
 def necessity(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Bags,
     scores: Scores,
     *,
@@ -88,7 +89,7 @@ def necessity(
     target: Any = ...,
     mode: str = "remove",
     seed: int = 0,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> float:
     """What dropping the top share of the instances destroys: the output with minus without them.
 
@@ -99,7 +100,7 @@ def necessity(
     >>> necessity(net, torch.ones(4, 4), [4, 3, 2, 1], top=0.5, target=1)  # equal instances
     0.0
     """
-    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, forward=forward)
+    flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     kept = ~top_instances(flips.checked(scores), top, seed=seed)
     return flips.value_of(np.ones(flips.n, dtype=bool)) - flips.value_of(kept)
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import Explanation
-from xmil.heatmaps.words import VALUES, Caption, number
+from xmil.core.task import TASKS
+from xmil.heatmaps.words import Caption, number
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,24 @@ class SavedRun:
         return Caption(slide_id, self._class(row.get("label")), predicted, self.task, correct)
 
     def _prediction(self, row: Mapping[str, str]) -> str | None:
-        if self.task in VALUES:
-            held = row.get("value") or row.get("risk")
+        task = TASKS[self.task]
+        if not task.decides:
+            held = row.get(task.noun)
             return None if not held else number(float(held))
         name = self._class(row.get("predicted"))
         p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
         return name if not p or name is None else f"{name} (p = {float(p):.2f})"
 
     def _from_logits(self, explanations: Sequence[Explanation]) -> str | None:
-        logits = np.asarray(explanations[0].logits, dtype=np.float64) if explanations else np.zeros(0)
-        if self.task != "classification" or len(logits) < 2:
+        logits, task = explanations[0].logits if explanations else np.zeros(0), TASKS[self.task]
+        if task.truth != "class" or len(logits) < 2:
             return None
-        shares = np.exp(logits - logits.max())
-        best = int(logits.argmax())
+        chances = task.numbers(logits)
+        best = int(chances.argmax())
         known = {e.target.cls: e.target.name for e in explanations if e.target.name}
         name = known.get(best) or self._class(str(best)) or str(best)
         shown = f"class {name}" if name.isdigit() else name
-        return f"{shown} (p = {shares[best] / shares.sum():.2f})"
+        return f"{shown} (p = {chances[best]:.2f})"
 
     def _class(self, cell: str | None) -> str | None:
         """A class by its name, where the table has its number."""

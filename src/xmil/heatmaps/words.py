@@ -12,10 +12,10 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation
 from xmil.core.method_cards import card_of
 from xmil.core.target import Target
+from xmil.core.task import TASKS
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-VALUES = {"regression": "the value", "survival": "the risk", "cox": "the risk"}  # tasks with one number
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     >>> subtitle(e), ends(e)
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
-    return f"for {VALUES.get(task) or explained(explanation)}"
+    return f"for {TASKS[task].subject(explained(explanation))}"
 
 
 def explained(explanation: Explanation) -> str:
@@ -70,9 +70,7 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
     if not explanation.signed:
         noun = "attention" if explanation.method == "attention" else "score"
         return f"low {noun}", f"high {noun}"
-    if task in VALUES:
-        return f"lowers {VALUES[task]}", f"raises {VALUES[task]}"
-    return f"speaks against {explained(explanation)}", f"supports {explained(explanation)}"
+    return TASKS[task].ends(explained(explanation))
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -116,10 +114,10 @@ def is_predicted(target: Target, logits: npt.ArrayLike, task: str = "classificat
     >>> is_predicted(Target(1), [0.2, 1.4]), is_predicted(Target(0), [0.2, 1.4])
     (True, False)
     """
-    values = np.asarray(logits, dtype=np.float64)
-    if task in VALUES or len(values) < 2:
+    meaning = TASKS[task]
+    if not meaning.decides or np.size(logits) < 2:
         return True
-    return target.against is None and target.cls == int(values.argmax())
+    return target.against is None and target.cls == meaning.predicted(logits)
 
 
 def without_repeats(explanations: Sequence[Explanation]) -> list[Explanation]:

@@ -1,68 +1,42 @@
-"""One forward pass under the rules, then a backward pass for each explained output."""
+"""The mode that sees every operation of a forward pass and puts the rules in place of gradients."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule, Composite
-from xmil.lrp.ledger import Ledger
-from xmil.lrp.operations import GRADIENT_IS_RULE, RULES, is_live, live_tensors, name_of, out_of_place
+from xmil.lrp.ledger import Ledger, product_sum
+from xmil.lrp.marks import CONSTANT, CUT, LIVE, Marks, tensors_in
+from xmil.lrp.operations import (
+    CARRIES_GATES,
+    FIRST_ALONE,
+    GRADIENT_IS_RULE,
+    PRODUCTS,
+    READS_NUMBERS,
+    RULES,
+    is_live,
+    live_tensors,
+    name_of,
+    no_values,
+    out_of_place,
+    positional,
+)
+from xmil.lrp.sight import Sight, check_transforms, kept_by_autograd
+from xmil.lrp.values import accounted, without_rule
 
-Forward = Callable[[Tensor], Tensor]
-OutputFunction = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A tensor and its gradient under the rules; their product is its relevance."""
-
-    tensor: Tensor
-    gradient: Tensor | None
-
-    @property
-    def features(self) -> Tensor:
-        """Relevance of every number of the tensor."""
-        return torch.zeros_like(self.tensor) if self.gradient is None else self.tensor * self.gradient
-
-    @property
-    def instances(self) -> Tensor:
-        """Relevance summed over the last dimension."""
-        if self.gradient is None:
-            return self.tensor.new_zeros(self.tensor.shape[:-1])
-        rows = zip(self.tensor.split(4096, dim=-2), self.gradient.split(4096, dim=-2), strict=True)
-        return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
-
-    def against(self, baseline: Tensor) -> Tensor:
-        """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
-        if self.gradient is None:
-            return self.tensor.new_zeros(self.tensor.shape[:-1])
-        if baseline.ndim == 1:
-            return self.gradient @ baseline
-        return (self.gradient * baseline).sum(dim=-1)
-
-
-@dataclass(frozen=True)
-class Relevance:
-    """Relevance of one explained output: at the input, at the asked layers, and what constants kept.
-
-    `size` is the largest term of the output as a sum over logits and a constant: rounding goes with it, even
-    where the terms cancel.
-    """
-
-    output: Tensor
-    input: Flow
-    layers: Mapping[str, Flow]
-    shares: Mapping[str, float]
-    size: float = 0.0
+WAY_OUT = (
+    "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
+    "ig, gxi, grad2, single, one_removed."
+)
+NAMED_CUTS = 3  # places that a warning lists
 
 
 class Engine(TorchFunctionMode):
@@ -76,7 +50,9 @@ class Engine(TorchFunctionMode):
         self.composite = composite
         self.module = module
         self.ledger = Ledger()
-        self.gates: dict[int, Tensor] = {}  # outputs of sigmoids, kept alive so that ids stay theirs
+        self.marks = Marks()
+        self.sight = Sight()
+        self.cuts: list[str] = []  # where constants that depend on the input were taken as values
         self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
         self._own = own
         composite.check_names(self._names.values())
@@ -89,9 +65,21 @@ class Engine(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        if not live_tensors(args) and not live_tensors(options):
+        check_transforms(args)
+        depends = max(self.marks.survey(args), self.marks.survey(options))
+        if depends == CONSTANT:
             return func(*args, **options)
         name = name_of(func)
+        if depends == LIVE:
+            with self.sight(name), kept_by_autograd():
+                out = self._ruled(func, name, *positional(name, args, options))
+        else:
+            out = func(*args, **options)
+        self._note(name, args, out)
+        return out
+
+    def _ruled(self, func: Any, name: str, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """The operation under its rule; in place, as a copy that is written back."""
         if name == "__setitem__" and is_live(args[0]):
             self._need_own_tensors()
         plain = out_of_place(func, name, options)
@@ -100,32 +88,73 @@ class Engine(TorchFunctionMode):
         self._need_own_tensors()
         options.pop("inplace", None)
         target, *others = args
-        out = self._run(plain, name_of(plain), [target.clone(), *others], options)
-        return target.copy_(out)
+        before = target.clone()
+        self.marks.follow(target, before)
+        out = self._run(plain, name_of(plain), [before, *others], options)
+        return RULES["copy_"](self, Tensor.copy_, target, out)
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The operation under its rule; refused where it has none."""
+        """The operation under its rule; one without a rule is refused should relevance come to it."""
+        try:
+            out = self._by_rule(func, name, args, kwargs)
+        except _NoRuleError as error:
+            out = without_rule(func(*args, **kwargs), str(error))
+        if name in CARRIES_GATES:
+            self.marks.carry(self._gates_of(name, args, kwargs), out)
+        return out
+
+    def _by_rule(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if name in RULES:
             return self._owned(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)
         if name not in GRADIENT_IS_RULE and live_tensors(out):
-            return self.refuse(func)
-        if self.gates and isinstance(out, Tensor) and id(args[0]) in self.gates:
-            self.gates[id(out)] = out
+            if name.endswith("_") and not name.startswith("__"):  # what it changed is in use already
+                raise UnsupportedError(self._no_rule(func, ""))
+            return without_rule(out, self._no_rule(func, ""))
         return out
+
+    def _gates_of(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+        """The live tensors that must be gates for the result to be one."""
+        if name == "div":
+            return live_tensors(args[0])
+        if name in PRODUCTS and self._has_parameter(args):
+            return []
+        return live_tensors(args) + live_tensors(kwargs)
+
+    def _has_parameter(self, args: Sequence[Any]) -> bool:
+        return any(not is_live(a) and self.name_of_parameter(a) is not None for a in tensors_in(list(args)))
+
+    def _note(self, name: str, args: Sequence[Any], out: Any) -> None:
+        """Mark constants that were computed from the input."""
+        if name in READS_NUMBERS:
+            self.marks.put_number(out)
+            return
+        if no_values(name) or (name in FIRST_ALONE and self.marks.survey(args[0]) == CONSTANT):
+            return
+        if name == "broadcast_tensors":
+            sources = args[0] if isinstance(args[0], list | tuple) else args
+            for source, tensor in zip(sources, out, strict=True):
+                self.marks.follow(source, tensor)
+            return
+        for tensor in tensors_in(out):
+            if not tensor.requires_grad:
+                self.marks.put(tensor, CUT)
+        if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")):
+            for written in (args[0], args[0]._base):
+                if isinstance(written, Tensor) and not written.requires_grad:
+                    self.marks.put(written, CUT)
 
     def _need_own_tensors(self) -> None:
         """An in-place operation: start over, with a tensor of its own for every ruled result."""
         if not self._own:
-            raise _StartOver
+            raise StartOver
 
     def _owned(self, out: Any) -> Any:
         """A ruled result that may be changed in place: what the rules hold on to is then another tensor."""
         if not self._own or not is_live(out):
             return out
         copy = out.clone()
-        if id(out) in self.gates:
-            self.gates[id(copy)] = copy
+        self.marks.follow(out, copy)
         return copy
 
     def name_of_parameter(self, tensor: Tensor) -> str | None:
@@ -136,6 +165,41 @@ class Engine(TorchFunctionMode):
         """The affine rule of a weight, by the name of the parameter it is or is a view of."""
         return self.composite.rule_for(None if weight is None else self.name_of_parameter(weight))
 
+    def share_of(self, constant: Any, otherwise: str = "bias") -> str:
+        """The share that a constant term's relevance belongs to: `cut` if it depends on the input."""
+        if is_live(constant) or not self.marks.depends(constant):
+            return otherwise
+        if len(self.cuts) < NAMED_CUTS and (place := self.where()) not in self.cuts:
+            self.cuts.append(place)
+        return CUT
+
+    def keep(self, constant: Any, out: Tensor, *, share: str = "bias") -> None:
+        """Book what a constant term of `out` will receive: to `share`, or to `cut`."""
+        self.ledger.keep(self.share_of(constant, share), constant, out)
+
+    def keep_constants(
+        self, out: Tensor, compute: Callable[..., Tensor], *values: Any, share: str = "bias"
+    ) -> None:
+        """Book what the constants among `values` add to `out` = compute(*values), linear in all of them."""
+        shares = [None if is_live(v) or _is_zero(v) else self.share_of(v, share) for v in values]
+        with torch.no_grad():
+            for one in {found for found in shares if found is not None}:
+                kept = [v if found == one else _zeros(v) for v, found in zip(values, shares, strict=True)]
+                self.ledger.keep(one, compute(*kept), out)
+
+    def accounted(self, constant: Tensor, anchor: Tensor, *, share: str = "bias") -> Tensor:
+        """The constant as a live tensor that books its own relevance; `anchor` is another live argument."""
+        share = self.share_of(constant, share)
+        return accounted(constant, anchor, lambda g: self.ledger.add(share, product_sum(constant, g)))
+
+    def without_gates(self, factors: Sequence[Any]) -> list[Any]:
+        """The factors of a product with gates and weights as constants, where another factor is live."""
+        constant = {"weight", "gate"} if self.composite.gates == "signal" else {"weight"}
+        live = [factor for factor in factors if is_live(factor)]
+        if all(self.marks.of(factor) in constant for factor in live):
+            return list(factors)
+        return [f.detach() if is_live(f) and self.marks.of(f) in constant else f for f in factors]
+
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
         for role, value in parameters.items():
@@ -145,24 +209,28 @@ class Engine(TorchFunctionMode):
                     f"{self.where()}; put both into one nn.Module and explain that."
                 )
             if is_live(value):
-                raise UnsupportedError(
-                    f"No LRP rule for {operation!r} with a {role} that depends on the input, {self.where()}. "
-                    f"{_WAY_OUT}"
-                )
+                self.refuse(operation, f"with a {role} that depends on the input")
 
     def refuse(self, function: Any, detail: str = "") -> NoReturn:
-        """The error for an operation without a rule, with the module that called it."""
-        what = f"{name_of(function)!r} {detail}".rstrip()
-        raise UnsupportedError(f"No LRP rule for the operation {what}, {self.where()}. {_WAY_OUT}")
+        """No rule for this operation: the pass goes on, and is refused if relevance would come this way."""
+        raise _NoRuleError(self._no_rule(function, detail))
+
+    def _no_rule(self, function: Any, detail: str) -> str:
+        name = function if isinstance(function, str) else name_of(function)
+        what = f"{name!r} {detail}".rstrip()
+        return f"No LRP rule for the operation {what}, {self.where()}. {WAY_OUT}"
+
+    @cached_property
+    def _paths(self) -> dict[int, str]:
+        return {id(m): path for path, m in self.module.named_modules()}
 
     def where(self) -> str:
         """The innermost module on the call stack, by its path in the explained module."""
-        paths = {id(m): path for path, m in self.module.named_modules()}
         frame = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in paths:
-                path = paths[id(owner)]
+            if isinstance(owner, nn.Module) and id(owner) in self._paths:
+                path = self._paths[id(owner)]
                 return (
                     f"in module {path!r} ({type(owner).__name__})" if path else f"in {type(owner).__name__}"
                 )
@@ -170,127 +238,21 @@ class Engine(TorchFunctionMode):
         return "outside any module"
 
 
-class _StartOver(BaseException):
+class StartOver(BaseException):
     """Not an error: the forward pass is run once more."""
 
 
-_WAY_OUT = (
-    "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
-    "ig, gxi, grad2, single, one_removed."
-)
+class _NoRuleError(UnsupportedError):
+    """A rule that cannot take what it is given."""
 
 
-class Trace:
-    """A finished forward pass under the rules, ready for backward passes."""
-
-    def __init__(self, engine: Engine, x: Tensor, logits: Tensor, layers: Mapping[str, Tensor]) -> None:
-        self._engine = engine
-        self._x = x
-        self._logits = logits
-        self._layers = layers
-
-    @property
-    def logits(self) -> Tensor:
-        """The model's own outputs (b, c), detached."""
-        return self._logits.detach()
-
-    def relevance(self, output: OutputFunction, *, keep: bool = False) -> Relevance:
-        """Relevance of output(logits), a tensor (b,); `keep` leaves the graph for another output."""
-        ledger = self._engine.ledger
-        ledger.clear()
-        logits = self.logits.requires_grad_(True)
-        with torch.enable_grad():
-            value = output(logits)
-            (seed,) = torch.autograd.grad(value.sum(), logits)
-        wanted = [self._x, *self._layers.values()]
-        gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
-        at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
-        shares = ledger.totals()
-        terms = seed.double() * self.logits.double()
-        constant = float((value.detach().double() - terms.sum(dim=-1)).sum())
-        shares["bias"] += constant
-        size = max(abs(constant), float(terms.abs().max()))
-        return Relevance(value.detach(), at[0], dict(zip(self._layers, at[1:], strict=True)), shares, size)
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, Tensor) and value == 0
 
 
-def trace(
-    forward: Forward,
-    x: Tensor,
-    *,
-    module: nn.Module,
-    composite: Composite | None = None,
-    layers: Sequence[str] = (),
-) -> Trace:
-    """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
-
-    `layers` are dotted names of submodules whose outputs' relevance is wanted.
-    """
-    for part in module.modules():
-        if isinstance(part, torch.jit.ScriptModule):
-            raise UnsupportedError(
-                f"The compiled module {part.original_name} hides its operations. {_WAY_OUT}"
-            )
-    try:
-        return _trace(forward, x, Engine(composite or Composite(), module), layers)
-    except _StartOver:
-        return _trace(forward, x, Engine(composite or Composite(), module, own=True), layers)
-
-
-def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:
-    x = x.detach().requires_grad_(True)
-    captured: dict[str, Tensor] = {}
-    with torch.enable_grad(), ExitStack() as stack:
-        for name in layers:
-            stack.enter_context(_capture(engine.module, name, captured))
-        start = engine._owned(x)
-        with engine:
-            logits = forward(start)
-    _check_graph(logits)
-    return Trace(engine, x, logits, {name: captured[name] for name in layers})
-
-
-def _check_graph(logits: Tensor) -> None:
-    """Refuse an output without relevance, and custom autograd functions, which pass by every mode."""
-    if not logits.requires_grad:
-        raise UnsupportedError(
-            "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
-            "detached tensor is, or was computed under no_grad. Let the model return logits, or pass "
-            "forward= to pick them."
-        )
-    seen, stack = set(), [logits.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        cls = getattr(type(node), "_forward_cls", None)
-        if cls is not None and not cls.__module__.startswith("xmil.lrp."):
-            name = f"{cls.__module__}.{cls.__name__}"
-            raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {_WAY_OUT}")
-        stack.extend(following for following, _ in node.next_functions)
-
-
-class _capture:  # noqa: N801  # reads as a verb
-    """Keep the output of a submodule during a forward pass."""
-
-    def __init__(self, module: nn.Module, name: str, into: dict[str, Tensor]) -> None:
-        modules = dict(module.named_modules())
-        if name not in modules:
-            raise unknown_name("layer", name, (path for path in modules if path))
-        self._module, self._name, self._into = modules[name], name, into
-
-    def __enter__(self) -> None:
-        self._handle = self._module.register_forward_hook(self._keep)
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-        if self._name not in self._into and sys.exc_info()[0] is None:
-            raise InputError(f"The layer {self._name!r} gave no tensor that depends on the input.")
-
-    def _keep(self, _module: nn.Module, _args: Any, out: Any) -> None:
-        if tensors := live_tensors(out):
-            self._into[self._name] = tensors[0]
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -1

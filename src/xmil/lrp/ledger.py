@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SHARES = ("class_token", "bias", "epsilon")
+SHARES = ("class_token", "bias", "epsilon", "cut")
 
 
 class Ledger:
@@ -43,6 +43,8 @@ def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:
     """
     if not isinstance(constant, Tensor):
         constant = torch.tensor(float(constant), device=gradient.device)
+    if gradient.is_complex() or constant.is_complex():  # gradients of real and imaginary part as one number
+        return (gradient.conj() * constant).real.sum().double()
     constant = constant.to(gradient.dtype).nan_to_num(posinf=0.0, neginf=0.0)
     if constant.shape == gradient.shape:
         return (gradient * constant).sum()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from xmil.core.registry import Registry
@@ -45,9 +46,28 @@ linalg_norm linalg_vector_norm
 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
 avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
 interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
+fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift
+view_as_real view_as_complex real imag conj resolve_conj resolve_neg conj_physical H mH adjoint
+sparse_coo_tensor to_dense to_sparse coalesce
 """
 GRADIENT_IS_RULE = frozenset(_HOMOGENEOUS.split())
 
+
+# Rules through which a gate stays a gate.
+_TRANSPARENT = """
+add sub rsub mul div pow square sqrt float_power cat stack hstack vstack dstack column_stack where max min
+maximum minimum fmax fmin masked_fill pad copy_ scatter index_put index_copy index_add scatter_add
+clamp clamp_min clamp_max clip hardtanh relu6 lerp scatter_reduce index_reduce index_fill fill_diagonal
+prod addcmul addcdiv linalg_solve
+"""
+# The same, unless a factor is a parameter: that is a linear layer.
+_PRODUCTS = "matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum tensordot _sparse_mm"
+PRODUCTS = frozenset(_PRODUCTS.split())
+CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
+
+READS_NUMBERS = frozenset({"item", "tolist", "__float__"})
+FIRST_ALONE = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})  # others give only a shape
 
 KEEP_IN_PLACE = frozenset(
     {"copy_", "requires_grad_", "detach_", "squeeze_", "unsqueeze_", "transpose_", "t_"}
@@ -61,7 +81,7 @@ def name_of(function: Operation) -> str:
     >>> name_of(torch.add), name_of(torch.Tensor.mT.__get__)
     ('add', 'mT')
     """
-    name = getattr(function, "__name__", str(function))
+    name = getattr(function, "__name__", str(function)).partition(".")[0]  # mul.Tensor of torch.ops
     if name == "__get__":
         return str(getattr(getattr(function, "__self__", None), "__name__", name))
     return _ALIASES.get(name, name)
@@ -99,9 +119,46 @@ def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Ope
     if options.get("inplace"):
         return function
     if name.endswith("_") and not name.startswith("__") and name not in KEEP_IN_PLACE:
-        found: Operation | None = getattr(Tensor, name[:-1], None)
+        found: Operation | None = _NOT_IN_PLACE.get(name, getattr(Tensor, name[:-1], None))
         return found
     return None
+
+
+def fill_diagonal(input: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """What `fill_diagonal_` writes."""
+    return input.clone().fill_diagonal_(fill_value, wrap)
+
+
+def zero(input: Tensor) -> Tensor:
+    """What `zero_` writes."""
+    return torch.zeros_like(input)
+
+
+def fill(input: Tensor, value: Any) -> Tensor:
+    """What `fill_` writes."""
+    out: Tensor = torch.zeros_like(input) + value
+    return out
+
+
+_NOT_IN_PLACE: dict[str, Operation] = {"fill_diagonal_": fill_diagonal, "zero_": zero, "fill_": fill}
+
+
+def positional(
+    name: str, args: Sequence[Any], options: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """A call with torch's first argument in its place, also where it was given by keyword.
+
+    >>> positional("mean", (), {"input": 1, "dim": 0})
+    ((1,), {'dim': 0})
+    """
+    if not args and "input" in options and name != "where":
+        return (options.pop("input"),), options
+    return args, options
+
+
+def no_values(name: str) -> bool:
+    """Whether an operation takes only shape and type from its arguments."""
+    return name.endswith("_like") or name.startswith("new_")
 
 
 def is_live(value: Any) -> bool:

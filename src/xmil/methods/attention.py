@@ -12,6 +12,7 @@ from torch import Tensor
 
 from xmil.core.errors import bad_parameter
 from xmil.core.target import Target
+from xmil.methods.captured import captured_attention
 from xmil.methods.network import Network
 from xmil.methods.outputs import Question
 from xmil.methods.registry import Attribution, Attributions, register_method
@@ -22,7 +23,8 @@ FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def _unsupported(network: Network) -> str | None:
-    return "it has no attention of a known kind" if network.model is None else network.model.no_attention
+    """Why a model of ours has no attention; whether another's has is seen when it runs."""
+    return None if network.model is None else network.model.no_attention
 
 
 @register_method("attention", signed=False, cost="1 to 2", supports=_unsupported)
@@ -44,12 +46,39 @@ def attention(
     layers of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one.
     A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
     and what falls on the repeated instances that fill the square is given back to them, unless `fold=False`
-    (as the published code has it).
+    (as the published code has it). Modules of others: the last softmax that pools the instances, else the
+    last that weighs them, or number `layer` of these; the explanation says which.
     """
+    if network.model is None:
+        return _foreign(network, x, question, layer=layer, heads=heads)
     logits, weights = attention_of(network, x, layer=layer, heads=heads, normalise=normalise, fold=fold)
     outputs = question.outputs(logits)
     return Attributions(
         logits, [Attribution(o, float(o(logits)), branch(weights, o.target, network)[0]) for o in outputs]
+    )
+
+
+def _foreign(
+    network: Network, x: Tensor, question: Question, *, layer: int | str, heads: str
+) -> Attributions:
+    """The softmax of a foreign module that weighs the instances, and which it is."""
+    if heads != "mean":
+        raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
+    logits = network(x)
+    found = captured_attention(network, x, logits, layer=layer)
+    said = f"The attention shown is {found.said}."
+    return Attributions(
+        logits,
+        [
+            Attribution(
+                output,
+                float(output(logits)),
+                found.of(int(output.target)),
+                params={"softmax": found.said},
+                warnings=(said,),
+            )
+            for output in question.outputs(logits)
+        ],
     )
 
 
@@ -73,16 +102,16 @@ def attention_of(
     if layer != "rollout":
         raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
     h = model.embed(x)
-    return model.aggregate(h), model.attention_weights(h)
+    return network.aggregate(h), network.attention_weights(h)
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
     """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
     columns = weights.shape[-1]
     per_class = network.model is not None and network.model.class_attention
-    if network.task == "survival" and int(target) == columns:  # the risk depends on every bin
-        per_class = False
-    return weights[..., min(int(target), columns - 1)] if per_class else weights.mean(dim=-1)
+    if not per_class or int(target) >= columns:  # the risk of a survival model depends on every bin
+        return weights.mean(dim=-1)
+    return weights[..., int(target)]
 
 
 def _transformer(

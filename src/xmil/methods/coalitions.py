@@ -70,6 +70,12 @@ class Coalitions(ABC):
         masks[:, :, rows] = here
         return self.logits(masks.flatten(0, 1)).view(*here.shape[:2], -1)
 
+    def toggled(self, held: Tensor, rows: Tensor) -> Tensor:
+        """Logits (k, c) of a coalition (n,) with each of the rows (k,) on the other side."""
+        masks = held.repeat(len(rows), 1)
+        masks[torch.arange(len(rows), device=rows.device), rows] ^= True
+        return self.logits(masks)
+
     @property
     @abstractmethod
     def passes(self) -> float:
@@ -150,6 +156,14 @@ class PooledCoalitions(Coalitions):
         found = self._read(sums.flatten(0, 1)).unflatten(0, here.shape[:2])
         return torch.where(sizes == 0, self.empty, torch.where(sizes == self.n, self.full, found))
 
+    def toggled(self, held: Tensor, rows: Tensor) -> Tensor:
+        """As for any model: one term of the sums comes or goes."""
+        signs = 1.0 - 2.0 * held[rows].double()
+        sums = self.terms @ held.double() + signs.unsqueeze(1) * self.terms[:, rows].T
+        sizes = (held.sum() + signs).unsqueeze(1)
+        found = torch.where(sizes == 0, self.empty, self._read(sums))
+        return torch.where(sizes == self.n, self.full, found)
+
     def _prefixes(self, orders: Tensor) -> Tensor:
         if self.head is not None:
             return self._read(self.terms[:, orders[:, :-1]].cumsum(dim=-1).movedim(0, -1))
@@ -183,6 +197,15 @@ class MaxCoalitions(Coalitions):
             held = self.h.masked_fill(~masks[batch].unsqueeze(-1), float("-inf"))
             parts.append(self.model.head(held.amax(dim=1)))
         return torch.cat(parts).double()
+
+    def toggled(self, held: Tensor, rows: Tensor) -> Tensor:
+        """As for any model: only who holds a feature's maximum changes it by leaving."""
+        if int(held.sum()) < 2:
+            return super().toggled(held, rows)
+        top, owner = self.h.masked_fill(~held.unsqueeze(1), float("-inf")).topk(2, dim=0)  # (2, e)
+        left = torch.where(owner[0] == rows.unsqueeze(1), top[1], top[0])
+        tops = torch.where(held[rows].unsqueeze(1), left, torch.maximum(top[0], self.h[rows]))
+        return self.model.head(tops).double()
 
     def _prefixes(self, orders: Tensor) -> Tensor:
         tops = (self.h[order[:-1]].cummax(dim=0).values for order in orders)

@@ -17,6 +17,10 @@ from xmil.core.errors import InputError
 INDEX = "index"
 
 
+class MissingCompanionError(InputError):
+    """A companion that a bag does not have."""
+
+
 class Companions:
     """Values for each instance of one bag, by name, and for pairs of instances where they join them.
 
@@ -24,7 +28,9 @@ class Companions:
     rows; `index` (b, n) are the rows themselves. Rows of -1 are padding: zeros, unjoined.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, n: int, name: str = "the bag", hint: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, n: int | None, name: str = "the bag", hint: str = ""
+    ) -> None:
         self.n, self.name, self._values, self._hint = n, name, dict(values), hint
         self._tensors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
 
@@ -37,6 +43,11 @@ class Companions:
         name = f"bag {bag.slide_id!r}" if bag.slide_id else "the bag"
         hint = f" Its coordinates are in {bag.unit}; bag.placed(mpp=...) makes them level-0." * bool(bag.unit)
         return cls({key: v for key, v in values.items() if v is not None}, n=n, name=name, hint=hint)
+
+    @property
+    def names(self) -> list[str]:
+        """The companions that the bag has, but for `index`, which any has."""
+        return list(self._values)
 
     def __contains__(self, name: object) -> bool:
         return name == INDEX or name in self._values
@@ -65,14 +76,14 @@ class Companions:
             self._tensors[key] = as_companion(self._values[name], like, name)
         return self._tensors[key]
 
-    def lacking(self, names: Iterable[str], who: str) -> InputError | None:
+    def lacking(self, names: Iterable[str], who: str) -> MissingCompanionError | None:
         """The error for companions that the bag does not have, or None."""
         missing = [name for name in names if name not in self]
         if not missing:
             return None
         held = sorted([INDEX, *self._values])
         way = "coords=..." if missing == ["coords"] else f"extras={{{missing[0]!r}: ...}}"
-        return InputError(
+        return MissingCompanionError(
             f"{who} asks for {' and '.join(map(repr, missing))}, which {self.name} does not have (it has "
             f"{', '.join(held)}); pass a Bag with {way}.{self._hint if 'coords' in missing else ''}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -11,29 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.core.errors import UnsupportedError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.methods.contexts import run_method
+from xmil.methods.faults import first_line
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.opening import Calling, as_bag, open_network
 from xmil.methods.opening import as_tensor as as_tensor
-from xmil.methods.opening import open_network
-from xmil.methods.outputs import OWN_OUTPUTS, Question
+from xmil.methods.outputs import Question, own_outputs
 from xmil.methods.registry import METHODS, Attribution, Method
 from xmil.nn.frozen import frozen
 from xmil.nn.memory import reused_memory
 
-# how torch words a bag of the wrong width
-WIDTH_ERRORS = ("cannot be multiplied", "normalized_shape", "size mismatch", "must match the size", "to have")
+PLAIN_METHODS = ("ig", "gxi", "grad2", "single", "one_removed")  # need nothing but outputs or gradients
+Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
 
 
 def explain(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     method: str = "lrp",
     target: Any = None,
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> Explanation:
     """One score per instance for one target.
@@ -41,8 +45,13 @@ def explain(
     `target` is a class index or name, a Target, or None for the predicted class; for models without classes
     None is the value or the risk. `output` is the explained number: "logit", "contrastive", "log_odds" or
     "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
-    method has its own default. `forward` calls a module that does not simply map (1, n, d) to logits.
-    `params` are the method's own.
+    method has its own default. `params` are the method's own.
+
+    Model and bag may be paths. How a module of your own is called is found out by a trial call and told in
+    `e.params["call"]`; where that fails or is wrong, `forward` calls it: `forward(net, x)` gets x (1, n, d)
+    and gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
+    travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
+    takes the mean of K seeded draws of one that is random in eval mode.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
@@ -50,37 +59,44 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    return _explain(model, bag, [target], method=method, output=output, forward=forward, params=params)[0]
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, [target], method=method, output=output, how=how, params=params)[0]
 
 
 def explain_classes(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     method: str = "lrp",
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each class, from one forward pass where the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    return _explain(model, bag, None, method=method, output=output, forward=forward, params=params)
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, None, method=method, output=output, how=how, params=params)
 
 
 def explain_targets(
-    model: nn.Module,
-    bag: Bag | Tensor | np.ndarray[Any, Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     targets: Sequence[Any],
     *,
     method: str = "lrp",
     output: str | None = None,
     forward: ForwardFunction | None = None,
+    returns: str | None = None,
+    average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
     """An explanation for each of the targets, from one forward pass where the method allows it."""
-    return _explain(model, bag, targets, method=method, output=output, forward=forward, params=params)
+    how = Calling(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, targets, method=method, output=output, how=how, params=params)
 
 
 def list_methods(model: nn.Module | None = None) -> list[str]:
@@ -97,23 +113,24 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
 
 
 def _explain(
-    model: nn.Module,
+    model: nn.Module | str | PathLike[str],
     bag: Any,
     targets: Sequence[Any] | None,
     *,
     method: str,
     output: str | None,
-    forward: ForwardFunction | None,
+    how: Calling,
     params: dict[str, Any],
 ) -> list[Explanation]:
     chosen = METHODS[method]
     chosen.check_parameters(params)
     _check_output(chosen, output)
-    network, x = open_network(model, bag, forward=forward)
+    bag = as_bag(bag)
+    network, x = open_network(model, bag, **how)
     _check_support(chosen, network)
     question = Question(targets, output, network, default=chosen.outputs[0])
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
-    with reused_memory(size), frozen(model), torch.inference_mode(False), torch.enable_grad():
+    with reused_memory(size), frozen(network.module), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
         result = _run(chosen, network, x, question, params)
     logits = result.logits.detach()[0].float().cpu().numpy()
@@ -123,13 +140,15 @@ def _explain(
 def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
     try:
         return run_method(method, network, x, question, params)
-    except RuntimeError as error:
-        if any(sign in str(error) for sign in WIDTH_ERRORS):
-            line = str(error).splitlines()[0]
-            raise InputError(
-                f"{network.name} could not take a bag of shape {tuple(x.shape)}: {line}"
-            ) from error
+    except (XmilError, torch.OutOfMemoryError, MemoryError):
         raise
+    except Exception as error:  # a foreign module may raise anything
+        if network.model is not None:
+            raise
+        raise UnsupportedError(
+            f"{network.name} runs on this bag, but the method {method.name!r} failed on it with "
+            f"{first_line(error)}; try another: {', '.join(PLAIN_METHODS)}."
+        ) from error
 
 
 def _check_support(method: Method, network: Network) -> None:
@@ -143,7 +162,7 @@ def _check_support(method: Method, network: Network) -> None:
 
 
 def _check_output(method: Method, output: str | None) -> None:
-    known = (*method.outputs, *OWN_OUTPUTS)
+    known = (*method.outputs, *own_outputs())
     if output is not None and output not in known:
         raise unknown_name(f"output of {method.name}", output, known)
 
@@ -178,7 +197,12 @@ def _explanation(
         mpp=known.mpp,
         slide_size=known.slide_size,
         model=network.name,
-        params={"output": a.output.kind, **{k: v for k, v in params.items() if not callable(v)}, **a.params},
+        params={
+            "output": a.output.kind,
+            **network.params,
+            **{k: v for k, v in params.items() if not callable(v)},
+            **a.params,
+        },
         relevance=_array(a.relevance),
         stderr=_array(a.stderr),
         stable=None if a.stable is None else a.stable.cpu().numpy(),

@@ -6,26 +6,22 @@ Histopathology", NeurIPS 2024.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter
+from xmil.core.errors import InputError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Flow, Relevance, trace
+from xmil.methods.account import account_warnings, check_reached
 from xmil.methods.baseline import PRESET, Baseline, described, find_baseline
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
 from xmil.methods.presets import preset_baseline, preset_composite, released_copy
 from xmil.methods.registry import Attribution, Attributions, register_method
 from xmil.nn.frozen import frozen
-
-logger = logging.getLogger(__name__)
-
-NOTED_OTHER, REFUSED_OTHER = 1e-2, 0.2  # of the largest number that goes into the account
 
 
 @register_method("lrp", signed=True, conserves=True, cost="about 2", contexts=True)
@@ -89,7 +85,9 @@ def _propagate(
         relevance = traced.relevance(output.to_share, keep=i < len(outputs) - 1)
         flow = _instances(relevance, x.shape[1], layer)
         centre = find_baseline(*baseline, network=network, x=flow.tensor, method="lrp")
-        found.append(_attribution(relevance, flow, output, centre, layer is None, feature_level))
+        one = _attribution(relevance, flow, output, centre, layer is None, feature_level)
+        check_reached(network, x, output, scores=flow.instances[0], value=one.value, audit=one.audit)
+        found.append(one)
     return Attributions(traced.logits, found)
 
 
@@ -135,24 +133,13 @@ def _attribution(
         shift = 0.0 if centre is None else centre.shift
         features = replace(flow, tensor=flow.tensor - shift).features[0]
     value = float(relevance.output)
-    audit = None
+    audit, warnings = None, tuple[str, ...]()
     if whole:
         audit = Audit.close(output=value, instances=float(scores.double().sum()), **shares)
-        check_audit(audit, relevance.size)
-    return Attribution(output, value, scores, audit, features, **described(centre))
-
-
-def check_audit(audit: Audit, size: float) -> None:
-    """Refuse an account that is far from closing: something in the model was not seen, or is unstable."""
-    scale = max(size, *(abs(value) for name, value in audit.as_dict().items() if name != "other"))
-    if abs(audit.other) > REFUSED_OTHER * scale:
-        raise UnsupportedError(
-            f"The account does not close: {audit}. Either the rules are unstable here (another preset, a "
-            "larger epsilon or model.double() may help), or the model runs operations that the engine "
-            "cannot see, such as torch.func transforms."
-        )
-    if abs(audit.other) > NOTED_OTHER * scale:
-        logger.warning("The account closes only roughly: %s", audit)
+        warnings = account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
+    extra = described(centre)
+    extra["warnings"] += warnings
+    return Attribution(output, value, scores, audit, features, **extra)
 
 
 def _overridden(rules: Composite, *, gates: str | None, **settings: Any) -> Composite:

@@ -11,10 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError, XmilError, bad_parameter
+from xmil.core.task import TASKS, references
+from xmil.methods.calling import PLAIN, Way, forward_way
+from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
+from xmil.methods.closures import Rows, values_by_row
 from xmil.methods.companions import Companions, named_companions
+from xmil.methods.faults import sub_bag_fault
+from xmil.methods.reading import Reading
 from xmil.models import MILModel
-from xmil.models.tasks import TASKS, references, target_names
 
 ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
 BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of perturbed bags may take, about
@@ -52,12 +57,20 @@ class Network:
         if not isinstance(module, nn.Module):
             raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
         self.module = module
-        self.companions = companions
-        self._forward = forward
         self.model = module if isinstance(module, MILModel) and forward is None else None
-        self._named = named_companions(
-            forward or (_takes_nothing if self.model is None else self.model.aggregate)
-        )
+        self.companions = companions or Companions({}, n=None)
+        self.by_user = forward is not None
+        self.way = PLAIN if forward is None else forward_way(forward, named_companions(forward))
+        self.reading = Reading()
+        self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
+        self.draws = 0  # of a module that is random in eval mode; their mean output is taken
+        self.params: dict[str, Any] = {}  # what an explanation records of all this
+        self.remarks: tuple[str, ...] = ()  # found out in the trial
+        self.whole: Tensor | None = None  # the bag of the trial
+        self.copies = False  # whether the module changes what it is given
+        self.fixed: XmilError | None = None  # why sub-bags are refused
+        self._forward = forward
+        self._own_names = {} if self.model is None else named_companions(self.model.aggregate)
         self._rows: Tensor | None = None  # of the full bag, where this is the network of a part
 
     @property
@@ -78,7 +91,7 @@ class Network:
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
-        return target_names(self.task, n_outputs, self.class_names, self._spec("time_bins"))
+        return TASKS[self.task].target_names(n_outputs, self.class_names, self._spec("time_bins"))
 
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""
@@ -86,8 +99,9 @@ class Network:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a model of ours says belongs beside every explanation."""
-        return self.module.warnings if isinstance(self.module, MILModel) else ()
+        """What belongs beside every explanation: the word of a model of ours, and what the trial found."""
+        own = self.module.warnings if isinstance(self.module, MILModel) else ()
+        return (*own, *self.remarks)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -115,6 +129,11 @@ class Network:
         full = torch.arange(h.shape[1], device=h.device).expand(h.shape[:2]) if rows is None else rows
         kept = zip(h, mask, full, strict=True)
         return torch.cat([self._one(bag[m].unsqueeze(0), r[m].unsqueeze(0)) for bag, m, r in kept])
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
+        assert self.model is not None  # noqa: S101  # others have no such weights
+        return self.model.attention_weights(h, **self._given(h, None))
 
     def sub(self, h: Tensor, rows: Tensor) -> Tensor:
         """Outputs (b, c) of sub-bags of the full bag h (1, n, e), as `embed` gives it.
@@ -167,17 +186,19 @@ class Network:
 
     def _given(self, x: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
         """The companions that are named, beside the instances of bags (b, n, .)."""
-        if not self._named:
+        named = self.way.names if self.model is None else self._own_names
+        if not named:
             return {}
-        held = self.companions or Companions({}, n=x.shape[1])
-        wanted = [name for name, must in self._named.items() if must or name in held]
-        if (error := held.lacking(wanted, self._asker)) is not None:
+        wanted = [name for name, must in named.items() if must or name in self.companions]
+        asker = "forward" if self.by_user else self.name
+        if (error := self.companions.lacking(wanted, asker)) is not None:
             raise error
-        at = self._full_rows(x, rows, held.n)
-        return {name: held.given(name, at, x) for name in wanted}
+        at = self.rows(x, rows)
+        return {name: self.companions.given(name, at, x) for name in wanted}
 
-    def _full_rows(self, x: Tensor, rows: Tensor | None, n: int) -> Tensor:
+    def rows(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of the full bag (b, m) for bags (b, m, .)."""
+        n = self.companions.n or x.shape[1]
         whole = torch.arange(n, device=x.device) if self._rows is None else self._rows
         at = whole.expand(len(x), -1) if rows is None else torch.where(rows < 0, -1, whole[rows])
         if at.shape != x.shape[:2]:
@@ -187,25 +208,49 @@ class Network:
             )
         return at
 
-    @property
-    def _asker(self) -> str:
-        return self.name if self._forward is None else "forward"
-
     def _one(self, x: Tensor, rows: Tensor | None) -> Tensor:
-        given = self._given(x, rows)
-        out: Any = self.module(x) if self._forward is None else self._forward(self.module, x, **given)
-        if not isinstance(out, Tensor):
-            raise InputError(
-                f"{self.name} returned a {type(out).__name__}, not a tensor of logits; pass forward= to pick "
-                "them, such as forward=lambda net, x: net(x)['logits']."
-            )
-        logits: Tensor = out.unsqueeze(0) if out.ndim == 1 else out
-        if logits.ndim != 2 or logits.shape[0] != 1 or logits.shape[1] == 0:
-            raise InputError(
-                f"{self.name} must return logits (1, c) or (c,) for one bag. Got {tuple(out.shape)}."
-            )
-        return logits
+        """Logits (1, c) of one bag; of a sub-bag with the reason where it cannot be run."""
+        if rows is None and self._rows is None:
+            return self._drawn(x, rows)
+        if self.fixed is not None:
+            raise self.fixed
+        try:
+            return self._drawn(x, rows)
+        except (XmilError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's module raises
+            raise sub_bag_fault(self, x.shape[1], error) from error
 
+    def _drawn(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        if not self.draws:
+            return self.logits(x, rows)
+        draws = []
+        for seed in range(self.draws):
+            with seeded(seed):
+                draws.append(self.logits(x, rows))
+        return torch.stack(draws).mean(dim=0)
 
-def _takes_nothing() -> None:
-    """Has no companions."""
+    def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Logits (1, c) of one bag, from one pass."""
+        if self.link != "source":
+            out = self.reading(self.raw(x, rows))
+            return as_log_odds(out, self.task) if self.link == "log" else out
+        with ChanceWatch() as watch:
+            out = self.reading(self.raw(x, rows))
+        source = watch.source(out)
+        return as_log_odds(out, self.task) if source is None else source.reshape(1, -1)
+
+    def by_row(self, n: int) -> Rows:
+        """What `forward`, or else the module, holds with a row for each of n instances."""
+        return values_by_row(self._forward, self.module, n)
+
+    def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
+        """What the module returns for one bag."""
+        return self.way.call(self.module, x.clone() if self.copies else x, self._given(x, rows))
+
+    def tried(self, way: Way, x: Tensor) -> Any:
+        """What the module returns for any bag, called in a way of its own."""
+        same = x.shape[1] == self.companions.n
+        wanted = [name for name, must in way.names.items() if must or name in self.companions]
+        given = {k: self.companions.given(k, self.rows(x), x) for k in wanted} if same else {}
+        return way.call(self.module, x, given)

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from os import PathLike
+from typing import Any, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
+from xmil.methods.trial import try_out
+from xmil.nn.frozen import frozen
 
 
-def open_network(
-    model: nn.Module, bag: Any, *, forward: ForwardFunction | None = None
-) -> tuple[Network, Tensor]:
-    """The network for one bag, with its companions, and the bag as a checked (1, n, d) tensor."""
-    network = Network(model, forward)
+class Calling(TypedDict, total=False):
+    """How a user's module is called: see `explain`."""
+
+    forward: ForwardFunction | None
+    returns: str | None
+    average: int | None
+
+
+def open_network(model: Any, bag: Any, **how: Unpack[Calling]) -> tuple[Network, Tensor]:
+    """The network for one bag, with its companions, and the bag as a checked (1, n, d) tensor.
+
+    A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
+    """
+    network = Network(as_model(model), how.get("forward"))
+    bag = as_bag(bag)
     x = as_tensor(bag, network)
     network.companions = Companions.of(bag, x.shape[1])
+    with frozen(network.module):
+        try_out(network, x, returns=how.get("returns"), average=how.get("average"))
     return network, x
+
+
+def as_model(model: Any) -> Any:
+    """A model, read where its path is given."""
+    if not isinstance(model, str | PathLike):
+        return model
+    from xmil.models import load_model
+
+    return load_model(model)
+
+
+def as_bag(bag: Any) -> Any:
+    """A bag, tensor or array; a bag is read where its path is given."""
+    if not isinstance(bag, str | PathLike):
+        return bag
+    from xmil.data import read_bag
+
+    return read_bag(bag)
 
 
 def as_tensor(bag: Any, network: Network) -> Tensor:

@@ -1,4 +1,7 @@
-"""The explained number as a function of the outputs: logit, contrast, log-odds, probability, value, risk."""
+"""The explained number as a function of the outputs: logit, contrast, log-odds, probability, value, risk.
+
+The torch side of `xmil.core.task`: each task registers here what of its outputs can be explained.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, unknown_name
+from xmil.core.registry import Registry
 from xmil.core.target import Target
+from xmil.core.task import TASKS
 from xmil.methods.network import Network
-from xmil.models.tasks import CLASS_TASKS, count_targets
 from xmil.nn.survival import risk_slopes, survival_risk
 
 OUTPUTS = ("logit", "contrastive", "log_odds", "probability")  # of a class
-OWN_OUTPUTS = ("value", "risk")  # of models without classes; every method takes them
-SIGMOID_TASKS = ("multilabel", "survival")  # a chance of its own for each output
 Function = Callable[[Tensor], Tensor]
 
 
@@ -27,13 +29,15 @@ class Output:
     """An explained number: `function` maps logits (b, c) to values (b,), differentiably.
 
     `shared`, where the function is not linear, has the same values, and gradients that times the logits are
-    what each logit adds to the value.
+    what each logit adds to the value. `scale` is what counts as a large change; None for a value, which is
+    measured by its own size.
     """
 
     target: Target
     kind: str
     function: Function
     shared: Function | None = None
+    scale: float | None = 1.0
 
     def __call__(self, logits: Tensor) -> Tensor:
         return self.function(logits)
@@ -42,6 +46,51 @@ class Output:
     def to_share(self) -> Function:
         """The function for methods that share the value out among logits: LRP, instance logits."""
         return self.function if self.shared is None else self.shared
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One target of a task, with the kind of output the user named, or the method's default.
+
+    `references` are the values that each of the `n_outputs` outputs is explained against.
+    """
+
+    task: str
+    target: Target
+    kind: str | None
+    n_outputs: int
+    default: str = "logit"
+    references: Sequence[float] = ()
+
+    @property
+    def cls(self) -> int:
+        """The target's number."""
+        return int(self.target)
+
+    @property
+    def against(self) -> int | None:
+        """The number of the class it is contrasted with."""
+        return None if self.target.against is None else int(self.target.against)
+
+    def kind_among(self, known: Sequence[str], default: str | None = None) -> str:
+        """The kind of output: that asked for, else the task's or the method's default; others are refused."""
+        kind = self.kind or default or self.default
+        if kind not in known:
+            outputs = " or ".join(repr(name) for name in known)
+            raise UnsupportedError(f"A {self.task} model has no output {kind!r} here; use output={outputs}.")
+        return kind
+
+
+TASK_OUTPUTS: Registry[Callable[[Asked], Output]] = Registry("task with outputs", group="xmil.task_outputs")
+
+
+def own_outputs() -> tuple[str, ...]:
+    """The outputs of models without classes, by their nouns; every method takes them.
+
+    >>> own_outputs()
+    ('risk', 'value')
+    """
+    return tuple(dict.fromkeys(TASKS[name].noun for name in TASKS if not TASKS[name].decides))
 
 
 @dataclass(frozen=True)
@@ -58,60 +107,77 @@ class Question:
     default: str = "logit"
 
     def __post_init__(self) -> None:
+        known = (*OUTPUTS, *own_outputs())
         for kind in (self.kind, self.default):
-            if kind is not None and kind not in (*OUTPUTS, *OWN_OUTPUTS):
-                raise unknown_name("output", kind, (*OUTPUTS, *OWN_OUTPUTS))
+            if kind is not None and kind not in known:
+                raise unknown_name("output", kind, known)
 
     def outputs(self, logits: Tensor) -> list[Output]:
         """The explained outputs for the logits (1, c) of a bag; without targets, every class."""
-        c, task = logits.shape[-1], self.network.task
-        n = count_targets(task, c)
+        c, task = logits.shape[-1], TASKS[self.network.task]
+        n = task.count_targets(c)
         targets = range(n) if self.targets is None else self.targets
-        names, predicted = self.network.target_names(c), predicted_target(logits, task)
+        names, predicted = self.network.target_names(c), task.predicted(logits.detach()[0].double().cpu())
         resolved = [
             Target.of(t).resolve(n_classes=n, predicted=predicted, class_names=names) for t in targets
         ]
         return [self._output(target, c) for target in resolved]
 
     def _output(self, target: Target, c: int) -> Output:
+        references = self.network.references(c)
         task = self.network.task
-        if task == "survival" and int(target) == c:
-            return _risk_output(target, self.kind)
-        kind = self.kind or _kind_of(task, self.default)
-        _check_kind(kind, task)
-        if task == "regression" and kind == "value":
-            return Output(target, kind, _deviation(target, self.network.references(c)))
-        return Output(target, kind, output_function(target, "logit" if kind == "risk" else kind, task))
+        return TASK_OUTPUTS[task](Asked(task, target, self.kind, c, self.default, references))
 
 
-def predicted_target(logits: Tensor, task: str) -> int:
-    """The class with the highest probability; the value or the risk of a model without classes."""
-    if task in CLASS_TASKS:
-        return int(class_logits(logits.detach(), task)[0].argmax())
-    return logits.shape[-1] if task == "survival" else 0
+def class_output(target: Target, kind: str, *, task: str = "classification", n_outputs: int = 2) -> Output:
+    """The explained output of a class.
+
+    >>> class_output(Target(1), "logit")(torch.tensor([[0.5, 2.0]]))
+    tensor([2.])
+    """
+    return TASK_OUTPUTS[task](Asked(task, target, kind, n_outputs))
 
 
-def _kind_of(task: str, default: str) -> str:
-    return {"regression": "value", "cox": "risk"}.get(task, default)
+@TASK_OUTPUTS.register("classification")
+def _classification(asked: Asked) -> Output:
+    kind, c, against = asked.kind_among(OUTPUTS), asked.cls, asked.against
+    make = {"logit": _logit, "contrastive": _contrastive, "log_odds": _log_odds, "probability": _probability}
+    return Output(asked.target, kind, lambda logits: make[kind](logits, c, against))
 
 
-def _check_kind(kind: str, task: str) -> None:
-    """Refuse an output that a task does not have."""
-    known = {"regression": ("value", "logit"), "cox": ("risk", "logit")}.get(task, OUTPUTS)
-    if task in ("multilabel", "survival") and kind == "contrastive":
-        what = "A multi-label" if task == "multilabel" else "A survival"
-        raise UnsupportedError(f"{what} model has no contrast between classes; use output='logit'.")
-    if kind not in known:
-        outputs = " or ".join(repr(name) for name in known)
-        raise UnsupportedError(f"A {task} model has no output {kind!r} here; use output={outputs}.")
+@TASK_OUTPUTS.register("multilabel")
+def _multilabel(asked: Asked) -> Output:
+    return _sigmoids(asked, "A multi-label")
 
 
-def _risk_output(target: Target, kind: str | None) -> Output:
-    """The risk of discrete hazards: not linear, so shared out along the path from zero logits."""
-    if kind not in (None, "risk") or target.against is not None:
-        asked = "contrast" if target.against is not None else kind
-        raise UnsupportedError(f"The risk of a survival model has no {asked}; name a time bin as the target.")
-    return Output(target, "risk", survival_risk, _shared_risk)
+@TASK_OUTPUTS.register("survival")
+def _survival(asked: Asked) -> Output:
+    """A time bin, or the risk: not linear, so shared out along the path from zero logits."""
+    risk, kind = asked.n_outputs, asked.kind
+    if risk not in (asked.cls, asked.against):
+        return _sigmoids(asked, "A survival")
+    if kind not in (None, "risk") or asked.against is not None:
+        what = "contrast" if asked.against is not None else kind
+        raise UnsupportedError(f"The risk of a survival model has no {what}; name a time bin as the target.")
+    return Output(asked.target, "risk", survival_risk, _shared_risk, scale=float(asked.n_outputs))
+
+
+@TASK_OUTPUTS.register("cox")
+def _cox(asked: Asked) -> Output:
+    kind, c = asked.kind_among(("risk", "logit"), "risk"), asked.cls
+    return Output(asked.target, kind, lambda logits: logits[:, c])
+
+
+@TASK_OUTPUTS.register("regression")
+def _regression(asked: Asked) -> Output:
+    """The value minus its reference, or the difference of two such deviations; or the bare output."""
+    kind, c, against = asked.kind_among(("value", "logit"), "value"), asked.cls, asked.against
+    known = asked.references if kind == "value" else [0.0] * asked.n_outputs
+    scale = None if kind == "value" else 1.0
+    if against is None:
+        return Output(asked.target, kind, lambda values: values[:, c] - known[c], scale=scale)
+    apart = known[c] - known[against]
+    return Output(asked.target, kind, lambda values: values[:, c] - values[:, against] - apart, scale=scale)
 
 
 def _shared_risk(logits: Tensor) -> Tensor:
@@ -120,69 +186,59 @@ def _shared_risk(logits: Tensor) -> Tensor:
     return survival_risk(logits.detach()) + moved
 
 
-def _deviation(target: Target, reference: list[float]) -> Function:
-    """The value minus its reference, or the difference of two such deviations."""
-    c, against = int(target), None if target.against is None else int(target.against)
-    if against is None:
-        return lambda values: values[:, c] - reference[c]
-    return lambda values: (values[:, c] - reference[c]) - (values[:, against] - reference[against])
-
-
-def class_logits(logits: Tensor, task: str) -> Tensor:
-    """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
-    if logits.shape[-1] == 1 and task == "classification":
-        return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1)
-    return logits
-
-
-def output_function(target: Target, kind: str, task: str) -> Function:
-    """The function from logits (b, c) to the explained numbers (b,)."""
-    c = int(target)
-    against = None if target.against is None else int(target.against)
-    make = {"logit": _logit, "contrastive": _contrastive, "log_odds": _log_odds, "probability": _probability}[
-        kind
-    ]
-    return lambda logits: make(logits, c, against, task)
-
-
-def _logit(logits: Tensor, c: int, against: int | None, task: str) -> Tensor:
+def _sigmoids(asked: Asked, who: str) -> Output:
+    """Outputs with a chance of their own each: labels, hazards."""
+    kind, c, against = asked.kind_among(OUTPUTS), asked.cls, asked.against
+    if kind == "contrastive":
+        raise UnsupportedError(f"{who} model has no contrast between classes; use output='logit'.")
     if against is not None:
-        return _difference(logits, c, against, task)
-    if logits.shape[-1] == 1 and task == "classification":
+        return Output(asked.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c] - logits[:, against]))
+    return Output(asked.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c]))
+
+
+def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:
+    return torch.sigmoid(odds) if kind == "probability" else odds
+
+
+def _class_logits(logits: Tensor) -> Tensor:
+    """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
+    return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1) if logits.shape[-1] == 1 else logits
+
+
+def _logit(logits: Tensor, c: int, against: int | None) -> Tensor:
+    if against is not None:
+        return _difference(logits, c, against)
+    if logits.shape[-1] == 1:
         return logits[:, 0] if c == 1 else -logits[:, 0]
     return logits[:, c]
 
 
-def _contrastive(logits: Tensor, c: int, against: int | None, task: str) -> Tensor:
+def _contrastive(logits: Tensor, c: int, against: int | None) -> Tensor:
     """Sum over the other classes of z_cc' p_cc', with constant weights p_cc' = softmax over c' of -z_cc'."""
-    others = [i for i in range(class_logits(logits, task).shape[-1]) if i != c]
-    if not others:
-        raise UnsupportedError("A model with one output has nothing to contrast; use output='logit'.")
-    z = torch.stack([_difference(logits, c, other, task) for other in others], dim=-1)
+    others = [i for i in range(_class_logits(logits).shape[-1]) if i != c]
+    z = torch.stack([_difference(logits, c, other) for other in others], dim=-1)
     weighted = z * F.softmax(-z, dim=-1).detach()
     return weighted.sum(dim=-1) if against is None else weighted[:, others.index(against)]
 
 
-def _log_odds(logits: Tensor, c: int, against: int | None, task: str) -> Tensor:
+def _log_odds(logits: Tensor, c: int, against: int | None) -> Tensor:
     """log p / (1 - p)."""
     if against is not None:
-        return _difference(logits, c, against, task)
-    if task in SIGMOID_TASKS or logits.shape[-1] == 1:
-        return _logit(logits, c, None, task)
+        return _difference(logits, c, against)
+    if logits.shape[-1] == 1:
+        return _logit(logits, c, None)
     others = torch.cat([logits[:, :c], logits[:, c + 1 :]], dim=-1)
     return logits[:, c] - torch.logsumexp(others, dim=-1)
 
 
-def _probability(logits: Tensor, c: int, against: int | None, task: str) -> Tensor:
-    if task in SIGMOID_TASKS and against is None:
-        return torch.sigmoid(logits[:, c])
+def _probability(logits: Tensor, c: int, against: int | None) -> Tensor:
     if against is not None:
-        return torch.sigmoid(_difference(logits, c, against, task))
+        return torch.sigmoid(_difference(logits, c, against))
     if logits.shape[-1] == 1:
-        return torch.sigmoid(_logit(logits, c, None, task))
+        return torch.sigmoid(_logit(logits, c, None))
     return F.softmax(logits, dim=-1)[:, c]
 
 
-def _difference(logits: Tensor, c: int, against: int, task: str) -> Tensor:
-    full = class_logits(logits, task)
+def _difference(logits: Tensor, c: int, against: int) -> Tensor:
+    full = _class_logits(logits)
     return full[:, c] - full[:, against]

@@ -36,6 +36,8 @@ def preset_composite(network: Network, preset: str) -> Composite:
     if network.name == "transmil":
         between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
         return Composite(_ENDS, default=between)
+    if network.name == "mambamil" and preset == "paper":
+        return Composite(_ENDS)
     if preset == "released" and network.name not in RELEASED:
         raise UnsupportedError(
             f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.models.tasks import target_names
+from xmil.core.task import TASKS
 from xmil.nn.attention import SelfAttention, masked_softmax
 
 DOMINANT = 1e-9  # below this remaining weight a closed form has lost its digits
@@ -46,7 +46,17 @@ class ModelSpec:
     @property
     def target_names(self) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known: classes, values, bins and the risk."""
-        return target_names(self.task, self.n_classes, self.class_names, self.time_bins)
+        return TASKS[self.task].target_names(self.n_classes, self.class_names, self.time_bins)
+
+    @property
+    def n_targets(self) -> int:
+        """How many targets can be asked for."""
+        return TASKS[self.task].count_targets(self.n_classes)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, values or time bins; numbers where they have none."""
+        return TASKS[self.task].names(self.n_classes, self.class_names, self.time_bins)
 
 
 class MILModel(nn.Module, ABC):
@@ -81,6 +91,11 @@ class MILModel(nn.Module, ABC):
         self.n_classes = n_classes
 
     @property
+    def needs_coords(self) -> bool:
+        """Whether outputs depend on where the instances lie: `aggregate` then takes their coordinates."""
+        return False
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
@@ -90,9 +105,9 @@ class MILModel(nn.Module, ABC):
         """What the outputs mean, see `ModelSpec`."""
         return self.spec.task if hasattr(self, "spec") else "classification"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Outputs (b, c) of bags (b, n, d)."""
-        return self.aggregate(self.embed(checked_bags(x, mask)), mask)
+    def forward(self, x: Tensor, mask: Tensor | None = None, **companions: Tensor | None) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, are what `aggregate` names."""
+        return self.aggregate(self.embed(checked_bags(x, mask)), mask, **companions)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
@@ -210,6 +225,25 @@ def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
     if not bool(mask.any(dim=1).all()):
         raise InputError("Each bag of a batch needs at least one instance in its mask.")
     return x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def run_by_length(
+    aggregate: Callable[..., Tensor], h: Tensor, mask: Tensor, **companions: Tensor | None
+) -> Tensor:
+    """Outputs (b, c) of padded bags (b, n, e), by models for which padding is not neutral: bags of one length
+    are run together, without it."""
+    lengths = mask.sum(dim=1)
+    logits: list[Tensor] = [h.new_empty(0)] * len(h)
+    for n in lengths.unique().tolist():
+        index = (lengths == n).nonzero().squeeze(1)
+
+        def pick(value: Tensor, index: Tensor = index, n: int = int(n)) -> Tensor:
+            return value[index][mask[index]].view(len(index), n, *value.shape[2:])
+
+        given = {name: None if value is None else pick(value) for name, value in companions.items()}
+        for i, row in zip(index.tolist(), aggregate(pick(h), **given), strict=True):
+            logits[i] = row
+    return torch.stack(logits)
 
 
 def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool = True) -> nn.Sequential:

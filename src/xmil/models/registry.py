@@ -11,8 +11,8 @@ import torch
 
 from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.registry import Registry
+from xmil.core.task import TASKS
 from xmil.models.base import MILModel, ModelSpec
-from xmil.models.tasks import check_task
 
 MODELS: Registry[type[MILModel]] = Registry("model", group="xmil.models")
 
@@ -21,7 +21,7 @@ def list_models() -> list[str]:
     """Names that `create_model` takes.
 
     >>> list_models()
-    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'maxpool', 'meanpool', 'transmil']
+    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool', 'transmil']
     """
     return list(MODELS)
 
@@ -91,4 +91,6 @@ def _check(spec: ModelSpec, make: type[MILModel]) -> None:
     for name in spec.params:
         if name not in known:
             raise unknown_name(f"parameter of {spec.name}", name, known)
-    check_task(spec)
+    if spec.task not in TASKS:
+        raise bad_parameter("task", spec.name, f"one of {list(TASKS)}", spec.task)
+    TASKS[spec.task].check(spec)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import bad_parameter
-from xmil.models.base import MILModel, linear_relu_stack
+from xmil.models.base import MILModel, linear_relu_stack, run_by_length
 from xmil.models.registry import MODELS
 from xmil.nn.attention import DotProductAttention, SelfAttention
 from xmil.nn.nystrom import NystromAttention
@@ -98,16 +98,7 @@ class TransMIL(MILModel):
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths are run by length."""
-        if mask is None:
-            return self._aggregate(h)
-        lengths = mask.sum(dim=1)
-        logits: list[Tensor] = [h.new_empty(0)] * len(h)
-        for n in lengths.unique().tolist():
-            index = (lengths == n).nonzero().squeeze(1)
-            bags = h[index][mask[index]].view(len(index), int(n), -1)
-            for i, row in zip(index.tolist(), self._aggregate(bags), strict=True):
-                logits[i] = row
-        return torch.stack(logits)
+        return self._aggregate(h) if mask is None else run_by_length(self._aggregate, h, mask)
 
     @property
     def no_attention(self) -> str | None:

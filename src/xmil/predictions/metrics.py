@@ -22,39 +22,6 @@ BLOCK = 1 << 22  # weights that are drawn at once
 LEAST = 0.5  # share of the draws that must determine a measure for it to have an interval
 
 
-def probabilities(outputs: npt.ArrayLike, task: str) -> Floats:
-    """Chances (..., c) of classes, or hazards of time bins; one logit becomes two classes.
-
-    >>> probabilities([[0.0]], "classification"), probabilities([[0.0, 0.0]], "multilabel")
-    (array([[0.5, 0.5]]), array([[0.5, 0.5]]))
-    """
-    from scipy.special import expit, softmax
-
-    z = np.asarray(outputs, dtype=np.float64)
-    if task in ("multilabel", "survival"):
-        return np.asarray(expit(z))
-    if z.shape[-1] == 1:
-        z = np.concatenate([np.zeros_like(z), z], axis=-1)
-    return np.asarray(softmax(z, axis=-1))
-
-
-def log_odds(outputs: npt.ArrayLike, task: str) -> Floats:
-    """Log odds (..., c) of classes: in the order of the probabilities, without their rounding to 0 and 1.
-
-    >>> log_odds([[0.0, 50.0]], "classification"), log_odds([[1.5]], "classification")
-    (array([[-50.,  50.]]), array([[-1.5,  1.5]]))
-    """
-    from scipy.special import logsumexp
-
-    z = np.asarray(outputs, dtype=np.float64)
-    if task in ("multilabel", "survival"):
-        return z
-    if z.shape[-1] == 1:
-        return np.concatenate([-z, z], axis=-1)
-    others = [logsumexp(np.delete(z, c, axis=-1), axis=-1) for c in range(z.shape[-1])]
-    return np.asarray(z - np.stack(others, axis=-1))
-
-
 def class_metrics(
     labels: npt.ArrayLike,
     chances: npt.ArrayLike,
@@ -67,7 +34,7 @@ def class_metrics(
 
     Two classes: those of class 1, with sensitivity and specificity. More: means over the classes, each
     against the rest, and the AUROC of each by its name; calibration is that of the predicted class.
-    `scores` (n, c) rank the predictions in place of the chances, see `log_odds`. `options` are those of
+    `scores` (n, c) rank the predictions in place of the chances, see `Task.log_odds`. `options` are those of
     `intervals`.
 
     >>> found = class_metrics([0, 1, 1, 0], [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]], draws=50)

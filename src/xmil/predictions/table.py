@@ -18,20 +18,10 @@ import numpy.typing as npt
 from xmil.core.interval import Interval
 from xmil.core.runfiles import write_table
 from xmil.core.storage import write_atomically
+from xmil.core.task import TASKS, Columns, Floats, Task, as_row
 from xmil.data.cases import Case
 from xmil.models.base import ModelSpec
-from xmil.models.tasks import CLASS_TASKS
-from xmil.predictions.metrics import (
-    class_metrics,
-    log_odds,
-    multilabel_metrics,
-    probabilities,
-    risk_metrics,
-    value_metrics,
-)
-
-Floats = npt.NDArray[np.float64]
-Columns = dict[str, list[Any]]
+from xmil.predictions.metrics import class_metrics, multilabel_metrics, risk_metrics, value_metrics
 
 
 @dataclass(frozen=True)
@@ -68,32 +58,29 @@ class Predictions:
         return int(self.outputs.shape[1])
 
     @property
-    def mean(self) -> Floats:
-        """The ensemble's outputs (n, c)."""
-        return np.asarray(self.outputs.mean(axis=1))
+    def task(self) -> Task:
+        """What the outputs mean."""
+        return TASKS[self.spec.task]
 
     @property
-    def chances(self) -> Floats:
-        """Probabilities (n, classes) of a model with classes."""
-        return probabilities(self.mean, self.spec.task)
+    def numbers(self) -> Floats:
+        """What the ensemble says (n, k): probabilities of classes, values, or risks."""
+        return self.task.answer(self.outputs)
 
     @property
     def ranks(self) -> Floats:
         """Log odds (n, classes), which rank as the probabilities do."""
-        return log_odds(self.mean, self.spec.task)
+        return self.task.log_odds(self.outputs.mean(axis=1))
 
     @property
-    def risks(self) -> Floats:
-        """Risks (n,) of a survival or Cox model; of an ensemble the mean of its models' risks."""
-        return np.asarray(self._each_risk().mean(axis=1))
+    def labels(self) -> list[Any]:
+        """What is true of each case, None where it is not known."""
+        return [case.label for case in self.cases]
 
     @property
     def names(self) -> list[str]:
         """Names of the classes, values or time bins; numbers where they have none."""
-        single = self.spec.n_classes == 1 and self.spec.task == "classification"
-        n = 2 if single else self.spec.n_classes
-        known = self.spec.target_names
-        return [str(name) for name in known[:n]] if known and len(known) >= n else [str(i) for i in range(n)]
+        return self.spec.names
 
     def columns(self) -> Columns:
         """The table: who, what is true, what was predicted, and the numbers behind it."""
@@ -101,68 +88,14 @@ class Predictions:
             "slide_id": [";".join(case.slides) for case in self.cases],
             "case_id": [case.case_id or case.name for case in self.cases],
         }
-        said = self._classes() if self.spec.task in CLASS_TASKS else self._values()
-        spread = {} if self.models == 1 else {"spread": self.spread().tolist()}
+        said = prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names)
+        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
         return {**who, **said, **spread, "n": list(self.sizes)}
 
-    def spread(self) -> Floats:
-        """The standard deviation (n,) over the models."""
-        rows = np.arange(len(self))
-        task = self.spec.task
-        if task == "multilabel":
-            each = probabilities(self.outputs, task)  # (n, m, c)
-            return np.asarray(each.std(axis=1, ddof=1).mean(axis=1))
-        if task == "classification":
-            chosen = self.chances.argmax(axis=1)
-            return np.asarray(probabilities(self.outputs, task)[rows, :, chosen].std(axis=1, ddof=1))
-        if task == "regression":
-            return np.asarray(self.outputs.std(axis=1, ddof=1).mean(axis=1))
-        return np.asarray(self._each_risk().std(axis=1, ddof=1))
-
-    def _each_risk(self) -> Floats:
-        """The risks (n, m) of each model."""
-        return np.stack([risks(self.outputs[:, m], self.spec.task) for m in range(self.models)], axis=1)
-
-    def _classes(self) -> Columns:
-        p, names = self.chances, self.names
-        labels = [case.label for case in self.cases]
-        if self.spec.task == "multilabel":
-            said = ["+".join(name for name, on in zip(names, row > 0.5, strict=True) if on) for row in p]
-            true = [None if t is None else "+".join(names[c] for c, on in enumerate(t) if on) for t in labels]
-        else:
-            said = [names[c] for c in p.argmax(axis=1)]
-            true = [None if label is None else names[label] for label in labels]
-        correct = [None if t is None else t == s for t, s in zip(true, said, strict=True)]
-        logits = names if self.mean.shape[1] == len(names) else names[1:]
-        return {
-            "label": true,
-            "predicted": said,
-            "correct": correct,
-            **_numbered("p", names, p),
-            **_numbered("logit", logits, self.mean),
-        }
-
-    def _values(self) -> Columns:
-        if self.spec.task == "regression":
-            return {
-                **_spoken("label", self.names, self._truth(self.spec.n_classes)),
-                **_spoken("value", self.names, self.mean),
-            }
-        truth = self._truth(2)
-        time, event = truth[:, 0].tolist(), truth[:, 1].tolist()
-        found: Columns = {
-            "time": [None if np.isnan(t) else t for t in time],
-            "event": [None if np.isnan(e) else bool(e) for e in event],
-            "risk": self.risks.tolist(),
-        }
-        if self.spec.task == "survival":
-            alive = np.cumprod(1 - probabilities(self.outputs, "survival"), axis=2).mean(axis=1)
-            found |= {**_numbered("S", self.names, alive), **_numbered("logit", self.names, self.mean)}
-        return found
-
-    def _truth(self, width: int) -> Floats:
+    def truth(self) -> Floats:
         """Labels (n, width) as numbers, nan where there is none."""
-        rows = [_row(case.label, width) for case in self.cases]
+        width = 2 if self.task.truth == "time" else len(self.names)
+        rows = [as_row(label, width) for label in self.labels]
         return np.array(rows, dtype=np.float64).reshape(len(self), width)
 
     def labelled(self) -> Predictions:
@@ -178,15 +111,14 @@ class Predictions:
         if not len(known):
             return {}
         options = {"cases": [case.case_id or case.name for case in known.cases], **options}
-        labels = [case.label for case in known.cases]
-        task = self.spec.task
-        if task in CLASS_TASKS:
-            measure = class_metrics if task == "classification" else multilabel_metrics
-            return measure(np.array(labels), known.chances, scores=known.ranks, names=known.names, **options)
-        truth = known._truth(2 if task in ("survival", "cox") else self.spec.n_classes)
-        if task != "regression":
-            return risk_metrics(truth[:, 0], truth[:, 1], known.risks, **options)
-        each = [value_metrics(truth[:, c], known.mean[:, c], **options) for c in range(truth.shape[1])]
+        if self.task.decides:
+            measure = class_metrics if self.task.truth == "class" else multilabel_metrics
+            labels = np.array(known.labels)
+            return measure(labels, known.numbers, scores=known.ranks, names=known.names, **options)
+        truth, numbers = known.truth(), known.numbers
+        if self.task.truth == "time":
+            return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
+        each = [value_metrics(truth[:, c], numbers[:, c], **options) for c in range(truth.shape[1])]
         if len(each) == 1:
             return each[0]
         pairs = [(name, own) for name, own in zip(known.names, each, strict=True)]
@@ -197,11 +129,15 @@ class Predictions:
         return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
 
 
-def risks(outputs: Floats, task: str) -> Floats:
-    """Risks (n,) from outputs (n, c): a log risk, or minus the sum of the survival function."""
-    if task == "cox":
-        return np.asarray(outputs[:, 0])
-    return np.asarray(-np.cumprod(1 - probabilities(outputs, "survival"), axis=1).sum(axis=1))
+def prediction_columns(
+    task: Task, outputs: Floats, *, labels: Sequence[Any], names: Sequence[str]
+) -> Columns:
+    """The columns of a table from outputs (n, m, c): what is true, what was said, and what lies behind it."""
+    said = task.said(outputs, names)
+    found = {**task.true(labels, names)}
+    if task.decides:
+        found |= {"predicted": said.pop("predicted"), "correct": task.correct(outputs, labels)}
+    return {**found, **said, **task.behind(outputs, names)}
 
 
 def write_predictions(columns: Columns, folder: Path) -> None:
@@ -219,27 +155,6 @@ def _known(label: Any) -> bool:
     if isinstance(label, tuple):
         return all(_known(part) for part in label)
     return label is not None and not (isinstance(label, float) and np.isnan(label))
-
-
-def _row(label: Any, width: int) -> list[float]:
-    parts = label if isinstance(label, tuple) else (label,)
-    return (
-        [np.nan if part is None else float(part) for part in parts]
-        if len(parts) == width
-        else [np.nan] * width
-    )
-
-
-def _numbered(kind: str, names: Sequence[str], values: Floats) -> Columns:
-    return {f"{kind}:{name}": values[:, c].tolist() for c, name in enumerate(names)}
-
-
-def _spoken(kind: str, names: Sequence[str], values: Floats) -> Columns:
-    """One column under the kind's own name, or one for each name; None where there is no number."""
-    cells = [[None if np.isnan(v) else v for v in column] for column in values.T.tolist()]
-    return (
-        {kind: cells[0]} if len(names) == 1 else {f"{kind}:{n}": c for n, c in zip(names, cells, strict=True)}
-    )
 
 
 def _cell(value: Any) -> Any:

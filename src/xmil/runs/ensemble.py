@@ -12,12 +12,10 @@ import torch
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 from xmil.core.explanation import Audit, Explanation
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import Network
-from xmil.methods.outputs import predicted_target
+from xmil.core.task import TASKS
+from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
-from xmil.models.tasks import count_targets
 from xmil.nn.frozen import frozen
 
 _SAME = ("in_dim", "n_classes", "task", "class_names", "encoder")
@@ -62,8 +60,9 @@ def predicted_by(models: Sequence[MILModel], bag: Bag) -> int:
     outputs = []
     for model in models:
         with frozen(model), torch.no_grad():
-            outputs.append(model(as_tensor(bag, Network(model))).double())
-    return predicted_target(torch.stack(outputs).mean(dim=0), models[0].spec.task)
+            network, x = open_network(model, bag)
+            outputs.append(network(x).double())
+    return TASKS[models[0].spec.task].predicted(torch.cat(outputs).mean(dim=0).cpu())
 
 
 def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation:
@@ -73,12 +72,11 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
     has the name that the ensemble's spec gives it.
     """
     first = explanations[0]
-    n = count_targets(spec.task, spec.n_classes)
     scores = np.stack([e.scores for e in explanations]).astype(np.float64)  # (m, n)
     logits = np.stack([e.logits for e in explanations]).astype(np.float64)
     return replace(
         first,
-        target=first.target.resolve(n_classes=n, predicted=0, class_names=spec.target_names),
+        target=first.target.resolve(n_classes=spec.n_targets, predicted=0, class_names=spec.target_names),
         scores=scores.mean(axis=0).astype(np.float32),
         spread=scores.std(axis=0, ddof=1).astype(np.float32),
         logits=logits.mean(axis=0).astype(np.float32),

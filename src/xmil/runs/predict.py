@@ -26,10 +26,8 @@ from xmil.core.interval import Interval
 from xmil.core.runfiles import RunFolder, file_digest, write_json
 from xmil.data.cases import Case, read_case
 from xmil.data.encoder_names import encoder_warning
-from xmil.methods.explain import as_tensor
-from xmil.methods.network import Network
+from xmil.methods.opening import open_network
 from xmil.models import MILModel
-from xmil.models.tasks import CLASS_TASKS
 from xmil.nn.frozen import frozen
 from xmil.predictions.table import Answer, Predictions, write_predictions
 from xmil.runs.cautions import Missing, seen_warning
@@ -134,7 +132,7 @@ class PredictRun:
             "interval": {"level": 0.95, "draws": self.draws, "seed": self.seed, "drawn": "cases"},
             "metrics": {name: _plain(found) for name, found in tally.metrics.items()},
         }
-        if self.models[0].spec.task == "classification" and len(known):
+        if known.task.truth == "class" and len(known):
             report |= _counts(known)
         if every.models > 1:
             report["each_model"] = [
@@ -158,16 +156,16 @@ def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Pa
     """The figures of labelled predictions that their task has."""
     from xmil.predictions.prediction_plots import draw_survival, draw_values
 
-    task, labels = known.spec.task, [case.label for case in known.cases]
-    if task in CLASS_TASKS:
+    task = known.task
+    if task.decides:
         _draw_classes(known, metrics, folder, seed=seed)
-    elif task == "regression" and known.spec.n_classes == 1:
-        truth = np.array([label[0] if isinstance(label, tuple) else label for label in labels], dtype=float)
-        draw_values(truth, known.mean[:, 0], metrics, folder / "values.png", name=known.names[0])
-    elif task != "regression":
-        times, events = (np.array(column) for column in zip(*labels, strict=True))
+        return
+    truth, numbers = known.truth(), known.numbers[:, 0]
+    if task.truth == "values" and truth.shape[1] == 1:
+        draw_values(truth[:, 0], numbers, metrics, folder / "values.png", name=known.names[0])
+    elif task.truth == "time":
         draw_survival(
-            times.astype(float), events.astype(bool), known.risks, metrics["c_index"],
+            truth[:, 0], truth[:, 1].astype(bool), numbers, metrics["c_index"],
             folder / "survival.png", cases=[case.case_id or case.name for case in known.cases],
         )  # fmt: skip
 
@@ -175,10 +173,10 @@ def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Pa
 def _draw_classes(known: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
     from xmil.predictions.prediction_plots import draw_calibration, draw_roc
 
-    p, z, names = known.chances, known.ranks, known.names
+    p, z, names = known.numbers, known.ranks, known.names
     cases = [case.case_id or case.name for case in known.cases]
-    y = np.array([case.label for case in known.cases])
-    if known.spec.task == "multilabel":
+    y = np.array(known.labels)
+    if known.task.truth == "labels":
         curves = {name: (y[:, c].astype(bool), z[:, c]) for c, name in enumerate(names)}
         hits, sure, what = y.astype(bool).ravel(), p.ravel(), "a label"
         cases_of = [case for case in cases for _ in names]
@@ -195,7 +193,7 @@ def _draw_classes(known: Predictions, metrics: Mapping[str, Interval], folder: P
 
 def _counts(known: Predictions) -> dict[str, Any]:
     """How many there are of each class, and of what was predicted for them."""
-    names, guess = known.names, known.chances.argmax(axis=1)
+    names, guess = known.names, known.numbers.argmax(axis=1)
     pairs = Counter((names[case.label], names[g]) for case, g in zip(known.cases, guess, strict=True))
     confusion = {true: {said: pairs[true, said] for said in names} for true in names}
     return {
@@ -242,7 +240,8 @@ def predict_bag(models: Sequence[MILModel], bag: Bag) -> Answer:
 
 def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
     with frozen(model), torch.no_grad():
-        outputs = model(as_tensor(bag, Network(model)))[0].double().cpu().numpy()
+        network, x = open_network(model, bag)
+        outputs = network(x)[0].double().cpu().numpy()
     if not np.isfinite(outputs).all():
         raise UnsupportedError(f"The outputs of {model.spec.name} are not finite for {bag.slide_id!r}.")
     return np.asarray(outputs)

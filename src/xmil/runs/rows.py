@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from xmil.core.task import TASKS, Task
 from xmil.data.cases import Case
 
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
@@ -27,51 +27,33 @@ def slide_row(
     seconds: float | None = None,
 ) -> Row:
     """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
-    said = prediction(logits, spec)
-    predicted, index = said.pop("predicted"), said.pop("index")
-    label = _label(case.label, spec)
+    task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
+    names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
+    said = prediction(task, each, names)
     return {
         "slide_id": case.slides[place],
         "case_id": case.case_id or case.name,
-        "label": label,
-        "predicted": predicted,
-        "correct": None if label is None or index is None else index == case.label,
+        "label": task.label_text(case.label, names),
+        "predicted": said.pop("predicted", None),
+        "correct": task.correct(each[None], [case.label])[0],
         **said,
-        **_survival(case.label, spec),
+        **_beside(task, case.label),
         "n": n,
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
     }
 
 
-def prediction(logits: Logits, spec: Mapping[str, Any]) -> Row:
-    """What outputs mean: the predicted class with a probability for each, or a value, or a risk.
+def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
+    """What the outputs (m, c) of one model or an ensemble mean, in the columns of the task's tables.
 
-    An ensemble's class, probabilities and value come from its mean outputs; its risk is the mean of risks.
-
-    >>> prediction([0.0, 1.0], {"task": "classification", "class_names": ["benign", "tumour"]})
-    {'predicted': 'tumour', 'index': 1, 'p:benign': 0.268941, 'p:tumour': 0.731059}
-    >>> prediction([1.5], {"task": "regression"})
-    {'predicted': None, 'index': None, 'value': 1.5}
+    >>> prediction(TASKS["classification"], [[0.0, 1.0]], ["benign", "tumour"])
+    {'predicted': 'tumour', 'p:benign': 0.268941, 'p:tumour': 0.731059}
+    >>> prediction(TASKS["regression"], [[1.5]], ["value"])
+    {'value': 1.5}
     """
-    each, task = np.atleast_2d(np.asarray(logits, dtype=np.float64)), str(spec.get("task", "classification"))
-    z, names = each.mean(axis=0), spec.get("class_names")
-    if task == "survival":
-        risks = -np.cumprod(_sigmoid(-each), axis=1).sum(axis=1)
-        return {"predicted": None, "index": None, "risk": _rounded(risks.mean())}
-    if task in ("regression", "cox"):
-        word = "value" if task == "regression" else "risk"
-        keys = [word] if len(z) == 1 else [f"{word}:{name}" for name in _names(names, len(z))]
-        return {"predicted": None, "index": None, **dict(zip(keys, map(_rounded, z), strict=True))}
-    z = np.array([-z[0] / 2, z[0] / 2]) if len(z) == 1 and task == "classification" else z
-    p = _sigmoid(z) if task == "multilabel" else _softmax(z)
-    called = _names(names, len(p))
-    chosen = [name for name, value in zip(called, p, strict=True) if value > 0.5]
-    top = int(p.argmax())
-    predicted = "+".join(chosen) if task == "multilabel" else called[top]
-    index = None if task == "multilabel" else top
-    chances = {f"p:{name}": _rounded(value) for name, value in zip(called, p, strict=True)}
-    return {"predicted": predicted, "index": index, **chances}
+    said = task.said(np.asarray(outputs)[None], names)
+    return {key: value if isinstance(value, str) else _rounded(value) for key, (value,) in said.items()}
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -86,40 +68,13 @@ def source_of(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def _label(label: Any, spec: Mapping[str, Any]) -> Any:
-    """What is true in one cell: a class or labels by name, a number, a time with `+` where it is censored."""
-    task, names = spec.get("task"), spec.get("class_names")
-    if isinstance(label, int) and names and 0 <= label < len(names):
-        return names[label]
-    if not isinstance(label, tuple):
-        return label
-    if task in ("survival", "cox"):
-        return f"{label[0]:g}" + ("" if label[1] else "+")
-    if task == "multilabel":
-        return "+".join(name for name, on in zip(_names(names, len(label)), label, strict=True) if on)
-    return ";".join(f"{value:g}" for value in label)
-
-
-def _survival(label: Any, spec: Mapping[str, Any]) -> Row:
+def _beside(task: Task, label: Any) -> Row:
     """The columns `time` and `event` of models of risks, as `xmil predict` writes them."""
-    if spec.get("task") not in ("survival", "cox"):
+    if task.truth != "time":
         return {}
     time, event = label if isinstance(label, tuple) else (None, None)
     return {"time": time, "event": event}
 
 
-def _names(names: Any, n: int) -> list[str]:
-    return [str(name) for name in names] if names and len(names) == n else [str(i) for i in range(n)]
-
-
 def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _softmax(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights = np.exp(z - z.max())
-    return np.asarray(weights / weights.sum())
-
-
-def _sigmoid(z: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.asarray(np.exp(-np.logaddexp(0.0, -z)))

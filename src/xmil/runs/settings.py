@@ -8,14 +8,14 @@ from typing import Any
 
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.target import Target
+from xmil.core.task import RISK, TASKS
 from xmil.data.cases import BY, Case
 from xmil.methods import METHODS, list_methods
-from xmil.methods.outputs import OUTPUTS, OWN_OUTPUTS
+from xmil.methods.outputs import OUTPUTS, own_outputs
 from xmil.methods.presets import PRESETS
 from xmil.methods.registry import seeds
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
-from xmil.models.tasks import RISK, count_targets
 
 PREDICTED, LABEL, ALL = "predicted", "label", "all"
 
@@ -72,13 +72,13 @@ class ExplainSettings:
         preset = self.params.get(name, {}).get("preset", "default")
         if preset not in PRESETS:
             raise unknown_name("preset", preset, PRESETS)
-        known = (*METHODS[name].outputs, *OWN_OUTPUTS)
+        known = (*METHODS[name].outputs, *own_outputs())
         if self.output is not None and self.output not in known:
             raise unknown_name(f"output of {name}", self.output, known if self.output in OUTPUTS else OUTPUTS)
 
     def targets_of(self, case: Case, spec: ModelSpec, predicted: int | None = None) -> list[Any]:
         """The targets of one bag; `predicted` is the class of an ensemble, where the models may differ."""
-        classes = list(range(count_targets(spec.task, spec.n_classes)))
+        classes = list(range(spec.n_targets))
         found: list[Any] = []
         for text in self.targets:
             match text:
@@ -113,8 +113,8 @@ def parse_target(text: str, names: Sequence[str] | None) -> Target:
 
 def resolved_target(text: str, spec: ModelSpec) -> Target:
     """A target by the number it has in every model of an ensemble, whatever each calls it."""
-    n, names = count_targets(spec.task, spec.n_classes), spec.target_names
-    return parse_target(text, names).resolve(n_classes=n, predicted=0, class_names=names)
+    names = spec.target_names
+    return parse_target(text, names).resolve(n_classes=spec.n_targets, predicted=0, class_names=names)
 
 
 def _stray(method: str, params: Mapping[str, Any], methods: Sequence[str]) -> str:
@@ -127,13 +127,13 @@ def _check_target(text: str, spec: ModelSpec) -> None:
     if text in (PREDICTED, ALL):
         return
     if text == LABEL:
-        if spec.task != "classification":
+        if TASKS[spec.task].truth != "class":
             raise InputError(
                 f"The target 'label' is for classes; a {spec.task} model has none: use 'predicted'."
             )
         return
     target = resolved_target(text, spec)
-    if target.against is not None and (spec.task == "cox" or RISK in (target.name, target.against_name)):
+    if target.against is not None and RISK in (target.name, target.against_name):
         raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
 
 

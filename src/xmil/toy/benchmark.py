@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.task import TASKS
 from xmil.evaluate.evidence_batch import auroc, score_evidence
 from xmil.models import MILModel, create_model
 from xmil.toy.digit_bags import Splits, Table, draw_splits, stack_sets
@@ -145,6 +146,7 @@ def bag_logits(model: MILModel, x: Tensor) -> Tensor:
 
 def auroc_on(model: MILModel, x: Tensor, labels: Any) -> float:
     """Area under the ROC curve on the test bags, one class against the rest, averaged over the classes."""
-    p = torch.softmax(bag_logits(model, x).double(), dim=-1)  # (b, c)
+    chances = TASKS[model.task].numbers(bag_logits(model, x).double().cpu())
+    p = torch.from_numpy(chances).to(x.device)  # (b, c)
     classes = torch.arange(p.shape[1], device=p.device).unsqueeze(1)
     return float(auroc(torch.from_numpy(labels).to(p.device) == classes, p.T).nanmean())

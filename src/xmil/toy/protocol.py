@@ -32,6 +32,12 @@ for _setup in (
     ),
     Setup("transmil", "TransMIL", {"dim": 20}, Training(optimizer="sgd", epochs=200, patience=40)),
     Setup("addmil", "AddMIL", {"hidden": 20}, Training(optimizer="adam", epochs=1000, patience=100)),
+    Setup(
+        "mambamil",
+        "MambaMIL",
+        {"dim": 20, "attention_dim": 20},
+        Training(optimizer="adam", lr=3e-3, epochs=200, patience=40),
+    ),
 ):
     SETUPS.add(_setup.name, _setup)
 

@@ -23,7 +23,7 @@ from xmil.lrp import Composite, trace
 from xmil.methods import METHODS, explain_classes
 from xmil.methods.attention import attention_of, branch
 from xmil.methods.network import Network
-from xmil.methods.outputs import Output, output_function
+from xmil.methods.outputs import Output, class_output
 from xmil.methods.presets import PRESETS, preset_composite, released_copy
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
@@ -91,23 +91,23 @@ class MethodSpec:
         return True
 
 
-def score_bags(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int = 0) -> Tensor:
-    """Scores (b, c, n) of bags (b, n, d) for every class.
+def score_bags(
+    model: nn.Module, x: Tensor, spec: MethodSpec, *, seed: int | list[int] = 0, n_classes: int | None = None
+) -> Tensor:
+    """Scores (b, c, n) of bags (b, n, d) for every class; `random` takes any module, given its `n_classes`.
 
     >>> import xmil
     >>> model = xmil.create_model("meanpool", in_dim=4, n_classes=3, seed=0)
     >>> score_bags(model, torch.ones(5, 2, 4), MethodSpec("lrp")).shape
     torch.Size([5, 3, 2])
     """
+    if spec.name == "random":
+        return _random(x, n_classes or int(model.n_classes), seed)  # type: ignore[arg-type]
+    assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
     model, x = _narrowed(model, x, spec)
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
-    outputs = [
-        Output(Target(c), kind, output_function(Target(c), kind, network.task))
-        for c in range(model.n_classes)
-    ]
-    if spec.name == "random":
-        return _random(x, len(outputs), seed)
+    outputs = [class_output(Target(c), kind, task=network.task) for c in range(model.n_classes)]
     with frozen(model):
         scorer = _scorer(spec)
         parts = [scorer(network, bags, outputs) for bags in x.split(_bags_in_a_pass(x, spec.name))]
@@ -233,7 +233,7 @@ def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: Met
     return torch.from_numpy(np.asarray(found)).to(x.device)
 
 
-def _random(x: Tensor, n_classes: int, seed: int) -> Tensor:
+def _random(x: Tensor, n_classes: int, seed: int | list[int]) -> Tensor:
     draws = np.random.default_rng(seed).standard_normal((len(x), n_classes, x.shape[1]))
     return torch.from_numpy(draws).to(x.device)
 

@@ -13,7 +13,7 @@ from xmil.core.errors import InputError, XmilError
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
 from xmil.training.targets import Rows
 
-Item = tuple[Tensor, int]  # features (n, d) and the row of the bag
+Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
 NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
 
 
@@ -32,12 +32,13 @@ class TrainingBags(Dataset[Item | XmilError]):
 
     def __getitem__(self, which: Draw) -> Item | XmilError:
         try:
-            features = self.bags[which].features
+            bag = self.bags[which].bag
+            features = torch.from_numpy(bag.features)
             if not self._checked:
                 check_finite(self.bags, which[1], features)
         except XmilError as error:
             return error
-        return features, which[1]
+        return features, which[1], None if bag.coords is None else torch.from_numpy(bag.coords)
 
     def drawing(self, draw: int | None, *, seed: int) -> TrainingBags:
         """The same bags with another draw, not checked again."""
@@ -127,6 +128,17 @@ def padded(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         return torch.stack(list(features)), None
     x = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)
     return x, torch.arange(x.shape[1])[None, :] < lengths[:, None]
+
+
+def padded_coords(bags: BagDataset, items: Sequence[Item]) -> Tensor:
+    """Coordinates (b, n, 2) of bags as `padded` lays them out; a bag without them is refused by file."""
+    for _, row, coords in items:
+        if coords is None:
+            raise InputError(
+                f"{bags.headers[row].path}: has no level-0 coordinates, which the model needs; choose a "
+                "simple scan without positions, or features with coordinates."
+            )
+    return padded([coords for _, _, coords in items if coords is not None])[0]
 
 
 def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:

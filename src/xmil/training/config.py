@@ -8,21 +8,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.task import TASKS
 from xmil.training.toml import parse_value
 
-Task = Literal["classification", "multilabel", "regression", "survival", "cox"]
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-MONITORS = {
-    "classification": ("auc", "loss", "accuracy", "balanced_accuracy"),
-    "multilabel": ("auc", "loss", "accuracy"),
-    "regression": ("loss", "mae", "r2", "spearman"),
-    "survival": ("c_index", "loss"),
-    "cox": ("c_index", "loss"),
+MONITORS = {  # by what is known of a bag
+    "class": ("auc", "loss", "accuracy", "balanced_accuracy"),
+    "labels": ("auc", "loss", "accuracy"),
+    "values": ("loss", "mae", "r2", "spearman"),
+    "time": ("c_index", "loss"),
 }
 FALLING = ("loss", "mae")  # measures that are better when lower
 
@@ -144,7 +143,7 @@ class Config(Section):
     whose settings change together.
     """
 
-    task: Task = "classification"
+    task: str = "classification"
     out: str = "train-out"
     data: Data = Data()
     model: Model = Model()
@@ -156,26 +155,40 @@ class Config(Section):
     @property
     def monitor(self) -> str:
         """The measure that chooses the best epoch."""
-        return MONITORS[self.task][0] if self.train.monitor == "auto" else self.train.monitor
+        return self.monitors[0] if self.train.monitor == "auto" else self.train.monitor
+
+    @property
+    def monitors(self) -> tuple[str, ...]:
+        """The measures that the task has."""
+        return MONITORS[TASKS[self.task].truth]
 
     @property
     def falling(self) -> bool:
         """Whether the monitored measure is better when lower."""
         return self.monitor in FALLING
 
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str) -> str:
+        if task not in TASKS:
+            raise ValueError(f"must be one of {', '.join(TASKS)}. Got {task!r} instead")
+        return task
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        if self.monitor not in MONITORS[self.task]:
+        if self.monitor not in self.monitors:
             raise ValueError(
-                f"train.monitor must be one of {', '.join(MONITORS[self.task])} for {self.task}. "
+                f"train.monitor must be one of {', '.join(self.monitors)} for {self.task}. "
                 f"Got {self.monitor!r} instead."
             )
         if self.data.folds is not None and self.data.fold_column is not None:
             raise ValueError("data.folds and data.fold_column exclude each other; leave one out")
-        if self.task == "multilabel" and len(self.data.labels) < 2:
-            raise ValueError("a multilabel task needs data.labels, two or more columns of 0 and 1")
-        if self.task == "cox" and self.train.batch < 2:
-            raise ValueError("Cox compares the bags of a batch; set train.batch to 8 or more")
+        if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
+            raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
+        if TASKS[self.task].compares and self.train.batch < 2:
+            raise ValueError(
+                f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
+            )
         if self.train.warmup >= self.train.epochs:
             raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
         for name, values in self.grid.items():

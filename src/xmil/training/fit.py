@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
 from xmil.core.errors import InputError
+from xmil.core.task import Floats
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Batches, EqualSizes, Loader, TrainingBags, padded
+from xmil.training.batches import Batches, EqualSizes, Item, Loader, TrainingBags, padded, padded_coords
 from xmil.training.config import Config
 from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
 from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.progress import Floats, Measures, measure
+from xmil.training.progress import Measures, measure
 from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
@@ -119,8 +120,8 @@ class Fit:
         model, fabric = self.plain.eval(), self.fabric
         found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         for items in self._whole_bags(rows):
-            x, mask = self._on_device([features for features, _ in items])
-            found[[row for _, row in items]] = model(x, mask).double().cpu()
+            x, mask, companions = self._on_device(items)
+            found[[row for _, row, _ in items]] = model(x, mask, **companions).double().cpu()
         if fabric.world_size > 1:
             found = fabric.all_reduce(found.to(fabric.device), reduce_op="sum").cpu()
         return found[rows].numpy()
@@ -210,16 +211,16 @@ class Fit:
             )
         return mean
 
-    def _learn(self, items: list[tuple[Tensor, int]], batch: list[int]) -> Tensor:
+    def _learn(self, items: list[Item], batch: list[int]) -> Tensor:
         """One step on this process's share of a batch; the loss of the batch, as far as it is known here."""
         world = self.fabric.world_size
-        rows = [row for _, row in items]
+        rows = [row for _, row, _ in items]
         weights = self.weights[rows] * (len(batch) > self.fabric.global_rank)  # a stand-in weighs nothing
         total = float(self.weights[batch].sum())
         if not total:  # Cox: no event in this batch
             return torch.zeros((), device=self.fabric.device)
-        x, mask = self._on_device([features for features, _ in items])
-        outputs = self.model(x, mask) if mask is not None else self.model(x)
+        x, mask, companions = self._on_device(items)
+        outputs = self.model(x, mask, **companions) if mask is not None else self.model(x, **companions)
         losses = self.loss(outputs, self.targets[rows].to(outputs.device))
         loss = (losses * weights.to(losses)).sum() * (world / total)  # gradients are averaged over processes
         self.optimizer.zero_grad()
@@ -230,11 +231,14 @@ class Fit:
         done: Tensor = loss.detach()
         return done
 
-    def _on_device(self, features: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        x, mask = padded(features)
+    def _on_device(self, items: list[Item]) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Bags, their mask, and coordinates for models that need them."""
+        x, mask = padded([features for features, _, _ in items])
         kind = next(self.plain.parameters()).dtype
         device = self.fabric.device
-        return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device)
+        needed = self.plain.needs_coords
+        companions = {"coords": padded_coords(self.whole.bags, items).to(device)} if needed else {}
+        return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device), companions
 
     def _record(self, state: State, row: dict[str, float], found: Measures) -> State:
         """The state after an epoch, on disk."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.task import TASKS
 from xmil.data import split_folds
 from xmil.training.config import Config, Data
 from xmil.training.targets import Targets
@@ -115,7 +116,7 @@ def _check(fold: Fold, targets: Targets, config: Config) -> None:
     where = f"{fold.name}: " if fold.name else ""
     if not len(fold.train) or not len(fold.validation):
         raise InputError(f"{where}the training or the validation set is empty; use fewer folds.")
-    if targets.task == "classification" and config.monitor == "auc":
+    if TASKS[targets.task].truth == "class" and config.monitor == "auc":
         classes = np.unique(targets.values[fold.validation, 0])
         if len(classes) < 2:
             name = (targets.class_names or ())[int(classes[0])]

@@ -11,65 +11,79 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.core.errors import InputError
+from xmil.core.registry import Registry
+from xmil.core.task import TASKS
 from xmil.training.config import Loss
 from xmil.training.targets import Goal, Rows
 
 BagLoss = Callable[[Tensor, Tensor], Tensor]  # outputs (b, c), targets (b, k) -> (b,)
+LOSSES: Registry[Callable[[Loss], BagLoss]] = Registry("task with a loss", group="xmil.task_losses")
 
 
 def make_loss(goal: Goal, settings: Loss) -> BagLoss:
     """The loss of each bag (b,) from outputs (b, c) and targets (b, k)."""
-    if settings.name != "auto" and goal.task != "regression":
+    if settings.name != "auto" and TASKS[goal.task].truth != "values":
         raise InputError(f"loss.name {settings.name!r} is for regression; leave it out for {goal.task}.")
-    if goal.task == "classification":
-        return partial(_cross_entropy, smoothing=settings.label_smoothing)
-    if goal.task == "multilabel":
-        return _sigmoids
-    if goal.task == "regression":
-        kinds: dict[str, Callable[..., Tensor]] = {
-            "auto": F.mse_loss,
-            "mse": F.mse_loss,
-            "mae": F.l1_loss,
-            "huber": F.huber_loss,
-        }
-        return partial(_deviation, kind=kinds[settings.name])
-    if goal.task == "survival":
-        return partial(hazard_nll, alpha=settings.alpha)
-    return cox_loss
+    return LOSSES[goal.task](settings)
 
 
 def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
     """A weight for each bag of the cohort (n,): that of its class; for Cox, whether it has an event."""
     weights = torch.ones(len(goal.values), dtype=torch.float32)
-    if goal.task == "cox":
+    if TASKS[goal.task].compares:
         weights = torch.from_numpy(goal.values[:, 1]).float()
     if settings.class_weights == "none":
         return weights
-    if goal.task != "classification":
+    if TASKS[goal.task].truth != "class":
         raise InputError(f"loss.class_weights is for classification; leave it out for {goal.task}.")
-    classes = goal.values[:, 0].astype(int)
+    classes, n = goal.values[:, 0].astype(int), len(goal.class_names or ())
     if settings.class_weights == "balanced":
-        counts = np.bincount(classes[train], minlength=goal.outputs)
-        per_class = len(train) / (goal.outputs * counts)
+        counts = np.bincount(classes[train], minlength=n)
+        per_class = len(train) / (n * counts)
     else:
         per_class = np.array(settings.class_weights, dtype=float)
-        if len(per_class) != goal.outputs:
-            raise InputError(f"loss.class_weights has {len(per_class)} numbers for {goal.outputs} classes.")
+        if len(per_class) != n:
+            raise InputError(f"loss.class_weights has {len(per_class)} numbers for {n} classes.")
         if not (per_class[classes[train]] > 0).any():
             raise InputError("loss.class_weights are zero for every training bag; nothing would be learnt.")
     return torch.from_numpy(per_class[classes]).float()
 
 
-def _cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float) -> Tensor:
-    return F.cross_entropy(outputs, targets[:, 0].long(), reduction="none", label_smoothing=smoothing)
+@LOSSES.register("classification")
+def _class_loss(settings: Loss) -> BagLoss:
+    smoothing = settings.label_smoothing
+    return lambda outputs, targets: F.cross_entropy(
+        outputs, targets[:, 0].long(), reduction="none", label_smoothing=smoothing
+    )
 
 
-def _sigmoids(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none").mean(dim=1)
+@LOSSES.register("multilabel")
+def _label_loss(_: Loss) -> BagLoss:
+    return lambda outputs, targets: F.binary_cross_entropy_with_logits(
+        outputs, targets.to(outputs), reduction="none"
+    ).mean(dim=1)
 
 
-def _deviation(outputs: Tensor, targets: Tensor, *, kind: Callable[..., Tensor]) -> Tensor:
-    return kind(outputs, targets.to(outputs), reduction="none").mean(dim=1)
+@LOSSES.register("regression")
+def _value_loss(settings: Loss) -> BagLoss:
+    kinds: dict[str, Callable[..., Tensor]] = {
+        "auto": F.mse_loss,
+        "mse": F.mse_loss,
+        "mae": F.l1_loss,
+        "huber": F.huber_loss,
+    }
+    kind = kinds[settings.name]
+    return lambda outputs, targets: kind(outputs, targets.to(outputs), reduction="none").mean(dim=1)
+
+
+@LOSSES.register("survival")
+def _hazard_loss(settings: Loss) -> BagLoss:
+    return partial(hazard_nll, alpha=settings.alpha)
+
+
+@LOSSES.register("cox")
+def _cox(_: Loss) -> BagLoss:
+    return cox_loss
 
 
 def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from xmil.core.errors import InputError, UnsupportedError
+from xmil.core.task import TASKS
 from xmil.data.containers.container import available_memory
 from xmil.training.config import Config, Train
 
@@ -21,9 +22,10 @@ def make_fabric(config: Config) -> Any:
     settings = config.train
     accelerator, devices = _devices(settings)
     processes = settings.devices * settings.nodes
-    if config.task == "cox" and processes > 1:
+    if TASKS[config.task].compares and processes > 1:
         raise UnsupportedError(
-            "Cox compares all bags of a batch, so it trains on one device; set train.devices to 1."
+            f"{config.task.capitalize()} compares all bags of a batch, so it trains on one device; set "
+            "train.devices to 1."
         )
     try:
         return make(

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from xmil.core.storage import write_text
-from xmil.models.tasks import target_names
+from xmil.core.task import TASKS, Floats, Task
+from xmil.predictions.table import prediction_columns
 from xmil.training.fit import Job
-from xmil.training.progress import Floats, probabilities, risk
 from xmil.training.state import MODEL, PREDICTIONS, csv_text
 from xmil.training.targets import Goal, Rows
 from xmil.training.training_set import TrainingSet, bag_slides
@@ -106,7 +105,7 @@ def prediction_rows(
     found: TrainingSet, goal: Goal, outputs: Floats, rows: Rows, *, subset: str
 ) -> list[dict[str, Any]]:
     """What a model says of some bags: who they are, what is true, what was predicted."""
-    said = _BY_TASK[goal.task](goal, outputs, goal.truth[rows])
+    said = _said(goal, outputs, goal.truth[rows])
     slides, cases, sizes = (
         bag_slides(found),
         found.cohort.cases,
@@ -124,67 +123,24 @@ def prediction_rows(
     ]
 
 
-def _classes(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
-    names = goal.class_names or ()
-    guess = outputs.argmax(axis=1)
-    chances = probabilities(outputs, goal.task)
-    return [
-        {
-            "label": names[int(label)],
-            "predicted": names[int(g)],
-            "correct": bool(g == int(label)),
-            **_numbers("p", names, p),
-            **_numbers("logit", names, z),
-        }
-        for label, g, p, z in zip(truth[:, 0], guess, chances, outputs, strict=True)
-    ]
+def _said(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
+    """A row for each bag of what is true and what outputs (n, c) say of it."""
+    task = TASKS[goal.task]
+    names = task.names(goal.outputs, goal.class_names, goal.time_bins)
+    labels = [_label(task, row) for row in truth.tolist()]
+    columns = prediction_columns(task, outputs[:, None, :], labels=labels, names=names)
+    if task.takes_reference:
+        columns["reference"] = [goal.reference or 0.0] * len(labels)
+    rows = zip(*columns.values(), strict=True)
+    return [{key: _cell(value) for key, value in zip(columns, row, strict=True)} for row in rows]
 
 
-def _labels(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
-    names = goal.class_names or ()
-    chances = probabilities(outputs, goal.task)
-    return [
-        {
-            "label": "+".join(name for name, on in zip(names, labels, strict=True) if on),
-            "predicted": "+".join(name for name, on in zip(names, p > 0.5, strict=True) if on),
-            "correct": bool(np.array_equal(labels > 0.5, p > 0.5)),
-            **_numbers("p", names, p),
-            **_numbers("logit", names, z),
-        }
-        for labels, p, z in zip(truth, chances, outputs, strict=True)
-    ]
+def _label(task: Task, row: list[float]) -> Any:
+    """A row of targets as the label of a case."""
+    if task.truth == "time":
+        return row[0], bool(row[1])
+    return int(row[0]) if task.truth == "class" else tuple(row)
 
 
-def _values(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
-    return [
-        {"label": f"{t:.8g}", "value": f"{v:.8g}", "reference": f"{goal.reference or 0.0:.8g}"}
-        for t, v in zip(truth[:, 0], outputs[:, 0], strict=True)
-    ]
-
-
-def _risks(goal: Goal, outputs: Floats, truth: Floats) -> list[dict[str, Any]]:
-    said = [
-        {"time": f"{t:.8g}", "event": bool(e), "risk": f"{r:.8g}"}
-        for (t, e), r in zip(truth, risk(outputs, goal.task), strict=True)
-    ]
-    if goal.task == "cox":
-        return said
-    names = (target_names(goal.task, goal.outputs, None, goal.time_bins) or ())[: goal.outputs]
-    alive = np.cumprod(1 - expit(outputs), axis=1)
-    return [
-        {**row, **_numbers("S", names, s), **_numbers("logit", names, z)}
-        for row, s, z in zip(said, alive, outputs, strict=True)
-    ]
-
-
-def _numbers(kind: str, names: Any, values: Any) -> dict[str, str]:
-    return {f"{kind}:{name}": f"{value:.8g}" for name, value in zip(names, values, strict=True)}
-
-
-_BY_TASK = {
-    "classification": _classes,
-    "multilabel": _labels,
-    "regression": _values,
-    "survival": _risks,
-    "cox": _risks,
-}
+def _cell(value: Any) -> Any:
+    return f"{value:.8g}" if isinstance(value, float) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError
+from xmil.core.registry import Registry
+from xmil.core.task import TASKS
 from xmil.data import Cohort
 from xmil.training.config import Config
 
@@ -35,9 +37,10 @@ class Targets:
     @property
     def strata(self) -> list[str]:
         """What folds spread evenly: the class, the labels together, or whether the event was seen."""
-        if self.task == "regression":
+        truth = TASKS[self.task].truth
+        if truth == "values":
             return [""] * len(self)
-        columns = self.values[:, 1:] if self.task in ("survival", "cox") else self.values
+        columns = self.values[:, 1:] if truth == "time" else self.values
         return ["/".join(f"{value:g}" for value in row) for row in columns]
 
 
@@ -67,15 +70,15 @@ class Goal:
 
 def read_targets(cohort: Cohort, config: Config) -> Targets:
     """The targets of a cohort's bags for a task."""
-    data = config.data
-    if config.task == "classification":
-        return _classes(cohort, data.label, tuple(data.class_names))
-    if config.task == "multilabel":
+    data, truth = config.data, TASKS[config.task].truth
+    if truth == "class":
+        return replace(_classes(cohort, data.label, tuple(data.class_names)), task=config.task)
+    if truth == "labels":
         columns = [_binary(cohort, name) for name in data.labels]
         names = tuple(data.class_names or data.labels)
         _check_names(names, len(columns))
         return Targets(config.task, np.stack(columns, axis=1), names)
-    if config.task == "regression":
+    if truth == "values":
         values = _finite(cohort.numbers(data.value), data.value)
         return Targets(config.task, values[:, None], (data.value,))
     times, events = cohort.survival(data.time, data.event)
@@ -84,14 +87,8 @@ def read_targets(cohort: Cohort, config: Config) -> Targets:
 
 def target_columns(config: Config) -> list[str]:
     """The columns that hold the targets of a task."""
-    data = config.data
-    return {
-        "classification": [data.label],
-        "multilabel": data.labels,
-        "regression": [data.value],
-        "survival": [data.time, data.event],
-        "cox": [data.time, data.event],
-    }[config.task]
+    named = [getattr(config.data, setting) for setting in TASKS[config.task].label_columns]
+    return named[0] if isinstance(named[0], list) else named
 
 
 def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None = None) -> Goal:
@@ -100,25 +97,72 @@ def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None
     `run` are the bags that train in any fold: time bins are cut by them unless each fold cuts its own.
     """
     shared = train if run is None or config.loss.bins_from == "fold" else run
-    goal = _goal(targets, targets.values[train], targets.values[shared], config)
-    return replace(goal, columns=tuple(target_columns(config)))
+    asked = Learnable(targets, targets.values[train], targets.values[shared], config)
+    return replace(GOALS[targets.task](asked), columns=tuple(target_columns(config)))
 
 
-def _goal(targets: Targets, known: Floats, shared: Floats, config: Config) -> Goal:
-    if targets.task in ("classification", "multilabel"):
-        return _class_goal(targets, known)
-    if targets.task == "regression":
-        given = config.loss.reference
-        reference = float(known.mean()) if given is None else given
-        return Goal(targets.task, 1, targets.class_names, targets.values, targets.values, reference=reference)
-    if not known[:, 1].any():
-        raise InputError("No training bag has an event; survival cannot be learnt from censored bags alone.")
-    if targets.task == "cox":
-        return Goal(targets.task, 1, None, targets.values, targets.values)
-    edges = time_bins(shared, config.loss.bins)
-    place = np.searchsorted(edges, targets.values[:, 0], side="right")
-    binned = np.stack([place, targets.values[:, 1]], axis=1).astype(float)
-    return Goal(targets.task, len(edges) + 1, None, targets.values, binned, time_bins=tuple(edges))
+@dataclass(frozen=True)
+class Learnable:
+    """What a fold can learn from: all targets, those of its training bags, those that cut time bins."""
+
+    targets: Targets
+    known: Floats
+    shared: Floats
+    config: Config
+
+    def goal(self, outputs: int, *, values: Floats | None = None, **more: Any) -> Goal:
+        """The goal of a model with so many outputs; `values` where the loss takes others than the truth."""
+        targets = self.targets
+        taken = targets.values if values is None else values
+        return Goal(targets.task, outputs, targets.class_names, targets.values, taken, **more)
+
+    def check_classes(self) -> int:
+        """How many classes or labels there are; refused where the training bags lack one."""
+        names, truth = self.targets.class_names or (), TASKS[self.targets.task].truth
+        for c, name in enumerate(names):
+            hits = self.known[:, 0] == c if truth == "class" else self.known[:, c] == 1
+            if not hits.any():
+                raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
+            if truth == "labels" and hits.all():
+                raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
+        return len(names)
+
+    def check_events(self) -> None:
+        """Refuse training bags that are all censored."""
+        if not self.known[:, 1].any():
+            raise InputError(
+                "No training bag has an event; survival cannot be learnt from censored bags alone."
+            )
+
+
+GOALS: Registry[Callable[[Learnable], Goal]] = Registry("task to train", group="xmil.task_losses")
+
+
+@GOALS.register("classification")
+@GOALS.register("multilabel")
+def _class_goal(asked: Learnable) -> Goal:
+    return asked.goal(asked.check_classes())
+
+
+@GOALS.register("regression")
+def _value_goal(asked: Learnable) -> Goal:
+    given = asked.config.loss.reference
+    return asked.goal(1, reference=float(asked.known.mean()) if given is None else given)
+
+
+@GOALS.register("cox")
+def _risk_goal(asked: Learnable) -> Goal:
+    asked.check_events()
+    return asked.goal(1)
+
+
+@GOALS.register("survival")
+def _hazard_goal(asked: Learnable) -> Goal:
+    asked.check_events()
+    edges, values = time_bins(asked.shared, asked.config.loss.bins), asked.targets.values
+    place = np.searchsorted(edges, values[:, 0], side="right")
+    binned = np.stack([place, values[:, 1]], axis=1).astype(float)
+    return asked.goal(len(edges) + 1, values=binned, time_bins=tuple(edges))
 
 
 def time_bins(known: Floats, bins: int) -> list[float]:
@@ -134,17 +178,6 @@ def time_bins(known: Floats, bins: int) -> list[float]:
             f"The training bags have too few different event times for {bins} bins; set loss.bins lower."
         )
     return [float(edge) for edge in edges]
-
-
-def _class_goal(targets: Targets, known: Floats) -> Goal:
-    names = targets.class_names or ()
-    for c, name in enumerate(names):
-        hits = known[:, 0] == c if targets.task == "classification" else known[:, c] == 1
-        if not hits.any():
-            raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
-        if targets.task == "multilabel" and hits.all():
-            raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
-    return Goal(targets.task, len(names), targets.class_names, targets.values, targets.values)
 
 
 def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.task import TASKS
 from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
 from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
@@ -249,12 +250,11 @@ def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]
 def _target_cells(found: TrainingSet) -> list[list[tuple[str, str]]]:
     """The target columns as they stand in the table; classes by their names."""
     targets = found.targets
-    if targets.task == "classification":
+    truth = TASKS[targets.task].truth
+    if truth == "class":
         names = targets.class_names or ()
         return [[("label", names[int(value)]) for value in targets.values[:, 0]]]
-    columns = (
-        ("time", "event") if targets.task in ("survival", "cox") else tuple(targets.class_names or ("value",))
-    )
+    columns = ("time", "event") if truth == "time" else tuple(targets.class_names or ("value",))
     return [[(name, f"{value:g}") for value in targets.values[:, i]] for i, name in enumerate(columns)]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.task import TASKS, Task
 from xmil.data.siblings import bare_name, slide_name
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.kept import Files
-from xmil.viewer.prediction import predict
 from xmil.viewer.score_block import Evidence, count_patches, read_evidence
 from xmil.viewer.shown_run import Row, ShownRun
 
@@ -179,20 +179,30 @@ class Collection:
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
         run, found = self.runs[number], self.evidence(key, number)
-        said = predict(found.logits, run.task, run.class_names)
+        task = TASKS[run.task]
+        numbers = self._numbers(task, found, slide_id, run)
         return {
             "run": number,
             "n": found.n,
             "edge": found.edge,
             "mpp": found.mpp,
             "placed": found.placed,
-            "columns": found.columns,
-            "classes": said.labels,
+            "columns": [{**column, "ends": _ends(task, column)} for column in found.columns],
+            "classes": task.number_names(run.names(len(found.logits))),
             "logits": found.logits,
-            "probabilities": said.probabilities,
-            "value": said.value,
+            "probabilities": numbers if task.decides else None,
+            "value": numbers[0] if not task.decides and len(numbers) == 1 else None,
+            "noun": task.noun.capitalize(),
+            "sides": task.sides,
             "certificate": self._certificate(slide_id, run),
         }
+
+    def _numbers(self, task: Task, found: Evidence, slide_id: str, run: ShownRun) -> list[float]:
+        """What the models say; from the table where an ensemble's own outputs were not kept."""
+        kept = run.rows.get(slide_id, {}).get(task.noun)
+        if task.mean_of == "numbers" and len(found.outputs) < len(run.digests):
+            return [float(kept)] if kept else []
+        return [float(value) for value in task.answer(found.outputs)]
 
     def _certificate(self, slide_id: str, run: ShownRun) -> dict[str, Any] | None:
         """The run's own certificate, or that of another run of the same model."""
@@ -292,6 +302,10 @@ def _shown(value: Any, run: ShownRun) -> str | None:
         return None
     text, names = str(value), run.class_names or []
     return names[int(text)] if text.isdigit() and text not in names and int(text) < len(names) else text
+
+
+def _ends(task: Task, column: dict[str, Any]) -> tuple[str, str]:
+    return task.short_ends(column["target"]) if column["signed"] else ("low", "high")
 
 
 def _truth(value: Any) -> bool | None:

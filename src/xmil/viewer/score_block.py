@@ -26,11 +26,16 @@ class Evidence:
     corners: npt.NDArray[np.int32] | None
     edge: int | None
     mpp: float | None
-    logits: list[float]
+    outputs: list[list[float]]  # of each model of an ensemble, or of the one
     raw: npt.NDArray[np.float64] | None = None
     unit: str | None = None
     raw_edge: float | None = None
     slide_size: tuple[int, int] | None = None
+
+    @property
+    def logits(self) -> list[float]:
+        """The outputs of the model, or the mean of an ensemble's."""
+        return [float(value) for value in np.mean(self.outputs, axis=0)]
 
     @property
     def n(self) -> int:
@@ -87,7 +92,7 @@ def read_evidence(path: Path) -> Evidence:
             corners=None if table["x0"].null_count else _as_corners(_stacked(table, ("x0", "y0")).T),
             edge=_number(header.get("patch_size"), int),
             mpp=_number(header.get("mpp"), float),
-            logits=[float(value) for value in header["columns"][names[0]]["logits"]],
+            outputs=_outputs(header, names[0]),
             raw=_stacked(table, RAW).T if set(RAW) <= set(table.column_names) else None,
             unit=header.get("unit"),
             raw_edge=_number(header.get("raw_edge"), float),
@@ -98,6 +103,14 @@ def read_evidence(path: Path) -> Evidence:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileError(f"{path.name}: the explanation is damaged ({reason}); explain it again.") from None
+
+
+def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:
+    """The outputs of each model: beside the scores of an ensemble, whose own are the mean."""
+    mean = [float(value) for value in header["columns"][name]["logits"]]
+    stored = (header.get("provenance") or {}).get("logits") or [mean]
+    each = [[float(value) for value in outputs] for outputs in stored]
+    return each if all(len(outputs) == len(mean) for outputs in each) else [mean]
 
 
 def _size(stored: Any) -> tuple[int, int] | None:

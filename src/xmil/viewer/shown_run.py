@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError, XmilError
+from xmil.core.task import TASKS
 from xmil.data.siblings import is_plain
 from xmil.viewer.kept import Files, read_json, under
 
@@ -56,6 +57,10 @@ class ShownRun:
         """Names of the classes, where the model knows them."""
         names = self.about.get("class_names") or self.spec.get("class_names")
         return [str(name) for name in names] if isinstance(names, list) else None
+
+    def names(self, n_outputs: int) -> list[str]:
+        """Names of classes, values or time bins; numbers where the run does not know them."""
+        return TASKS[self.task].names(n_outputs, self.class_names, self.spec.get("time_bins"))
 
     @property
     def model(self) -> str:

@@ -16,15 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.task import TASKS, Floats, Task
 from xmil.viewer.case_bags import CaseBag, CaseBags
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.kept import Kept
-from xmil.viewer.prediction import predict
 from xmil.viewer.shown_run import ShownRun
 
 if TYPE_CHECKING:
     from xmil.evaluate.parts import Parts
     from xmil.models import MILModel
+    from xmil.models.base import ModelSpec
 
 logger = logging.getLogger(__name__)
 LIMIT_BYTES = 1 << 30
@@ -54,19 +55,22 @@ class WhatIf:
         chosen = as_mask(indices, evidence.n)
         kept = chosen if verb == "keep" else ~chosen
         with self._lock:  # one question at a time: each uses all cores
-            before, after, left, model = self._answer(key, run, kept)
-        names = self._collection.run(run).class_names or model.class_names
-        task = getattr(model.spec, "task", "classification")
-        said = [predict(logits, task, names) for logits in (before, after)]
+            outputs, left, spec = self._answer(key, run, kept)
+        task, logits = TASKS[spec.task], outputs.mean(axis=1).tolist()
+        shown = self._collection.run(run).class_names
+        names = task.names(spec.n_classes, shown or spec.class_names, spec.time_bins)
+        numbers = task.answer(outputs).tolist()
         return {
-            "labels": said[0].labels,
-            "before": said[0].numbers,
-            "after": said[1].numbers,
-            "logits_before": before,
-            "logits_after": after,
+            "labels": task.number_names(names),
+            "before": numbers[0],
+            "after": numbers[1],
+            "probabilities": task.decides,
+            **_verdict(task, outputs, names),
+            "logits_before": logits[0],
+            "logits_after": logits[1],
             "n_left": left,
             "seconds": time.perf_counter() - started,
-            "note": _note(before, evidence.logits),
+            "note": _note(logits[0], evidence.logits),
         }
 
     def warm(self) -> None:
@@ -82,9 +86,8 @@ class WhatIf:
             if expected not in (None, width):
                 logger.warning("%s: takes features of width %s; the run's have %s.", path, width, expected)
 
-    def _answer(
-        self, key: int, run: int, kept: npt.NDArray[np.bool_]
-    ) -> tuple[list[float], list[float], int, MILModel]:
+    def _answer(self, key: int, run: int, kept: npt.NDArray[np.bool_]) -> tuple[Floats, int, ModelSpec]:
+        """Outputs (2, m, c) of the m models before and after, how many patches are left, and the spec."""
         import torch
 
         from xmil.nn.frozen import frozen
@@ -106,8 +109,7 @@ class WhatIf:
             with frozen(model), torch.no_grad():
                 parts = self._embedded(model, bag)
                 answers.append(torch.stack([parts.full[0], parts.nested(order, [left])[0]]).double())
-        before, after = torch.stack(answers).mean(dim=0)
-        return before.tolist(), after.tolist(), left, models[0]
+        return torch.stack(answers, dim=1).cpu().numpy(), left, models[0].spec
 
     def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
         import torch
@@ -178,6 +180,16 @@ def _parsed(question: Any) -> tuple[int, str, Any]:
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _verdict(task: Task, outputs: Floats, names: Sequence[str]) -> dict[str, Any]:
+    """Whether the prediction of outputs (2, m, c) changes; no sentence where there are no classes."""
+    if not task.decides:
+        return {"changed": False, "sentence": None}
+    before, after = (said or "no label" for said in task.said(outputs, names)["predicted"])
+    changes = f"The prediction changes from {before} to {after}."
+    stays = f"The prediction stays {after}."
+    return {"changed": before != after, "sentence": changes if before != after else stays}
 
 
 def _note(before: list[float], stored: list[float]) -> str | None:

@@ -8,28 +8,39 @@ import torch
 from torch import Tensor
 
 from xmil.lrp.ledger import Ledger
-from xmil.lrp.operations import register_rule
+from xmil.lrp.marks import GATE, WEIGHT
+from xmil.lrp.operations import name_of, register_rule
 from xmil.lrp.rules.affine import stabilised
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
+_MARKS = {
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "special_expit"), GATE),
+    **dict.fromkeys(("exp", "exp2", "special_exp2", "__rpow__"), WEIGHT),
+}
 EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
 
 
 @register_rule(
     "gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "tanh", "softsign", "tanhshrink", "hardswish",
     "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan",
-    "special_expit",
+    "special_expit", "erfc", "expm1", "log1p", "sin", "sinh", "asinh", "arcsinh", "cos", "exp", "exp2",
+    "special_exp2", "special_expm1", "__rpow__",
 )  # fmt: skip
 def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x."""
+    """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x.
+
+    In products a sigmoid is a gate, and an exponential a weight: a softmax written by hand is one.
+    """
+    if input.is_complex():
+        engine.refuse(function, "of complex numbers")
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         at_zero = function(input.new_zeros(1), *args, **kwargs)
     ruled: Tensor = _Smooth.apply(input, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
-    if function.__name__ in ("sigmoid", "hardsigmoid", "special_expit"):
-        engine.gates[id(ruled)] = ruled
+    if (mark := _MARKS.get(name_of(function))) is not None:
+        engine.marks.put(ruled, mark)
     return ruled
 
 
@@ -38,7 +49,18 @@ def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: An
     """Inside the bounds the identity; outside, a constant that keeps its relevance."""
     out: Tensor = function(input, *args, **kwargs)
     held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
-    engine.ledger.keep("bias", held, out)
+    bounds = [value for value in (*args, *kwargs.values()) if engine.marks.depends(value)]
+    engine.ledger.keep(engine.share_of(bounds[0]) if bounds else "bias", held, out)
+    return out
+
+
+@register_rule(
+    "floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide", "__floordiv__"
+)
+def steps(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Constant between its steps."""
+    with torch.no_grad():
+        out: Tensor = function(*args, **kwargs)
     return out
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule
 from xmil.lrp.ledger import Ledger, product_sum
-from xmil.lrp.operations import is_live, register_rule
-from xmil.lrp.rules.values import contiguous_gradient
+from xmil.lrp.operations import is_live, name_of, register_rule
+from xmil.lrp.values import contiguous_gradient, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -27,22 +27,31 @@ def linear(
     return _affine(engine, lambda w, b: function(input, w, b), weight, bias, bias_shape=(-1,))
 
 
-@register_rule("addmm", "addbmm", "baddbmm", "addmv")
-def addmm(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """y = b + x W, as some write a linear layer."""
-    constant, first, second = args[:3]
+@register_rule("addmm", "addbmm", "baddbmm", "addmv", "addr")
+def addmm(engine: Engine, function: Any, input: Tensor, *factors: Any, **kwargs: Any) -> Tensor:
+    """y = beta b + alpha x W, as some write a linear layer, and attention with its bias."""
+    beta, alpha = kwargs.pop("beta", 1), kwargs.pop("alpha", 1)
+    first, second = (*factors, *kwargs.values())
     weight = second if is_live(first) else first
-    if is_live(weight) or is_live(constant) or kwargs.keys() - {"beta", "alpha"}:
-        engine.refuse(function, "with more than one live argument")
     rule = engine.rule_for(weight)
-    out: Tensor = function(*args, **kwargs)
-    bias = constant * kwargs.get("beta", 1)
-    if rule.is_gradient:
-        engine.ledger.keep("bias", bias, out)
-        return out
-    if function.__name__ != "addmm" or rule.gamma or kwargs.get("alpha", 1) != 1:
-        engine.refuse(function, f"under {rule}; write it as F.linear")
-    return apply_affine(engine, first @ second, out.detach(), bias, rule)
+    out: Tensor = function(input, first, second, beta=beta, alpha=alpha)
+    if function.__name__ == "addmm" and not (is_live(weight) or is_live(input) or rule.gamma or alpha != 1):
+        share = engine.share_of(input)
+        carrier = out if rule.is_gradient else first @ second
+        return apply_affine(engine, carrier, out, input * beta, rule, share)
+    with engine:
+        product = _PRODUCTS[name_of(function)](first, second)
+        carrier = beta * input + alpha * product
+    return with_gradient_of(carrier, out)
+
+
+_PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "addmm": torch.matmul,
+    "addmv": torch.matmul,
+    "addr": torch.outer,
+    "baddbmm": torch.bmm,
+    "addbmm": lambda first, second: torch.bmm(first, second).sum(dim=0),
+}
 
 
 def _register_convolution(name: str, spatial: int) -> None:
@@ -111,26 +120,32 @@ def _affine(
 ) -> Tensor:
     rule = engine.rule_for(weight)
     shaped = None if bias is None else bias.view(bias_shape)
+    share = engine.share_of(bias)
     if rule.is_gradient or (rule.gamma == 0 and bias is None):
         out = compute(weight, bias)
-        return apply_affine(engine, out, out, shaped, rule)
+        return apply_affine(engine, out, out, shaped, rule, share)
     with torch.no_grad():
         out = compute(weight, bias)
     # computed without the bias rather than by taking it off: denominators near zero keep their digits
     carrier = compute(weight + rule.gamma * weight.clamp(min=0) if rule.gamma else weight, None)
     shaped = None if shaped is None else shaped + rule.gamma * shaped.clamp(min=0)
-    return apply_affine(engine, carrier, out, shaped, rule)
+    return apply_affine(engine, carrier, out, shaped, rule, share)
 
 
 def apply_affine(
-    engine: Engine, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule
+    engine: Engine,
+    carrier: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
+    rule: AffineRule,
+    share: str = "bias",
 ) -> Tensor:
-    """The output, with relevance going to the carrier as the rule says."""
+    """The output, with relevance going to the carrier as the rule says; the bias's is booked to `share`."""
     if rule.is_gradient:
         if bias is not None:
-            engine.ledger.keep("bias", bias, out)
+            engine.ledger.keep(share, bias, out)
         return out
-    ruled: Tensor = _EpsilonGamma.apply(carrier, out.detach(), bias, rule, engine.ledger)  # type: ignore[no-untyped-call]
+    ruled: Tensor = _EpsilonGamma.apply(carrier, out.detach(), bias, rule, (engine.ledger, share))  # type: ignore[no-untyped-call]
     return ruled
 
 
@@ -139,30 +154,30 @@ class _EpsilonGamma(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, carrier: Tensor, out: Tensor, bias: Tensor | None, rule: AffineRule, ledger: Ledger
+        ctx: Any,
+        carrier: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
+        rule: AffineRule,
+        booked: tuple[Ledger, str],
     ) -> Tensor:
         ctx.save_for_backward(carrier, out, bias)
-        ctx.rule, ctx.ledger = rule, ledger
+        ctx.rule, ctx.booked = rule, booked
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = gradients
-        rule, ledger = ctx.rule, ctx.ledger
+        rule, (ledger, share) = ctx.rule, ctx.booked
         inputs, out, bias = ctx.saved_tensors
         absorbs = rule.bias == "absorb" and bias is not None
         denominator = inputs + bias if absorbs else inputs
         received = out * gradient
         passed = received / stabilised(denominator, rule.epsilon)
-        book(ledger, received=received, inputs=inputs * passed, bias=bias if absorbs else None, passed=passed)
+        kept = product_sum(bias, passed) if absorbs else passed.new_zeros((), dtype=torch.float64)
+        ledger.add(share, kept)
+        ledger.add("epsilon", (received - inputs * passed).sum().double() - kept)
         return passed, None, None, None, None
-
-
-def book(ledger: Ledger, *, received: Tensor, inputs: Tensor, bias: Tensor | None, passed: Tensor) -> None:
-    """Book the bias's share, and to epsilon what neither it nor the inputs received."""
-    kept = product_sum(bias, passed) if bias is not None else passed.new_zeros((), dtype=torch.float64)
-    ledger.add("bias", kept)
-    ledger.add("epsilon", (received - inputs).sum().double() - kept)
 
 
 def stabilised(denominator: Tensor, epsilon: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import apply_affine
-from xmil.lrp.rules.values import with_gradient_of
+from xmil.lrp.values import with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: small enough for the cache
 
 
-@register_rule("softmax", "softmin")
+@register_rule("softmax", "softmin", "gumbel_softmax", "_sparse_softmax")
 def softmax(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A constant."""
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.operations import register_rule
-from xmil.lrp.rules.values import with_gradient_of
+from xmil.lrp.values import with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -33,7 +33,7 @@ def layer_norm(
         out, _mean, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
     ruled: Tensor = _Centred.apply(input, out, weight, scale, len(normalized_shape))  # type: ignore[no-untyped-call]
     if bias is not None:
-        engine.ledger.keep("bias", bias, ruled)
+        engine.keep(bias, ruled)
     return ruled
 
 
@@ -124,7 +124,7 @@ def _grouped(
         centred = centred * weight.view(per_channel)
     ruled = with_gradient_of(centred, out)
     if bias is not None:
-        engine.ledger.keep("bias", bias.view(per_channel), ruled)
+        engine.ledger.keep(engine.share_of(bias), bias.view(per_channel), ruled)
     return ruled
 
 

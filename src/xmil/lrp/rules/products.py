@@ -9,27 +9,18 @@ from torch import Tensor
 
 from xmil.lrp.operations import is_live, live_tensors, register_rule
 from xmil.lrp.rules.affine import apply_affine
-from xmil.lrp.rules.values import scaled_gradient, with_gradient_of
+from xmil.lrp.values import scaled_gradient, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
 
 @register_rule("mul")
-def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
+def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
     """By a constant: linear. Of two live tensors: a gate, or half each."""
-    if not (is_live(first) and is_live(second)):
-        out: Tensor = function(first, second)
-        if any(id(factor) in engine.gates for factor in (first, second)):
-            engine.gates[id(out)] = out
-        return out
-    if engine.composite.gates == "signal" and first is not second:
-        gates = [id(factor) in engine.gates for factor in (first, second)]
-        if gates == [True, False]:
-            return function(first.detach(), second)  # type: ignore[no-any-return]
-        if gates == [False, True]:
-            return function(first, second.detach())  # type: ignore[no-any-return]
-    return scaled_gradient(function(first, second), 0.5)
+    first, second = engine.without_gates([input, other])
+    out: Tensor = function(first, second)
+    return scaled_gradient(out, 0.5) if is_live(first) and is_live(second) else out
 
 
 @register_rule(
@@ -44,6 +35,8 @@ def mul(engine: Engine, function: Any, first: Any, second: Any) -> Tensor:
     "vdot",
     "kron",
     "chain_matmul",
+    "tensordot",
+    "_sparse_mm",
 )
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Linear in each live factor: an equal share each."""
@@ -57,15 +50,15 @@ def einsum(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 @register_rule("div")
-def div(engine: Engine, function: Any, first: Any, second: Any, **kwargs: Any) -> Tensor:
+def div(engine: Engine, function: Any, input: Any, other: Any, **kwargs: Any) -> Tensor:
     """The denominator is a constant: it normalises."""
     if kwargs.get("rounding_mode") is not None:
         engine.refuse(function, "with a rounding mode")
-    out: Tensor = function(first, second.detach() if is_live(second) else second)
+    out: Tensor = function(input, other.detach() if is_live(other) else other)
     return out
 
 
-@register_rule("rdiv", "reciprocal", "rsqrt")
+@register_rule("rdiv", "reciprocal", "rsqrt", "inverse", "linalg_inv", "pinverse", "linalg_pinv")
 def normaliser(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """One over a live tensor is a constant that normalises whatever it multiplies."""
     with torch.no_grad():
@@ -74,10 +67,10 @@ def normaliser(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tens
 
 
 @register_rule("pow", "square", "sqrt", "float_power")
-def power(engine: Engine, function: Any, base: Any, exponent: Any = None) -> Tensor:
+def power(engine: Engine, function: Any, input: Any, exponent: Any = None) -> Tensor:
     """Homogeneous of degree p: the gradient over p conserves; a negative power normalises."""
     degree = {"square": 2.0, "sqrt": 0.5}.get(function.__name__, exponent)
-    args = (base,) if exponent is None else (base, exponent)
+    args = (input,) if exponent is None else (input, exponent)
     if not isinstance(degree, int | float) or degree == 0:
         engine.refuse(function, "with an exponent that is not a number above or below zero")
     if degree < 0:
@@ -86,10 +79,18 @@ def power(engine: Engine, function: Any, base: Any, exponent: Any = None) -> Ten
     return scaled_gradient(function(*args), 1.0 / degree)
 
 
-@register_rule("var")
-def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Homogeneous of degree two."""
-    return scaled_gradient(function(*args, **kwargs), 0.5)
+@register_rule("var", "var_mean")
+def variance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Homogeneous of degree two; a mean given along with it, of degree one."""
+    out = function(*args, **kwargs)
+    return scaled_gradient(out, 0.5) if isinstance(out, Tensor) else (scaled_gradient(out[0], 0.5), out[1])
+
+
+@register_rule("prod")
+def product(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """An equal share for each factor."""
+    out: Tensor = function(input, *args, **kwargs)
+    return scaled_gradient(out, out.numel() / max(1, input.numel()))
 
 
 @register_rule("bilinear")
@@ -119,14 +120,25 @@ def glu(engine: Engine, function: Any, input: Tensor, dim: int = -1) -> Tensor:
 
 
 def _shared(engine: Engine, function: Any, args: Any, kwargs: Any) -> Tensor:
+    args, kwargs = _without_gates(engine, args, kwargs)
     factors = len(live_tensors(args)) + len(live_tensors(kwargs))
     if factors > 1:
         return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
-    weights = [a for a in args if isinstance(a, Tensor) and not is_live(a)]
+    weights = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and not is_live(a)]
     if weights and engine.name_of_parameter(weights[0]) is not None:
         return _weighted(engine, function, args, kwargs, weights[0])
     out: Tensor = function(*args, **kwargs)  # a sum weighted by constants, such as attention
     return apply_affine(engine, out, out, None, engine.composite.attention)
+
+
+def _without_gates(
+    engine: Engine, args: Any, kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with gates as constants; operands may come as one list, as in `einsum`."""
+    flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]
+    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
+    given = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
+    return given, dict(zip(kwargs, plain, strict=True))
 
 
 def _weighted(engine: Engine, function: Any, args: Any, kwargs: Any, weight: Tensor) -> Tensor:
@@ -136,5 +148,6 @@ def _weighted(engine: Engine, function: Any, args: Any, kwargs: Any, weight: Ten
     if not rule.gamma:
         return apply_affine(engine, out, out, None, rule)
     stretched = weight + rule.gamma * weight.clamp(min=0)
-    carrier = function(*(stretched if a is weight else a for a in args), **kwargs)
+    named = {key: stretched if value is weight else value for key, value in kwargs.items()}
+    carrier = function(*(stretched if a is weight else a for a in args), **named)
     return apply_affine(engine, carrier, out, None, rule)

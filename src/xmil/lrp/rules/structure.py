@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
 
 
 @register_rule("add", "sub", "rsub")
-def add(engine: Engine, function: Any, first: Any, second: Any, *, alpha: float = 1) -> Tensor:
+def add(engine: Engine, function: Any, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """A live term gets what it adds; a constant term's share is the bias's."""
     extra = {} if alpha == 1 else {"alpha": alpha}
     signs = _signs(function.__name__, alpha)
-    constants = [(sign, term) for sign, term in zip(signs, (first, second), strict=True) if not is_live(term)]
+    constants = [(sign, term) for sign, term in zip(signs, (input, other), strict=True) if not is_live(term)]
+    shares = [engine.share_of(term) for _, term in constants]
     constants = [(sign, term.clone() if isinstance(term, Tensor) else term) for sign, term in constants]
-    out: Tensor = function(first, second, **extra)
-    for sign, term in constants:
-        engine.ledger.keep("bias", sign * term, out)
+    out: Tensor = function(input, other, **extra)
+    for share, (sign, term) in zip(shares, constants, strict=True):
+        engine.ledger.keep(share, sign * term, out)
     return out
 
 
@@ -39,12 +41,16 @@ def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0, *, axis: int 
     tensors, dim = list(tensors), dim if axis is None else axis
     out: Tensor = function(tensors, dim)
     ends = torch.tensor([tensor.shape[dim] if tensor.numel() else 0 for tensor in tensors]).cumsum(0).tolist()
-    tokens = [(end, t.detach()) for end, t in zip(ends, tensors, strict=True) if not is_live(t) and t.numel()]
+    tokens = [
+        (end, t.detach(), engine.share_of(t, "class_token"))
+        for end, t in zip(ends, tensors, strict=True)
+        if not is_live(t) and t.numel()
+    ]
 
     def book(gradient: Tensor) -> None:
-        for end, token in tokens:
+        for end, token, share in tokens:
             part = gradient.narrow(dim, end - token.shape[dim], token.shape[dim])
-            engine.ledger.add("class_token", product_sum(token, part))
+            engine.ledger.add(share, product_sum(token, part))
 
     if tokens and out.requires_grad:
         out.register_hook(book)
@@ -56,20 +62,21 @@ def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any
     """As `cat`."""
     tensors = list(tensors)
     out: Tensor = function(tensors, *args, **kwargs)
-    if not all(is_live(tensor) for tensor in tensors):
-        with torch.no_grad():
-            tokens = function([t.detach() * 0 if is_live(t) else t for t in tensors], *args, **kwargs)
-        engine.ledger.keep("class_token", tokens, out)
+    engine.keep_constants(
+        out, lambda *values: function(list(values), *args, **kwargs), *tensors, share="class_token"
+    )
     return out
 
 
 @register_rule("where")
-def where(engine: Engine, function: Any, condition: Tensor, first: Any, second: Any) -> Tensor:
+def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A choice; where it falls on a constant, that keeps the share."""
-    out: Tensor = function(condition, first, second)
-    with torch.no_grad():
-        constant = function(condition, _zero_if_live(first), _zero_if_live(second))
-    engine.ledger.keep("bias", constant, out)
+    values = [kwargs[name] for name in ("condition", "input", "self", "other") if name in kwargs]
+    chosen, first, other = (*args, *values)
+    if function is Tensor.where:  # x.where(condition, other)
+        chosen, first = first, chosen
+    out = torch.where(chosen, first, other)
+    engine.keep_constants(out, lambda one, two: torch.where(chosen, one, two), first, other)
     return out
 
 
@@ -80,23 +87,17 @@ def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs:
     other = args[0] if args else kwargs.get("other")
     if isinstance(other, Tensor):
         with torch.no_grad():
-            constants = torch.zeros_like(out)
             for term in (input, other):
                 if not is_live(term):
-                    constants = torch.where(out == term, out, constants)
-        engine.ledger.keep("bias", constants, out)
+                    engine.ledger.keep(engine.share_of(term), torch.where(out == term, out, 0.0), out)
     return out
 
 
 @register_rule("masked_fill")
 def masked_fill(engine: Engine, function: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """The filled-in constant keeps its share."""
-    if is_live(value):
-        engine.refuse(function, "with a value that depends on the input")
     out: Tensor = function(input, mask, value)
-    engine.ledger.keep(
-        "bias", torch.where(mask, torch.as_tensor(value, dtype=out.dtype, device=out.device), 0.0), out
-    )
+    engine.keep_constants(out, lambda x, v: x.masked_fill(mask, v), input, value)
     return out
 
 
@@ -106,37 +107,68 @@ def pad(
 ) -> Tensor:
     """Padding with a constant other than zero keeps its share."""
     out: Tensor = function(input, pad, mode, value)
-    if value:
-        with torch.no_grad():
-            engine.ledger.keep("bias", function(torch.zeros_like(input), pad, mode, value), out)
+    engine.keep_constants(out, lambda x, v: function(x, pad, mode, v), input, value or 0.0)
     return out
 
 
 @register_rule("copy_")
 def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
     """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
-    base = target._base if target._is_view() and target._base is not None else target
-    was_live, rest = base.requires_grad, base.detach().clone()
+    base, part = _whole(target)
+    before = _before(engine, base)
     out: Tensor = function(target, source, *args)
-    if base is not target and not was_live:
-        rest.as_strided(
-            target.shape, target.stride(), target.storage_offset() - base.storage_offset()
-        ).zero_()
-        engine.ledger.keep("bias", rest, base)
+    _keep_written(engine, base, before, source, lambda kept, value: part(kept).copy_(value))
+    if is_live(source):
+        engine.marks.follow(source, out)
     return out
+
+
+def _whole(target: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The tensor that `target` is a part of, and the same part of a copy of it."""
+    base = target._base
+    if base is None:
+        return target, lambda kept: kept
+    shape, stride = target.shape, target.stride()
+    offset = target.storage_offset() - base.storage_offset()
+    return base, lambda kept: kept.as_strided(shape, stride, offset)
 
 
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
     """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
-    before = target.detach().clone()
-    was_live = target.requires_grad
+    base, part = _whole(target)
+    before = _before(engine, base)
     function(target, index, value)
+    _keep_written(engine, base, before, value, lambda kept, one: function(part(kept), index, one))
+
+
+def _before(engine: Engine, target: Tensor) -> tuple[Tensor, str | None]:
+    """The values of a tensor about to be written into, and their share if they are constants."""
+    share = None if target.requires_grad else engine.share_of(target)
+    return target.detach().clone(), share
+
+
+def _keep_written(
+    engine: Engine,
+    target: Tensor,
+    before: tuple[Tensor, str | None],
+    value: Any,
+    write: Callable[[Tensor, Any], object],
+) -> None:
+    """Book the constants in a tensor that was written into: its own that are left, and those written."""
+    if not target.requires_grad:
+        return
+    kept, share = before
+    engine.marks.write(value, target, was_live=share is None)
     with torch.no_grad():
-        kept = torch.zeros_like(before) if was_live else before
-        function(kept, index, 0.0 if is_live(value) else value)
-    if target.requires_grad:
-        engine.ledger.keep("bias", kept, target)
+        if share is not None:
+            rest = kept.clone()
+            write(rest, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0)
+            engine.ledger.keep(share, rest, target)
+        if not is_live(value):
+            written = torch.zeros_like(kept)
+            write(written, value)
+            engine.ledger.keep(engine.share_of(value), written, target)
 
 
 @register_rule(
@@ -147,19 +179,32 @@ def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: An
     "scatter_add",
 )
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Writing live values into a tensor; a constant target's remainder keeps its share."""
-    constant = not is_live(target)
-    before = target.detach().clone() if constant else target
+    """Writing values into a tensor: constants, in the target or written, keep their shares."""
+    flat, rebuilt = _values_of(target, args, kwargs)
     out: Tensor = function(target, *args, **kwargs)
-    if constant:
-        blank = [a.detach() * 0 if is_live(a) else a for a in args]
-        with torch.no_grad():
-            rest = function(
-                before, *blank, **{k: v.detach() * 0 if is_live(v) else v for k, v in kwargs.items()}
-            )
-        engine.ledger.keep("bias", rest, out)
+    engine.keep_constants(out, lambda *values: rebuilt(function, values), *flat)
     return out
 
 
-def _zero_if_live(value: Any) -> Any:
-    return torch.zeros_like(value) if is_live(value) else value
+def _values_of(
+    target: Tensor, args: Any, kwargs: Any
+) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Tensor]]:
+    """The arguments of a call that are values, and the call with others in their place."""
+    names = [name for name, value in kwargs.items() if _is_value(value)]
+    places = [i for i, value in enumerate(args) if _is_value(value)]
+    values = [target, *(args[i] for i in places), *(kwargs[name] for name in names)]
+
+    def rebuilt(function: Any, given: Sequence[Any]) -> Tensor:
+        first, *others = given
+        positional = list(args)
+        for i, value in zip(places, others, strict=False):
+            positional[i] = value
+        named = {**kwargs, **dict(zip(names, others[len(places) :], strict=True))}
+        out: Tensor = function(first, *positional, **named)
+        return out
+
+    return values, rebuilt
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

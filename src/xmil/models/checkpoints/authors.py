@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from xmil.core.errors import CheckpointError
-from xmil.models.checkpoints.families import Converted, State, count, drop, family, rename, shape
+from xmil.models.checkpoints.families import Converted, State, count, drop, family, ordered, rename, shape
 from xmil.models.checkpoints.files import listed
 from xmil.models.checkpoints.shapes import n_outputs, transmil_of
 
@@ -102,3 +103,65 @@ def xmil_addmil(state: State, settings: Mapping[str, Any]) -> Converted:
     hidden, in_dim = shape(state, "classifier.0.weight")
     outputs = n_outputs(state, "classifier.4.weight")
     return Converted("addmil", in_dim, outputs, {"hidden": hidden}, state, notes_on(settings))
+
+
+@family(
+    "xmil-mambamil",
+    r"proj\.0\.weight",
+    r"mamba_block\.layers\.0\.mamba\.in_proj\.weight",
+    r"attention\.2\.weight",
+    r"linear_head\.weight",
+)
+def xmil_mambamil(state: State, settings: Mapping[str, Any]) -> Converted:
+    """MambaMIL of the successor; a cross scan is put back as its code does."""
+    state = rename(
+        state,
+        (r"proj\.0\.", "instance.0.0."),
+        (r"pos_embed_x$", "columns"),
+        (r"pos_embed_y$", "rows"),
+        (r"mamba_block\.", ""),
+        (r"attention\.0\.", "attention.V."),
+        (r"attention\.2\.", "attention.w."),
+        (r"linear_head\.", "classifier."),
+    )
+    state, n_branches = _branches(state)
+    scan = {1: "simple", 2: "bidirectional", 4: "cross"}.get(n_branches)
+    if scan is None or settings.get("scan", scan) != scan:
+        raise CheckpointError(
+            f"{n_branches} scans in a layer, which is not the {settings.get('scan')!r} scan."
+        )
+    positions, notes = _positions(state, settings)
+    dim, in_dim = shape(state, "instance.0.0.weight")
+    params = {
+        "dim": dim,
+        "attention_dim": shape(state, "attention.V.weight")[0],
+        "n_layers": len(ordered(state, r"layers\.(\d+)\.")),
+        "scan": scan,
+        "positions": positions,
+        "undo": "published",
+    }
+    outputs = n_outputs(state, "classifier.weight")
+    return Converted("mambamil", in_dim, outputs, params, state, notes + notes_on(settings))
+
+
+def _branches(state: State) -> tuple[dict[str, Any], int]:
+    """Keys of the scans, `conv1d_a`, `A_b_log` and their like, as branches 0, 1, ...; how many there are."""
+    part = re.compile(
+        r"(layers\.\d+\.mamba\.)(conv1d|x_proj|dt_proj|A_log|A|D)(?:_([a-d]))?(_log)?((?:\.\w+)?)$"
+    )
+    found = {key: match for key in state if (match := part.match(key))}
+    names = sorted({match[3] or "" for match in found.values()})
+    renamed = {key: value for key, value in state.items() if key not in found}
+    for key, match in found.items():
+        own = {"conv1d": "conv", "A": "A_log"}.get(match[2], match[2])
+        renamed[f"{match[1]}branches.{names.index(match[3] or '')}.{own}{match[5]}"] = state[key]
+    return renamed, len(names)
+
+
+def _positions(state: State, settings: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The position code, and a note where it was assumed or where coordinates become places on a grid."""
+    if "columns" not in state and "pos_embed" not in settings:
+        return "none", ["taken as without a position code: no args.json has pos_embed"]
+    positions = "learned" if "columns" in state else str(settings["pos_embed"])
+    grid = "places are level-0 coordinates over 256 pixels; another grid is a parameter of create_model"
+    return positions, [] if positions == "none" else [grid]

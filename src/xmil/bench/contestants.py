@@ -1,0 +1,142 @@
+"""The models that are explained: ours in the sizes of each suite, and a builder of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from xmil.bench.entries import file_digest
+from xmil.bench.problems import Problem
+from xmil.core.errors import InputError, unknown_name
+from xmil.core.named_function import load_function, load_module, source_file
+from xmil.models import create_model
+from xmil.toy.protocol import QUICK, SETUPS, Setup
+from xmil.toy.race import Training
+
+PAPER = ("attnmil", "transmil", "addmil")
+SETTINGS = "TRAINING"  # what a builder's file may hold
+_SLOW = Training(optimizer="sgd", epochs=1000, patience=100)
+MORE_SETUPS = (  # as wide as the paper's
+    Setup("meanpool", "Mean pooling", {"dim": 20}, _SLOW),
+    Setup("maxpool", "Max pooling", {"dim": 20}, _SLOW),
+    Setup("clam_sb", "CLAM-SB", {"dim": 20, "attention_dim": 20}, _SLOW),
+    Setup("clam_mb", "CLAM-MB", {"dim": 20, "attention_dim": 20}, _SLOW),
+    Setup("dsmil", "DSMIL", {"query_dim": 20}, _SLOW),
+)
+TISSUE_TRAINING = Training(optimizer="adam", lr=1e-3, batch=8, epochs=60, patience=12, warmup=5)
+TISSUE_PARAMS: dict[str, dict[str, Any]] = {
+    "attnmil": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "transmil": {"dim": 32, "heads": 4, "landmarks": 16, "dropout": 0.2},
+    "addmil": {"hidden": 64, "dropout": 0.2},
+    "meanpool": {"dim": 64, "dropout": 0.2},
+    "maxpool": {"dim": 64, "dropout": 0.2},
+    "clam_sb": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "clam_mb": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "dsmil": {"query_dim": 32, "dropout": 0.2},
+}
+
+
+def setups() -> dict[str, Setup]:
+    """Every model the suites know, with its sizes for bags of digits."""
+    return {name: SETUPS[name] for name in SETUPS} | {setup.name: setup for setup in MORE_SETUPS}
+
+
+@dataclass(frozen=True)
+class OurModel:
+    """A model of the package in the size of the problem's family."""
+
+    setup: Setup
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return self.setup.name
+
+    @property
+    def title(self) -> str:
+        """What readers know it by."""
+        return self.setup.title
+
+    @property
+    def digest(self) -> str:
+        """The package's version goes with the run: the name is enough."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """A fresh model for the problem."""
+        params = dict(self.setup.params) if problem.family == "digits" else TISSUE_PARAMS.get(self.name, {})
+        return create_model(
+            self.name, in_dim=problem.in_dim, n_classes=problem.n_classes, seed=seed, **params
+        )
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """How it is trained: the paper's way on digits, one way on tissue, less what the protocol changes."""
+        base = self.setup.training if problem.family == "digits" else TISSUE_TRAINING
+        return replace(base, **changes)
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A builder `(in_dim, n_classes) -> nn.Module` of the user's; its file may hold a dict `TRAINING`."""
+
+    source: str
+    builder: Callable[[int, int], nn.Module]
+    digest: str
+    wanted: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, source: str) -> OwnModel:
+        """The builder that `file.py:function` names, with the training settings beside it."""
+        builder = load_function(source, kind="model")
+        wanted = getattr(load_module(source.rpartition(":")[0], kind="model"), SETTINGS, {})
+        known = [f.name for f in fields(Training)]
+        for name in wanted:
+            if name not in known:
+                raise unknown_name(f"setting in {SETTINGS} of {source}", name, known)
+        return cls(source, builder, file_digest(source_file(source)), dict(wanted))
+
+    @property
+    def name(self) -> str:
+        """The builder's name with its file's."""
+        place, _, function = self.source.rpartition(":")
+        return f"{Path(place).stem}:{function}"
+
+    @property
+    def title(self) -> str:
+        """As the name."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """A fresh model for the problem, its weights from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made: Any = self.builder(problem.in_dim, problem.n_classes)
+        if not isinstance(made, nn.Module):
+            raise InputError(
+                f"The model {self.name} must build a torch.nn.Module. Got {type(made).__name__} instead."
+            )
+        return made.eval()
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """The quick way, with the file's settings; the protocol changes only how long it may take."""
+        base = Training(**QUICK.training) if problem.family == "digits" else TISSUE_TRAINING
+        shorter = {key: value for key, value in changes.items() if key in ("epochs", "patience")}
+        return replace(base, **{**shorter, **self.wanted})
+
+
+ModelEntry = OurModel | OwnModel
+
+
+def model_entry(text: str) -> ModelEntry:
+    """The entry that a text names: one of ours, or `file.py:builder`."""
+    if ":" in text:
+        return OwnModel.load(text)
+    known = setups()
+    if text not in known:
+        raise unknown_name("model of the benchmark", text, [*known, "file.py:builder"])
+    return OurModel(known[text])

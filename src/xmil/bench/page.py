@@ -1,0 +1,103 @@
+"""The results page: one HTML file that needs nothing else, for a browser or a frame in the documentation."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from xmil.core.method_cards import CARDS
+
+
+def page_of(summary: dict[str, Any]) -> str:
+    """The page of a run's summary."""
+    template = files("xmil.bench").joinpath("page.html").read_text(encoding="utf-8")
+    data = json.dumps(summary, separators=(",", ":")).replace("</", "<\\/")
+    colours = json.dumps({name: card.colour for name, card in CARDS.items()})
+    parts = {
+        "@ABOUT@": _about(summary),
+        "@SUITES@": "".join(_suite(suite) for suite in summary["suites"]) + _across(summary),
+        "@COLOURS@": colours,
+        "@DATA@": data,
+    }
+    for mark, text in parts.items():
+        template = template.replace(mark, text)
+    return template
+
+
+def _about(summary: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
+    commit = f", commit {escape(str(summary['commit'])[:12])}" if summary.get("commit") else ""
+    settings = summary["settings"]
+    said = f"{escape(versions)}{commit}, Python {escape(summary['python'])}, {escape(summary['system'])}."
+    seed = f" Base seed {settings.get('seed', 0)}; {escape(settings.get('protocol_name', ''))} protocol."
+    rule = f" Only models with a bag AUROC of {summary['threshold']['auroc']} or more count."
+    return f"<p>{said}{seed}{rule}</p>"
+
+
+def _suite(suite: dict[str, Any]) -> str:
+    name = escape(suite["name"])
+    means = "".join(
+        f"<li><b>{escape(m['title'])}</b> ({'more' if m['better'] > 0 else 'less'} is better): "
+        f"{escape(m['means'])}</li>"
+        for m in suite["measures"]
+    )
+    return (
+        f'<section id="{name}" data-suite="{name}"><h2>{escape(suite["title"])}</h2>'
+        f"<details><summary>What is measured</summary><ul>{means}</ul></details>"
+        '<div class="tools"></div><div class="table"></div><div class="plot"></div>'
+        f"<h3>Who leads</h3>{_verdicts(suite)}"
+        f"{_list('Where lrp, the default, is behind', suite['weak_spots'], 'In no column of this suite.')}"
+        f"<h3>The suite tested on itself</h3>{_controls(suite['controls'])}"
+        '<h3>Do the measures agree?</h3><div class="agreement"></div>'
+        '<h3>Cost</h3><div class="cost"></div></section>'
+    )
+
+
+def _verdicts(suite: dict[str, Any]) -> str:
+    titles = {m["name"]: m["title"] for m in suite["measures"]}
+    items = []
+    for column in suite["columns"]:
+        where = f"<b>{escape(column['problem'])}, {escape(column['model'])}</b>"
+        if not column["verdicts"]:
+            items.append(f"<details open><summary>{where}: {escape(column['status'])}</summary></details>")
+            continue
+        lead, *rest = column["verdicts"]
+        more = "".join(f"<li>{titles[v['measure']]}: {escape(v['sentence'])}</li>" for v in rest)
+        first = f"{where}, {titles[lead['measure']]}: {escape(lead['sentence'])}"
+        items.append(f"<details><summary>{first}</summary><ul>{more}</ul></details>")
+    return f'<div class="verdicts">{"".join(items)}</div>'
+
+
+def _controls(checks: list[dict[str, Any]]) -> str:
+    failed = [check for check in checks if not check["passed"]]
+    state = f"{len(checks) - len(failed)} of {len(checks)} checks hold."
+    rows = "".join(
+        f'<li class="{"held" if check["passed"] else "failed"}">{"holds" if check["passed"] else "fails"}: '
+        f"{escape(check['what'])} ({escape(check['detail'])})</li>"
+        for check in [*failed, *(c for c in checks if c["passed"])]
+    )
+    is_open = " open" if failed else ""
+    return f"<details{is_open}><summary>{state}</summary><ul>{rows}</ul></details>"
+
+
+def _list(title: str, items: list[str], none: str) -> str:
+    body = f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else f"<p>{none}</p>"
+    return f"<h3>{title}</h3>{body}"
+
+
+def _across(summary: dict[str, Any]) -> str:
+    if not summary["across"]:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(a['problem'])}</td><td>{escape(a['model'])}</td>"
+        f"<td>{escape(' / '.join(a['measures']))}</td>"
+        f"<td>{'none' if a['tau'] is None else format(a['tau'], '.2f')}</td><td>{a['rows']}</td></tr>"
+        for a in summary["across"]
+    )
+    head = "<tr><th>problem</th><th>model</th><th>measures</th><th>Kendall's tau</th><th>rows</th></tr>"
+    return (
+        "<section><h2>Do truth and faithfulness agree?</h2><p>Rankings of all rows but the oracle, "
+        f"by the leading measure of each suite, on the same models.</p><table>{head}{rows}</table></section>"
+    )

@@ -1,0 +1,165 @@
+"""A problem: bags with labels and, where it is known, what every instance says about every class."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import InputError
+
+SPLITS = ("train", "validation", "test")
+Labels = npt.NDArray[np.int64]
+Evidence = npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) where it is known, names.
+
+    `lesions` (b, n) numbers what each instance lies in, -1 for none. `first` is the place of the first bag.
+    """
+
+    x: Tensor
+    labels: Labels
+    evidence: Evidence | None
+    names: tuple[str, ...]
+    first: int = 0
+    lesions: Labels | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, rows: Labels) -> Block:
+        """Some of the bags, in the given order."""
+        at = torch.from_numpy(rows).to(self.x.device)
+        names = tuple(self.names[int(i)] for i in rows)
+        evidence = None if self.evidence is None else self.evidence[rows]
+        lesions = None if self.lesions is None else self.lesions[rows]
+        return Block(self.x[at], self.labels[rows], evidence, names, self.first, lesions)
+
+    def checksums(self) -> list[str]:
+        """SHA-256 of each bag: its features, label and evidence."""
+        x = self.x.detach().cpu().numpy()
+        return [self._checksum(x[i], i) for i in range(len(self))]
+
+    def _checksum(self, features: FloatArray, i: int) -> str:
+        found = hashlib.sha256(f"{features.shape}|{int(self.labels[i])}|".encode())
+        found.update(np.ascontiguousarray(features, dtype=np.float32).tobytes())
+        if self.evidence is not None:
+            found.update(np.ascontiguousarray(self.evidence[i]).tobytes())
+        return found.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledBag:
+    """One bag as files give it: features (n, d), its class, evidence (c, n), and where it comes from."""
+
+    name: str
+    features: FloatArray
+    label: int
+    evidence: Evidence | None = None
+    lesions: Labels | None = None
+
+
+class Problem(Protocol):
+    """A task of a suite; `family` says which sizes and training the built-in models take for it."""
+
+    @property
+    def name(self) -> str:
+        """What files and columns are called by."""
+
+    @property
+    def title(self) -> str:
+        """What readers know it by."""
+
+    @property
+    def why(self) -> str:
+        """What it probes."""
+
+    @property
+    def n_classes(self) -> int:
+        """How many classes the labels have."""
+
+    @property
+    def in_dim(self) -> int:
+        """The width of the features."""
+
+    @property
+    def family(self) -> str:
+        """`digits` or `tissue`."""
+
+    def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
+        """The bags of a split in a repetition, those of one length together."""
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the bags, in plain types."""
+
+
+def checksum(problem: Problem, repetition: int) -> str:
+    """SHA-256 of the test bags of a repetition."""
+    whole = hashlib.sha256()
+    for block in problem.blocks("test", repetition):
+        for one in block.checksums():
+            whole.update(one.encode())
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ListedProblem:
+    """A problem whose bags are at hand; `splits[r]` names the rows of each split in repetition r."""
+
+    name: str
+    title: str
+    why: str
+    n_classes: int
+    bags: Sequence[LabelledBag]
+    splits: Sequence[dict[str, Labels]]
+    about: dict[str, Any] = field(default_factory=dict)
+    family: str = "tissue"
+
+    @property
+    def in_dim(self) -> int:
+        """The width of the features."""
+        return int(self.bags[0].features.shape[1])
+
+    def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
+        """The bags of a split, each alone unless all have one length."""
+        if repetition >= len(self.splits):
+            raise InputError(
+                f"{self.title} has {len(self.splits)} repetitions; ask for fewer with --repetitions."
+            )
+        rows = self.splits[repetition][split]
+        return as_blocks([self.bags[int(i)] for i in rows], device)
+
+    def settings(self) -> dict[str, Any]:
+        """The name, and what the bags were made of."""
+        return {"name": self.name, "bags": len(self.bags), **self.about}
+
+
+def as_blocks(bags: Sequence[LabelledBag], device: str = "cpu") -> list[Block]:
+    """Bags of one common length as one block, others one by one."""
+    if len({bag.features.shape for bag in bags}) == 1:
+        return [_block(list(bags), 0, device)]
+    return [_block([bag], i, device) for i, bag in enumerate(bags)]
+
+
+def _block(bags: list[LabelledBag], first: int, device: str) -> Block:
+    x = torch.from_numpy(np.stack([bag.features for bag in bags])).to(device)
+    evidence = [bag.evidence for bag in bags if bag.evidence is not None]
+    lesions = [bag.lesions for bag in bags if bag.lesions is not None]
+    return Block(
+        x,
+        np.array([bag.label for bag in bags], dtype=np.int64),
+        np.stack(evidence) if len(evidence) == len(bags) else None,
+        tuple(bag.name for bag in bags),
+        first,
+        np.stack(lesions) if len(lesions) == len(bags) else None,
+    )

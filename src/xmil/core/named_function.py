@@ -1,0 +1,82 @@
+"""Functions of the user's, by `module:function` or `file.py:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from zlib import crc32
+
+from xmil.core.errors import FileError, InputError
+
+SUFFIX = ".py"
+
+
+def load_function(name: str, *, kind: str) -> Callable[..., Any]:
+    """The function that `module:function` or `file.py:function` names; `kind` says in errors what it is for.
+
+    Modules are looked for in the current folder too, and those that a file imports beside it.
+
+    >>> load_function("math:hypot", kind="method")(3, 4)
+    5.0
+    """
+    place, _, function = name.rpartition(":")
+    if not place or not function:
+        raise InputError(f"The {kind} {name!r} must read like file.py:function or module:function.")
+    module = load_module(place, kind=kind)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InputError(f"The {kind} {name!r} cannot be used: {place} has no {function!r} to call.")
+    made: Callable[..., Any] = found
+    return made
+
+
+def load_module(place: str, *, kind: str) -> ModuleType:
+    """A module by its name, or by its file where the name ends with `.py`."""
+    path = Path(place)
+    if path.suffix == SUFFIX and not path.is_file():
+        raise FileError(f"{path}: no such file.")
+    try:
+        if path.suffix == SUFFIX:
+            return _from_file(path.resolve())
+        with _importable(Path.cwd()):
+            return importlib.import_module(place)
+    except Exception as error:  # whatever foreign code raises on import
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise InputError(f"The {kind} {place!r} cannot be imported ({reason}).") from error
+
+
+def source_file(name: str) -> Path | None:
+    """The file that holds a named function, where its module has one."""
+    file = getattr(load_module(name.rpartition(":")[0], kind="function"), "__file__", None)
+    return None if file is None else Path(file)
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Runs the file as it is now; its name among the modules tells it from others of that name."""
+    known = f"xmil_file_{path.stem}_{crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(known, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[known] = module
+    with _importable(path.parent):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """The folder is on the path of imports within the block."""
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))

@@ -1,0 +1,394 @@
+"""What a model's outputs mean: classes, values, hazards or a log risk; names, numbers, tables and words.
+
+A task is one object here; its explained outputs register beside it in `xmil.methods.outputs`, its loss in
+`xmil.training.losses`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.registry import Registry
+
+Floats = npt.NDArray[np.float64]
+Columns = dict[str, list[Any]]
+Truth = Literal["class", "labels", "values", "time"]
+RISK = "risk"
+LABEL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "class": ("label",),
+    "labels": ("labels",),
+    "values": ("value",),
+    "time": ("time", "event"),
+}
+
+
+class Outputs(Protocol):
+    """What a model's spec says of its outputs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_classes(self) -> int: ...
+    @property
+    def class_names(self) -> Sequence[str] | None: ...
+    @property
+    def time_bins(self) -> Sequence[float] | None: ...
+    @property
+    def reference(self) -> float | Sequence[float] | None: ...
+    @property
+    def relative(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """The meaning of outputs (..., c); subclasses override what differs.
+
+    `truth` is what is known of a labelled bag, and decides how predictions are measured: "class" (an index),
+    "labels" (0 or 1 for each), "values" (numbers) or "time" (a time, and whether the event was seen). `noun`
+    names the number of a task without classes. `mean_of` says what an ensemble averages: its models'
+    "outputs", or the "numbers" that each of them gives.
+
+    >>> TASKS["classification"].answer([[0.0, 0.0]]), TASKS["survival"].answer([[0.0, 0.0]])  # S = 1/2, 1/4
+    (array([0.5, 0.5]), array([-0.75]))
+    >>> TASKS["survival"].target_names(3, time_bins=(12, 24)), TASKS["cox"].target_names(1)
+    (('0-12', '12-24', '24+', 'risk'), ('risk',))
+    """
+
+    name: str
+    truth: Truth
+    noun: str = "value"
+    mean_of: Literal["outputs", "numbers"] = "outputs"
+    link: Literal["softmax", "sigmoid"] | None = None  # from outputs to probabilities or hazards
+    takes_reference: bool = False
+    takes_bins: bool = False
+    only_output: str | None = None  # what the one output is, where there can be no more
+    compares: bool = False  # outputs say something only beside those of other bags
+
+    @property
+    def decides(self) -> bool:
+        """Whether there are classes to decide between; a value or a risk is neither right nor wrong."""
+        return self.truth in ("class", "labels")
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The settings that name the columns of a cohort with what is true."""
+        return LABEL_COLUMNS[self.truth]
+
+    def count_targets(self, n_outputs: int) -> int:
+        """How many targets can be asked for."""
+        return n_outputs
+
+    def target_names(
+        self,
+        n_outputs: int,
+        class_names: Sequence[str] | None = None,
+        time_bins: Sequence[float] | None = None,  # noqa: ARG002  # for those that have them
+    ) -> tuple[str, ...] | None:
+        """Names of what can be explained, where they are known."""
+        names = None if class_names is None else tuple(class_names)
+        return names if self.decides or n_outputs > 1 else names or (self.noun,)
+
+    def names(
+        self,
+        n_outputs: int,
+        class_names: Sequence[str] | None = None,
+        time_bins: Sequence[float] | None = None,
+    ) -> list[str]:
+        """Names of the classes, values or time bins of a table; numbers where they have none."""
+        n = self.count_targets(n_outputs) if self.decides else n_outputs
+        known = self.target_names(n_outputs, class_names, time_bins) or ()
+        named = len(known) == self.count_targets(n_outputs)
+        return [str(name) for name in known[:n]] if named else [str(i) for i in range(n)]
+
+    def numbers(self, outputs: npt.ArrayLike) -> Floats:
+        """What outputs (..., c) say (..., k): a probability for each class, the values, or the risk."""
+        return np.asarray(outputs, dtype=np.float64)
+
+    def number_names(self, names: Sequence[str]) -> list[str]:
+        """What each of the numbers is called, for a table's names."""
+        return [self.noun] if self.truth == "time" else list(names)
+
+    def answer(self, outputs: npt.ArrayLike) -> Floats:
+        """The numbers (..., k) of an ensemble from the outputs (..., m, c) of its m models."""
+        z = np.asarray(outputs, dtype=np.float64)
+        if self.mean_of == "outputs":
+            return self.numbers(z.mean(axis=-2))
+        return np.asarray(self.numbers(z).mean(axis=-2))
+
+    def log_odds(self, outputs: npt.ArrayLike) -> Floats:  # noqa: ARG002  # nothing to rank
+        """Log odds (..., k) of classes: in the order of the probabilities, without their rounding."""
+        raise UnsupportedError(f"A {self.name} model has no classes, so there are no odds between them.")
+
+    def predicted(self, outputs: npt.ArrayLike) -> int:
+        """The target that outputs (c,) predict: the likeliest class, or the one value or risk there is."""
+        return int(self.log_odds(outputs).argmax()) if self.decides else 0
+
+    def decisions(self, outputs: npt.ArrayLike, target: int) -> npt.NDArray[np.int64]:
+        """What outputs (b, c) decide: the class, whether the label `target` is given, or nothing (0)."""
+        if not self.decides:
+            return np.zeros(len(np.asarray(outputs)), dtype=np.int64)
+        odds = self.log_odds(outputs)
+        decided = odds.argmax(axis=-1) if self.truth == "class" else odds[:, target] > 0
+        return np.asarray(decided, dtype=np.int64)
+
+    def spread(self, outputs: npt.ArrayLike) -> Floats:
+        """The standard deviation (n,) over the models of outputs (n, m, c), of the number that counts."""
+        each = self.numbers(outputs)  # (n, m, k)
+        if self.truth == "class":
+            chosen = self.answer(outputs).argmax(axis=-1)
+            each = np.take_along_axis(each, chosen[:, None, None], axis=2)
+        return np.asarray(each.std(axis=1, ddof=1).mean(axis=-1))
+
+    def said(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+        """The columns of what was predicted from outputs (n, m, c): the class and its chances, or numbers."""
+        answers = self.answer(outputs)
+        if not self.decides:
+            return _spoken(self.noun, self.number_names(names), answers)
+        picked = [self._chosen(row) for row in answers]
+        words = ["+".join(str(names[c]) for c in chosen) for chosen in picked]
+        return {"predicted": words, **_numbered("p", names, answers)}
+
+    def behind(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+        """The columns of what lies behind it: the outputs of a model with classes."""
+        mean = np.asarray(outputs, dtype=np.float64).mean(axis=1)
+        short = mean.shape[1] == len(names) - 1  # the first class has no output of its own
+        return _numbered("logit", names[1:] if short else names, mean) if self.decides else {}
+
+    def true(self, labels: Sequence[Any], names: Sequence[str]) -> Columns:
+        """The columns of what is true, None where it is not known."""
+        if self.truth == "time":
+            pairs = [label if isinstance(label, tuple) else (None, None) for label in labels]
+            event = [None if e is None else bool(e) for _, e in pairs]
+            return {"time": [None if t is None else float(t) for t, _ in pairs], "event": event}
+        if self.truth == "values":
+            rows = np.array([as_row(label, len(names)) for label in labels]).reshape(len(labels), len(names))
+            return _spoken("label", names, rows)
+        return {"label": [self.label_text(label, names) for label in labels]}
+
+    def correct(self, outputs: npt.ArrayLike, labels: Sequence[Any]) -> list[bool | None]:
+        """Whether the prediction from outputs (n, m, c) is the label; None where there is nothing to say."""
+        if not self.decides:
+            return [None] * len(labels)
+        picked = [self._chosen(row) for row in self.answer(outputs)]
+        return [
+            None if label is None else list(self._given(label)) == chosen
+            for label, chosen in zip(labels, picked, strict=True)
+        ]
+
+    def label_text(self, label: Any, names: Sequence[str]) -> Any:
+        """What is true in one cell: names, a number, or a time with `+` where it is censored."""
+        if label is None:
+            return None
+        if self.decides:
+            return "+".join(str(names[c]) for c in self._given(label))
+        if not isinstance(label, tuple):
+            return label
+        if self.truth == "time":
+            return f"{label[0]:g}" + ("" if label[1] else "+")
+        return ";".join(f"{value:g}" for value in label)
+
+    def _given(self, label: Any) -> list[int]:
+        return [c for c, on in enumerate(label) if on] if isinstance(label, tuple) else [int(label)]
+
+    def _chosen(self, chances: Floats) -> list[int]:
+        if self.truth == "labels":
+            return [c for c, p in enumerate(chances) if p > 0.5]
+        return [int(chances.argmax())]
+
+    def subject(self, target: str) -> str:
+        """What is explained: the class by its name, or the value or risk."""
+        return target if self.decides else f"the {self.noun}"
+
+    def ends(self, target: str) -> tuple[str, str]:
+        """What the lowest and the highest score of a signed explanation mean."""
+        low, high = ("speaks against", "supports") if self.decides else ("lowers", "raises")
+        return f"{low} {self.subject(target)}", f"{high} {self.subject(target)}"
+
+    def short_ends(self, target: str) -> tuple[str, str]:
+        """The same where there is little room."""
+        low, high = ("against", "for") if self.decides else ("lowers", "raises")
+        return f"{low} {target}", f"{high} {target}"
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Buttons that show the scores of one sign only."""
+        return ("Against only", "For only") if self.decides else ("Lowering", "Raising")
+
+    def check(self, spec: Outputs) -> None:
+        """Refuse a spec whose outputs, names, reference or time bins do not fit the task."""
+        if self.only_output is not None and spec.n_classes != 1:
+            must = f"1: {self.only_output} (head= of load_model keeps one output)"
+            raise bad_parameter("n_classes", f"a {self.name} {spec.name}", must, spec.n_classes)
+        self._check_names(spec)
+        self._check_reference(spec)
+        self._check_bins(spec)
+
+    def _check_names(self, spec: Outputs) -> None:
+        names, n = spec.class_names, spec.n_classes
+        allowed = {n, self.count_targets(n)} if self.decides else {n}
+        if names is not None and (len(names) not in allowed or len(set(names)) < len(names)):
+            raise bad_parameter("class_names", spec.name, f"{n} names, all different", list(names))
+
+    def _check_reference(self, spec: Outputs) -> None:
+        if spec.relative and not self.takes_reference:
+            raise bad_parameter("relative", f"a {self.name} {spec.name}", "left out", spec.relative)
+        if spec.reference is None:
+            return
+        if not self.takes_reference:
+            raise bad_parameter("reference", f"a {self.name} {spec.name}", "left out", spec.reference)
+        values = references(spec.reference, spec.n_classes)
+        if len(values) != spec.n_classes or not all(map(math.isfinite, values)):
+            must = "a finite number" + (f", or {spec.n_classes} of them" if spec.n_classes > 1 else "")
+            raise bad_parameter("reference", spec.name, must, spec.reference)
+
+    def _check_bins(self, spec: Outputs) -> None:
+        bins = spec.time_bins
+        if bins is None:
+            return
+        if not self.takes_bins:
+            raise bad_parameter("time_bins", f"a {self.name} {spec.name}", "left out", bins)
+        rising = all(a < b for a, b in pairwise((0.0, *bins)))
+        if len(bins) != spec.n_classes - 1 or not rising or not all(map(math.isfinite, bins)):
+            must = f"{spec.n_classes - 1} rising times above 0 that part the {spec.n_classes} bins"
+            raise bad_parameter("time_bins", spec.name, must, list(bins))
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """One class per bag: the softmax of the outputs; a single output z stands for two classes, (0, z)."""
+
+    def count_targets(self, n_outputs: int) -> int:
+        """The classes: two where there is one output."""
+        return 2 if n_outputs == 1 else n_outputs
+
+    def numbers(self, outputs: npt.ArrayLike) -> Floats:
+        """The probability of each class."""
+        z = _two_columns(outputs)
+        weights = np.exp(z - z.max(axis=-1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+    def log_odds(self, outputs: npt.ArrayLike) -> Floats:
+        """log p / (1 - p): each output against all others."""
+        z = _two_columns(outputs)
+        others = [np.logaddexp.reduce(np.delete(z, c, axis=-1), axis=-1) for c in range(z.shape[-1])]
+        return np.asarray(z - np.stack(others, axis=-1))
+
+
+@dataclass(frozen=True)
+class Multilabel(Task):
+    """Several labels per bag: a sigmoid for each output."""
+
+    def numbers(self, outputs: npt.ArrayLike) -> Floats:
+        """The probability of each label."""
+        return sigmoid(outputs)
+
+    def log_odds(self, outputs: npt.ArrayLike) -> Floats:
+        """The outputs themselves."""
+        return np.asarray(outputs, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Survival(Task):
+    """Outputs are logits of the hazards of time bins; the risk is minus the sum of the survival function."""
+
+    def count_targets(self, n_outputs: int) -> int:
+        """The bins, and the risk after them."""
+        return n_outputs + 1
+
+    def target_names(
+        self,
+        n_outputs: int,
+        class_names: Sequence[str] | None = None,
+        time_bins: Sequence[float] | None = None,
+    ) -> tuple[str, ...]:
+        """The bins by their times, then the risk."""
+        return (*(class_names or _bin_names(n_outputs, time_bins)), RISK)
+
+    def alive(self, outputs: npt.ArrayLike) -> Floats:
+        """S(t) (..., c), the chance to get through the bins 0..t: the running product of 1 - hazard."""
+        return np.asarray(np.cumprod(sigmoid(-np.asarray(outputs, dtype=np.float64)), axis=-1))
+
+    def numbers(self, outputs: npt.ArrayLike) -> Floats:
+        """The risk (..., 1), from -c (nobody dies) to 0 (all die in the first bin)."""
+        return np.asarray(-self.alive(outputs).sum(axis=-1, keepdims=True))
+
+    def predicted(self, outputs: npt.ArrayLike) -> int:
+        """The risk, which is the target after the bins."""
+        return int(np.asarray(outputs).shape[-1])
+
+    def behind(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+        """The survival function, of an ensemble the mean of its models', and the mean outputs."""
+        z = np.asarray(outputs, dtype=np.float64)
+        alive = self.alive(z).mean(axis=1)
+        return {**_numbered("S", names, alive), **_numbered("logit", names, z.mean(axis=1))}
+
+    def _check_names(self, spec: Outputs) -> None:
+        super()._check_names(spec)
+        names = spec.class_names
+        if names is not None and RISK in names:
+            raise bad_parameter(
+                "class_names", spec.name, "names of time bins, none of them 'risk'", list(names)
+            )
+
+
+TASKS: Registry[Task] = Registry("task", group="xmil.output_tasks")
+for _task in (
+    Classification("classification", "class", link="softmax"),
+    Multilabel("multilabel", "labels", link="sigmoid"),
+    Task("regression", "values", takes_reference=True),
+    Survival("survival", "time", noun=RISK, mean_of="numbers", link="sigmoid", takes_bins=True),
+    Task("cox", "time", noun=RISK, only_output="the log risk", compares=True),
+):
+    TASKS.add(_task.name, _task)
+
+
+def references(reference: float | Sequence[float] | None, n_outputs: int) -> list[float]:
+    """The reference value of each output of a regression; zero where there is none."""
+    if isinstance(reference, Sequence):
+        return [float(value) for value in reference]
+    return [float(reference or 0.0)] * n_outputs
+
+
+def sigmoid(z: npt.ArrayLike) -> Floats:
+    """1 / (1 + exp(-z)) without overflow."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, -np.asarray(z, dtype=np.float64))))
+
+
+def as_row(label: Any, width: int) -> list[float]:
+    """A label as so many numbers, nan where there is none."""
+    parts = label if isinstance(label, tuple) else (label,)
+    if len(parts) != width:
+        return [math.nan] * width
+    return [math.nan if part is None else float(part) for part in parts]
+
+
+def _two_columns(outputs: npt.ArrayLike) -> Floats:
+    z = np.asarray(outputs, dtype=np.float64)
+    return np.concatenate([np.zeros_like(z), z], axis=-1) if z.shape[-1] == 1 else z
+
+
+def _bin_names(n: int, time_bins: Sequence[float] | None) -> tuple[str, ...]:
+    if time_bins is None or len(time_bins) != n - 1:
+        return tuple(f"bin{i}" for i in range(n))
+    edges = [f"{edge:g}" for edge in (0.0, *time_bins)]
+    return (*(f"{a}-{b}" for a, b in pairwise(edges)), f"{edges[-1]}+")
+
+
+def _numbered(kind: str, names: Iterable[str], values: Floats) -> Columns:
+    return {f"{kind}:{name}": values[:, c].tolist() for c, name in enumerate(names)}
+
+
+def _spoken(kind: str, names: Sequence[str], values: Floats) -> Columns:
+    """One column under the kind's own name, or one for each name; None where there is no number."""
+    cells = [[None if math.isnan(v) else v for v in column] for column in values.T.tolist()]
+    if len(cells) == 1:
+        return {kind: cells[0]}
+    return {f"{kind}:{name}": column for name, column in zip(names, cells, strict=True)}

@@ -1,0 +1,322 @@
+"""The smallest set of instances that decides: whose removal flips the decision, or that alone keeps it.
+
+Several searches give a set, each exactly evaluated: the order of a bound where there is one, instances by
+what each does alone, and greedy steps. The best is thinned out and its members exchanged. From below, sets
+are excluded by proof (`minimal_bounds`) or by trying all of a size, as far as evaluations allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations, islice
+from math import comb
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from xmil.core.bag import Bag
+from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.target import Target
+from xmil.evaluate.minimal_bounds import Bound, bound_of
+from xmil.methods.coalitions import Coalitions, PooledCoalitions, RunCoalitions, coalitions_of
+from xmil.methods.network import ForwardFunction
+from xmil.methods.opening import open_network
+from xmil.methods.outputs import Question, class_logits
+from xmil.models.tasks import CLASS_TASKS
+from xmil.nn.frozen import frozen
+
+KINDS = ("flip", "keep")
+BATCH = 2048  # sets that are tried at once
+RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by what one costs
+EXHAUSTIVE = 40_000  # sets of one size that are all tried
+SMALL = 15  # bags whose sets can all be tried
+EXCHANGED = 4  # pairs of members that are tried to be replaced by one other
+
+
+@dataclass(frozen=True, eq=False)
+class MinimalSet:
+    """The smallest set found, and how small any such set can be: it has between `lower` and `upper` members.
+
+    `instances` (upper,) and `upper` are None where no set was found; `lower` then is the size up to which
+    none exists, the bag's own where that is proved for all proper subsets. `decided` is the decision of the
+    full bag, whether the target is predicted. `tried` counts evaluated sets.
+    """
+
+    instances: npt.NDArray[np.int64] | None
+    lower: int
+    upper: int | None
+    kind: str
+    target: Target
+    decided: bool
+    n: int
+    tried: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is proved that no set is smaller, or that there is none."""
+        return self.lower == (self.n if self.upper is None else self.upper)
+
+    @property
+    def sentence(self) -> str:
+        """The finding for a reader."""
+        does = "removing flips" if self.kind == "flip" else "that alone keep"
+        if self.upper is None:
+            found = "There is no set" if self.exact else f"No set was found, and none of under {self.lower},"
+            return f"{found} of patches {does} the decision on {self.target}."
+        size = f"{self.upper}" if self.exact else f"{self.upper} (at least {self.lower})"
+        return f"The smallest set of patches {does} the decision on {self.target} has {size} of {self.n}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """The finding in plain types, as files hold it."""
+        members = None if self.instances is None else self.instances.tolist()
+        keys = ("kind", "lower", "upper", "n", "tried", "exact", "sentence")
+        return {"instances": members, "target": str(self.target), **{key: getattr(self, key) for key in keys}}
+
+
+def minimal_set(
+    model: nn.Module,
+    bag: Bag | Tensor | npt.NDArray[Any],
+    *,
+    target: Any = None,
+    kind: str = "flip",
+    evaluations: int | None = None,
+    forward: ForwardFunction | None = None,
+) -> MinimalSet:
+    """The smallest set of patches that decides, with a lower bound.
+
+    `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
+    multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
+    proper subsets of the bag. Without a target the predicted class is taken. `evaluations` is how many sets
+    may be tried; the default goes by the cost of one.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
+    >>> found = minimal_set(net, torch.eye(4), kind="keep")
+    >>> found.lower, found.upper, len(found.instances)
+    (1, 1, 1)
+    """
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    if evaluations is not None and (not isinstance(evaluations, int) or evaluations < 1):
+        raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
+    network, x = open_network(model, bag, forward=forward)
+    if network.task not in CLASS_TASKS:
+        raise UnsupportedError(f"A {network.task} model decides nothing; minimal sets need classes.")
+    with frozen(model), torch.no_grad():
+        game = coalitions_of(network, x)
+        (output,) = Question([target], None, network).outputs(game.model_logits)
+        question = _Sets(game, output.target, kind, evaluations or _affordable(game))
+        return _search(question, bound_of(game))
+
+
+class _Sets:
+    """Sets of instances as tensors of rows, and whether they do what is asked."""
+
+    def __init__(self, game: Coalitions, target: Target, kind: str, evaluations: int) -> None:
+        self.game, self.target, self.kind, self.left = game, target, kind, evaluations
+        self.n, self.device, self.tried = game.n, game.x.device, 0
+        self.c = int(target)
+        self.decided = bool(self._predicted(game.full)[0])
+        self.wanted = self.decided if kind == "keep" else not self.decided
+
+    @property
+    def differences(self) -> tuple[Tensor, bool]:
+        """Differences of outputs (r, c) that are positive where a set does it, and whether all must be."""
+        c = self.game.full.shape[1]
+        if self.game.network.task == "multilabel" or c == 1:
+            sign = 1.0 if self.game.network.task == "multilabel" or self.c == 1 else -1.0
+            rows = torch.zeros(1, c, dtype=torch.float64, device=self.device)
+            rows[0, self.c if c > 1 else 0] = sign
+        else:
+            eye = torch.eye(c, dtype=torch.float64, device=self.device)
+            rows = eye[self.c] - eye[[k for k in range(c) if k != self.c]]
+        return (rows if self.wanted else -rows), self.wanted
+
+    def gains(self, logits: Tensor) -> Tensor:
+        """How far each row of logits is on the wanted side, and infinity once it is there."""
+        self.tried += len(logits)
+        self.left -= len(logits)
+        found = self._predicted(logits) == self.wanted
+        margin = self._margin(logits) * (1 if self.wanted else -1)
+        return torch.where(found, float("inf"), margin.clamp(max=1e30))
+
+    def masks(self, members: Tensor) -> Tensor:
+        """What is in the bag (b, n) for sets (b, m)."""
+        held = torch.full((len(members), self.n), self.kind == "flip", device=self.device)
+        return held.scatter_(1, members, self.kind != "flip")
+
+    def try_sets(self, members: Tensor) -> Tensor:
+        """Gains (b,) of sets of rows (b, m)."""
+        return self.gains(self.game.logits(self.masks(members)))
+
+    def try_others(self, members: Tensor, rows: Tensor) -> Tensor:
+        """Gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
+        return self.gains(self.game.toggled(self.masks(members.unsqueeze(0))[0], rows))
+
+    def others(self, members: Tensor) -> Tensor:
+        """The rows that are not in a set."""
+        free = torch.ones(self.n, dtype=torch.bool, device=self.device)
+        return free.index_fill_(0, members, False).nonzero().squeeze(1)
+
+    def confirmed(self, members: Tensor) -> bool:
+        """Whether the model itself, run on the sub-bag, agrees with the closed form."""
+        rows = self.masks(members.unsqueeze(0))[0].nonzero().T
+        logits = self.game.network.sub(self.game.network.embed(self.game.x), rows)
+        return bool(self._predicted(logits)[0] == self.wanted)
+
+    def _predicted(self, logits: Tensor) -> Tensor:
+        task = self.game.network.task
+        if task == "multilabel":
+            return logits[:, self.c] > 0
+        return class_logits(logits, task).argmax(dim=1) == self.c
+
+    def _margin(self, logits: Tensor) -> Tensor:
+        task = self.game.network.task
+        if task == "multilabel":
+            return logits[:, self.c]
+        full = class_logits(logits, task)
+        others = [k for k in range(full.shape[1]) if k != self.c]
+        return full[:, self.c] - full[:, others].amax(dim=1)
+
+
+def _search(sets: _Sets, bound: Bound) -> MinimalSet:
+    if sets.n == 1:
+        return _result(sets, None, 1)
+    differences, every = sets.differences
+    lower = _proved(sets, bound, differences, every, at_most=sets.n - 1)
+    if lower >= sets.n:
+        return _result(sets, None, sets.n)
+    best = None
+    for members in _candidates(sets, bound, differences):
+        if members is not None and (best is None or len(members) < len(best)):
+            best = members
+        if best is not None and len(best) == lower:
+            return _result(sets, best, lower)
+    best = None if best is None else _exchanged(sets, _thinned(sets, best))
+    best, lower = _exhausted(sets, best, lower)
+    return _result(sets, best, lower)
+
+
+def _proved(sets: _Sets, bound: Bound, differences: Tensor, every: bool, *, at_most: int) -> int:
+    """The size that no set can be under, from the bound."""
+    if sets.kind == "flip":
+        sizes = [bound.fewest(d, at_most) for d in differences]
+    else:
+        sizes = [1 if bound.single(d) else sets.n for d in differences]
+    return max(sizes) if every else min(sizes)
+
+
+def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tensor | None]:
+    """Sets that do it, from one search after another."""
+    if sets.kind == "flip":
+        for d in differences:
+            order = bound.order(d)
+            if order is not None:
+                yield _first_prefix(sets, order)
+    gains = sets.try_others(torch.zeros(0, dtype=torch.long, device=sets.device), torch.arange(sets.n))
+    yield _first_prefix(sets, gains.argsort(descending=True, stable=True))
+    yield _greedy(sets)
+
+
+def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
+    """The shortest prefix of an order that does it; None where no proper one does."""
+    coarse = 64 if isinstance(sets.game, RunCoalitions) else BATCH
+    spread = max(1, (sets.n - 1) // coarse)
+    sizes = list(range(1, sets.n, spread))
+    hit = _first_of(sets, order, sizes)
+    if hit is None:
+        return None
+    between = list(range(max(1, hit - spread + 1), hit + 1))
+    return order[: _first_of(sets, order, between) or hit]
+
+
+def _first_of(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
+    for start in range(0, len(sizes), 64):
+        part = sizes[start : start + 64]
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(sets.n, device=sets.device))
+        inside = rank < torch.tensor(part, device=sets.device).unsqueeze(1)
+        found = sets.gains(sets.game.logits(inside ^ (sets.kind == "flip"))).isinf().nonzero()
+        if len(found):
+            return part[int(found[0, 0])]
+    return None
+
+
+def _greedy(sets: _Sets) -> Tensor | None:
+    """Instances one by one, each the best beside those before it; None where evaluations run out."""
+    members = torch.zeros(0, dtype=torch.long, device=sets.device)
+    while len(members) < sets.n - 1 and sets.left > 2 * sets.n:
+        others = sets.others(members)
+        gains = sets.try_others(members, others)
+        best = int(gains.argmax())
+        members = torch.cat([members, others[best : best + 1]])
+        if gains[best].isinf():
+            return members
+    return None
+
+
+def _thinned(sets: _Sets, members: Tensor) -> Tensor:
+    """The set without members that it does not need."""
+    while len(members) > 1 and sets.left > len(members):
+        gains = sets.try_others(members, members)
+        if not gains.isinf().any():
+            break
+        place = int(gains.isinf().nonzero()[0, 0])
+        members = torch.cat([members[:place], members[place + 1 :]])
+    return members
+
+
+def _exchanged(sets: _Sets, members: Tensor) -> Tensor:
+    """The set with two members for one other, as long as that can be found."""
+    while len(members) > 1 and sets.left > EXCHANGED * sets.n:
+        better = _two_for_one(sets, members)
+        if better is None:
+            break
+        members = _thinned(sets, better)
+    return members
+
+
+def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
+    m = len(members)
+    pairs = torch.tensor(list(islice(combinations(range(m), 2), BATCH)), device=sets.device)
+    keep = torch.ones(len(pairs), m, dtype=torch.bool, device=sets.device).scatter_(1, pairs, False)
+    rests = members.expand(len(pairs), -1)[keep].view(len(pairs), m - 2)
+    gains = sets.try_sets(rests) if m > 2 else torch.zeros(len(pairs), device=sets.device)
+    for place in gains.topk(min(EXCHANGED, len(pairs))).indices:
+        others = sets.others(rests[place])
+        found = sets.try_others(rests[place], others).isinf().nonzero().squeeze(1)
+        if len(found):
+            return torch.cat([rests[place], others[found[:1]]])
+    return None
+
+
+def _exhausted(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
+    """Try all sets of each size from the lower bound up, as far as evaluations allow."""
+    top = sets.n if best is None else len(best)
+    while lower < top and comb(sets.n, lower) <= min(sets.left, EXHAUSTIVE):
+        every = combinations(range(sets.n), lower)
+        while batch := list(islice(every, BATCH)):
+            members = torch.tensor(batch, device=sets.device)
+            found = sets.try_sets(members).isinf().nonzero().squeeze(1)
+            if len(found):
+                return members[found[0]], lower
+        lower += 1
+    return best, lower
+
+
+def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
+    while members is not None and not sets.confirmed(members):  # a tie that rounding decides
+        members = torch.cat([members, sets.others(members)[:1]]) if len(members) < sets.n - 1 else None
+    found = None if members is None else np.sort(members.cpu().numpy()).astype(np.int64)
+    upper = None if found is None else len(found)
+    return MinimalSet(found, lower, upper, sets.kind, sets.target, sets.decided, sets.n, sets.tried)
+
+
+def _affordable(game: Coalitions) -> int:
+    if isinstance(game, RunCoalitions):
+        return EXHAUSTIVE if game.n <= SMALL else RUNS
+    affine = isinstance(game, PooledCoalitions) and game.head is not None
+    return OF_A_SUM if affine else OF_A_HEAD

@@ -1,0 +1,103 @@
+"""What the engine knows of a tensor beyond its values: that a constant depends on the input, or is a gate.
+
+A mark is an attribute of the tensor, with the number of the engine that set it: it keeps nothing alive, and
+means nothing to another pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+CUT = "cut"  # not live, but computed from the input: a softmax, a detached tensor, a normaliser
+GATE = "gate"  # live, from a sigmoid: a constant in products, if the composite says so
+WEIGHT = "weight"  # live, from an exponential: a constant in products, as a softmax is
+
+CONSTANT, DEPENDENT, LIVE = 0, 1, 2
+_ATTRIBUTE = "_xmil_mark"
+_numbers = itertools.count()
+
+
+class Marks:
+    """The marks of one forward pass."""
+
+    def __init__(self) -> None:
+        self._pass = next(_numbers)
+        self._numbers: set[float] = set()  # taken out of dependent tensors, as `item` does
+
+    def put(self, tensor: Tensor, mark: str) -> None:
+        """Mark a tensor."""
+        setattr(tensor, _ATTRIBUTE, (self._pass, mark))
+
+    def of(self, value: Any) -> str | None:
+        """The mark of a tensor, if it has one."""
+        number, mark = getattr(value, _ATTRIBUTE, (None, None))
+        return mark if number == self._pass else None
+
+    def carry(self, sources: Iterable[Tensor], out: Any) -> None:
+        """Mark a result as the gate that all of its live sources are."""
+        found = {self.of(source) for source in sources}
+        if found and found <= {GATE, WEIGHT}:
+            for tensor in tensors_in(out):
+                if tensor.requires_grad:
+                    self.put(tensor, GATE if GATE in found else WEIGHT)
+
+    def follow(self, source: Any, out: Tensor) -> None:
+        """Give a tensor the mark that another has, or none."""
+        mark = self.of(source)
+        if mark is not None or self.of(out) is not None:
+            setattr(out, _ATTRIBUTE, (self._pass, mark))
+
+    def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
+        """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return
+        found = {self.of(value), self.of(target) if was_live else self.of(value)}
+        gate = GATE if GATE in found else WEIGHT
+        setattr(target, _ATTRIBUTE, (self._pass, gate if found <= {GATE, WEIGHT} else None))
+
+    def put_number(self, value: Any) -> None:
+        """Remember numbers that were read from a tensor; whole ones are sizes and counts."""
+        if isinstance(value, list):
+            for one in value:
+                self.put_number(one)
+        elif isinstance(value, float) and not value.is_integer():
+            self._numbers.add(value)
+
+    def depends(self, value: Any) -> bool:
+        """Whether a constant, a tensor or a number, was computed from the input."""
+        if isinstance(value, Tensor):
+            return self.of(value) == CUT
+        return isinstance(value, float) and value in self._numbers
+
+    def survey(self, values: Any) -> int:
+        """The most that any tensor in nested values is: LIVE, DEPENDENT or CONSTANT."""
+        if isinstance(values, Tensor):
+            if values.requires_grad:
+                return LIVE
+            return DEPENDENT if self.of(values) == CUT else CONSTANT
+        if isinstance(values, float):
+            return DEPENDENT if values in self._numbers else CONSTANT
+        if isinstance(values, str | bytes | int) or values is None:
+            return CONSTANT
+        if isinstance(values, dict):
+            values = list(values.values())
+        most = CONSTANT
+        if isinstance(values, list | tuple) or hasattr(values, "__iter__"):
+            for value in values:
+                most = max(most, self.survey(value))
+                if most == LIVE:
+                    break
+        return most
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors in a result: one, or tuples and lists of them."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)

@@ -1,0 +1,224 @@
+"""One forward pass under the rules, then a backward pass for each explained output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError, UnsupportedError, unknown_name
+from xmil.lrp.composite import Composite
+from xmil.lrp.engine import WAY_OUT, Engine, StartOver
+from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
+from xmil.lrp.operations import live_tensors
+from xmil.lrp.values import message_of
+
+Forward = Callable[[Tensor], Tensor]
+OutputFunction = Callable[[Tensor], Tensor]
+LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A tensor and its gradient under the rules; their product is its relevance."""
+
+    tensor: Tensor
+    gradient: Tensor | None
+
+    @property
+    def features(self) -> Tensor:
+        """Relevance of every number of the tensor."""
+        return torch.zeros_like(self.tensor) if self.gradient is None else self.tensor * self.gradient
+
+    @property
+    def instances(self) -> Tensor:
+        """Relevance summed over the last dimension."""
+        if self.gradient is None:
+            return self.tensor.new_zeros(self.tensor.shape[:-1])
+        rows = zip(self.tensor.split(4096, dim=-2), self.gradient.split(4096, dim=-2), strict=True)
+        return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
+
+    def against(self, baseline: Tensor) -> Tensor:
+        """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
+        if self.gradient is None:
+            return self.tensor.new_zeros(self.tensor.shape[:-1])
+        if baseline.ndim == 1:
+            return self.gradient @ baseline
+        return (self.gradient * baseline).sum(dim=-1)
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """Relevance of one explained output: at the input, at the asked layers, and what constants kept.
+
+    `size` is the largest term of the output as a sum over logits and a constant: rounding goes with it, even
+    where the terms cancel. `cuts` are the first places where a constant that depends on the input was taken
+    as a value.
+    """
+
+    output: Tensor
+    input: Flow
+    layers: Mapping[str, Flow]
+    shares: Mapping[str, float]
+    size: float = 0.0
+    cuts: tuple[str, ...] = ()
+
+
+class Trace:
+    """A finished forward pass under the rules, ready for backward passes."""
+
+    def __init__(self, engine: Engine, x: Tensor, logits: Tensor, layers: Mapping[str, Tensor]) -> None:
+        self._engine = engine
+        self._x = x
+        self._logits = logits
+        self._layers = layers
+
+    @property
+    def logits(self) -> Tensor:
+        """The model's own outputs (b, c), detached."""
+        return self._logits.detach()
+
+    def relevance(self, output: OutputFunction, *, keep: bool = False) -> Relevance:
+        """Relevance of output(logits), a tensor (b,); `keep` leaves the graph for another output."""
+        ledger = self._engine.ledger
+        ledger.clear()
+        logits = self.logits.requires_grad_(True)
+        with torch.enable_grad():
+            value = output(logits)
+            (seed,) = torch.autograd.grad(value.sum(), logits)
+        wanted = [self._x, *self._layers.values()]
+        gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
+        at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
+        shares = ledger.totals()
+        terms = seed.double() * self.logits.double()
+        rest = float((value.detach().double() - terms.sum(dim=-1)).sum())
+        size = max(abs(rest), float(terms.abs().max()))
+        shares["cut"] += (bent := _bent(output, self.logits, rest, size))
+        shares["bias"] += rest - bent
+        layers = dict(zip(self._layers, at[1:], strict=True))
+        return Relevance(value.detach(), at[0], layers, shares, size, tuple(self._engine.cuts))
+
+
+def _bent(output: OutputFunction, logits: Tensor, rest: float, size: float) -> float:
+    """The part of an output beside its logits that depends on them: zero where the output is linear."""
+    with torch.no_grad():
+        at_zero = float(output(torch.zeros_like(logits)).double().sum())
+    return rest - at_zero if abs(rest - at_zero) > LINEAR * size else 0.0
+
+
+def trace(
+    forward: Forward,
+    x: Tensor,
+    *,
+    module: nn.Module,
+    composite: Composite | None = None,
+    layers: Sequence[str] = (),
+) -> Trace:
+    """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
+
+    `layers` are dotted names of submodules whose outputs' relevance is wanted.
+    """
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"The compiled module {part.original_name} hides its operations. {WAY_OUT}"
+            )
+    try:
+        return _trace(forward, x, Engine(composite or Composite(), module), layers)
+    except StartOver:
+        return _trace(forward, x, Engine(composite or Composite(), module, own=True), layers)
+
+
+def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:
+    x = x.detach().requires_grad_(True)
+    captured: dict[str, Tensor] = {}
+    with torch.enable_grad(), ExitStack() as stack:
+        for name in layers:
+            stack.enter_context(_capture(engine.module, name, captured))
+        start = engine._owned(x)
+        engine.sight.start()
+        with engine:
+            logits = forward(start)
+        engine.sight.look()
+    _check_graph(engine, logits)
+    return Trace(engine, x, logits, {name: captured[name] for name in layers})
+
+
+def _check_graph(engine: Engine, logits: Tensor) -> None:
+    """Refuse an output that relevance cannot leave, or that took a way without rules."""
+    if not logits.requires_grad:
+        raise UnsupportedError(
+            "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
+            "detached tensor is, or was computed under no_grad. Let the model return logits, or pass "
+            "forward= to pick them."
+        )
+    for node in _nodes(logits.grad_fn):
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None:
+            _check_function(engine, node, function)
+        elif (after := engine.sight.missed(node)) is not None:
+            raise UnsupportedError(
+                f"LRP did not see the operation behind {node.name()!r}, which ran after {after!r}, as in a "
+                f"torch.jit function. {WAY_OUT}"
+            )
+
+
+def _check_function(engine: Engine, node: Any, function: type) -> None:
+    """Custom autograd functions pass by every mode: they have a rule by name, or are refused."""
+    if (message := message_of(node)) is not None:
+        raise UnsupportedError(message)
+    if is_rule(function):
+        return
+    name = full_name(function)
+    if name not in FUNCTION_RULES:
+        way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
+        raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
+    correct(engine, node, FUNCTION_RULES[name])
+
+
+_OTHER_WAYS = {
+    "torch.utils.checkpoint.CheckpointFunction": (
+        "Call torch.utils.checkpoint with use_reentrant=False, or switch checkpointing off to explain."
+    ),
+    "mamba_ssm.ops.selective_scan_interface.MambaInnerFn": (
+        "Set use_fast_path=False on the Mamba layers: the scan by itself has a rule."
+    ),
+}
+
+
+def _nodes(start: Any) -> Iterator[Any]:
+    seen, stack = set(), [start]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(following for following, _ in node.next_functions)
+
+
+class _capture:  # noqa: N801  # reads as a verb
+    """Keep the output of a submodule during a forward pass."""
+
+    def __init__(self, module: nn.Module, name: str, into: dict[str, Tensor]) -> None:
+        modules = dict(module.named_modules())
+        if name not in modules:
+            raise unknown_name("layer", name, (path for path in modules if path))
+        self._module, self._name, self._into = modules[name], name, into
+
+    def __enter__(self) -> None:
+        self._handle = self._module.register_forward_hook(self._keep)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+        if self._name not in self._into and sys.exc_info()[0] is None:
+            raise InputError(f"The layer {self._name!r} gave no tensor that depends on the input.")
+
+    def _keep(self, _module: nn.Module, _args: Any, out: Any) -> None:
+        if tensors := live_tensors(out):
+            self._into[self._name] = tensors[0]

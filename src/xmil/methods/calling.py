@@ -1,0 +1,200 @@
+"""Ways of calling a foreign module: with or without a batch, with companions, with a dict or a graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError
+
+FEATURES = ("x", "X", "features", "feats", "patch_features", "feature", "data", "bag", "bags", "input", "h")
+COMPANIONS = {
+    "coords": ("coords", "coord", "coordinates", "patch_coords", "pos", "positions", "xy"),
+    "adjacency": ("adjacency", "adj", "adj_mat", "adj_matrix", "edge_index"),
+    "index": ("index",),
+}
+MASKS = ("mask", "attention_mask", "attn_mask", "padding_mask", "key_padding_mask", "return_att")
+_KNOWN = {alias: name for name, aliases in COMPANIONS.items() for alias in aliases}
+
+Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call a module with a bag (1, n, d); `text` is how a user would write it.
+
+    `names` are the companions it hands over, and whether each must be there.
+    """
+
+    text: str
+    call: Call
+    names: Mapping[str, bool] = field(default_factory=dict)
+
+
+PLAIN = Way("net(x)", lambda module, x, _: module(x))
+
+
+def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
+    """The ways that fit the signature of the module, most usual first; `held` are the bag's companions."""
+    wanted = required(module)
+    if wanted is None or len(wanted) <= 1:
+        if not _only_keywords(module):
+            yield PLAIN
+            yield Way("net(x[0])", lambda module, x, _: module(x[0]))
+        else:
+            yield from (_by_keyword(name, batch=batch) for name in ("data", "x") for batch in (True, False))
+        if wanted is not None:
+            yield from (_offering(batch=batch) for batch in (True, False))
+        return
+    others = {name: companion_of(name, held) for name in wanted[1:]}
+    yield from (_with_companions(others, batch=batch) for batch in (True, False))
+
+
+def required(module: nn.Module) -> list[str] | None:
+    """Parameters of `forward` that must be given, the features first; None where it cannot be known."""
+    try:
+        parameters = _signature(module).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in loose]
+
+
+def optional_companions(module: nn.Module, held: Sequence[str]) -> dict[str, str]:
+    """Parameters with a default that would take a companion the bag holds, and its name."""
+    try:
+        parameters = _signature(module).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    found = {p.name: companion_of(p.name, held) for p in parameters if p.default is None}
+    return {name: to for name, to in found.items() if to in held and to is not None}
+
+
+def companion_of(parameter: str, held: Sequence[str]) -> str | None:
+    """The companion that a parameter's name asks for; None for a mask, which a bag on its own needs not.
+
+    >>> companion_of("patch_coords", []), companion_of("stain", ["stain"]), companion_of("mask", [])
+    ('coords', 'stain', None)
+    """
+    if parameter in held:
+        return parameter
+    return None if parameter in MASKS else _KNOWN.get(parameter, parameter)
+
+
+def forward_way(forward: Callable[..., Any], names: Mapping[str, bool]) -> Way:
+    """The way of a user's own function."""
+    return Way("forward(net, x)", lambda module, x, given: forward(module, x, **given), names)
+
+
+def _signature(module: nn.Module) -> inspect.Signature:
+    """How a module is called; a chain is called as its encoder is."""
+    found = getattr(module, "call_signature", None)
+    return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+
+
+def _only_keywords(module: nn.Module) -> bool:
+    """Whether `forward` takes nothing but **keywords."""
+    kinds = [p.kind for p in _signature(module).parameters.values()]
+    return kinds == [inspect.Parameter.VAR_KEYWORD]
+
+
+def _by_keyword(name: str, *, batch: bool) -> Way:
+    text = f"net({name}={'x' if batch else 'x[0]'})"
+    return Way(text, lambda module, x, _: module(**{name: x if batch else x[0]}))
+
+
+def _with_companions(others: Mapping[str, str | None], *, batch: bool) -> Way:
+    x_text = "x" if batch else "x[0]"
+    said = [f"{name}={'None' if to is None else to if batch else f'{to}[0]'}" for name, to in others.items()]
+
+    def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
+        named = {name: None if to is None else given[to] for name, to in others.items()}
+        if not batch:
+            named = {name: None if value is None else value[0] for name, value in named.items()}
+        return module(x if batch else x[0], **named)
+
+    return Way(f"net({', '.join([x_text, *said])})", call, {to: True for to in others.values() if to})
+
+
+def _offering(*, batch: bool) -> Way:
+    names = dict.fromkeys(COMPANIONS, False)
+
+    def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
+        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()})
+        return module(offer)
+
+    shape = "(1, n, d)" if batch else "(n, d)"
+    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names)
+
+
+class LackingError(KeyError, AttributeError):
+    """A companion that a module asked an offer for, and the bag does not have."""
+
+
+class Offer(dict[str, Any]):
+    """Features and companions under the names that modules ask for, as items or attributes of one object.
+
+    A mask is not among them: one bag alone has no padding, and whether True marks padding differs.
+
+    >>> Offer(torch.zeros(3, 2), {})["feats"].shape, Offer(torch.zeros(3, 2), {}).batch.tolist()
+    (torch.Size([3, 2]), [0, 0, 0])
+    """
+
+    def __init__(self, x: Tensor, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._x, self._given = x, given
+
+    def __missing__(self, name: str) -> Any:
+        if name in FEATURES:
+            return self._x
+        if name in ("batch", "num_nodes"):
+            nodes = self._x.shape[-2]
+            return (
+                nodes if name == "num_nodes" else torch.zeros(nodes, dtype=torch.long, device=self._x.device)
+            )
+        companion = companion_of(name, list(self._given))
+        if companion is None or companion not in self._given:
+            raise LackingError(companion or name)
+        value = self._given[companion]
+        if name == "edge_index":
+            dense = value.to_dense() if value.is_sparse else value
+            return dense.nonzero().T.contiguous()
+        return value.to(self._x.dtype) if name == "pos" else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (
+            name in FEATURES or companion_of(name, list(self._given)) in self._given
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The item, or the default where the bag does not have it."""
+        return self[name] if name in self else default  # noqa: SIM401  # this is get
+
+    def to(self, *_: Any, **__: Any) -> Offer:
+        """Itself: everything is on the features' device already."""
+        return self
+
+
+def unknown_parameters(module: nn.Module, held: Sequence[str]) -> InputError | None:
+    """The error for parameters of `forward` that no bag can fill, or None."""
+    others = (required(module) or [])[1:]
+    known = {*held, *COMPANIONS}
+    strange = [name for name in others if (to := companion_of(name, held)) is not None and to not in known]
+    if not strange:
+        return None
+    name, first = type(module).__name__, strange[0]
+    return InputError(
+        f"{name}.forward asks for {' and '.join(map(repr, strange))} beside the features, which no bag has; "
+        f"pass forward=lambda net, x: net(x, {first}=...), or a Bag with extras={{{first!r}: ...}} if it "
+        "has a row for each instance."
+    )

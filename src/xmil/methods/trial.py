@@ -1,0 +1,183 @@
+"""A trial call on the bag: how a foreign module is called, what it returns, and whether it is random."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.task import TASKS
+from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
+from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances
+from xmil.methods.closures import Rows, fixed_rows
+from xmil.methods.faults import Failure, call_fault
+from xmil.methods.network import Network
+from xmil.methods.reading import AmbiguousError, find_logits
+
+logger = logging.getLogger(__name__)
+
+SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
+
+
+@torch.no_grad()
+def try_out(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
+    """Settle how the network is called and read, from trial calls with the whole bag (1, n, d).
+
+    Whatever is not plain is said: in `network.params` and `network.warnings`, which explanations carry.
+    """
+    if returns is not None and returns not in RETURNS:
+        raise unknown_name("kind of output for returns", returns, RETURNS)
+    if average is not None and (isinstance(average, bool) or not isinstance(average, int) or average < 1):
+        raise bad_parameter("average", "explain", "an int in the range [1, inf)", average)
+    if network.model is not None:
+        if returns == "probability":
+            raise bad_parameter(
+                "returns", f"explain for {network.name}", "'logit': it returns logits", returns
+            )
+        return
+    network.whole = x
+    before = network.by_row(x.shape[1])
+    watch, first = _called(network, x)
+    _settle_fixed(network, before, x.shape[1])
+    _check_instances(network, x, first)
+    _check_optional(network, x, first)
+    _settle_chances(network, first, watch, returns)
+    _settle_draws(network, x, average)
+
+
+def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
+    """The first way of calling that gives logits, under a watch for probabilities."""
+    failures: list[Failure] = []
+    held = network.companions.names
+    if network.by_user:
+        ways = [network.way]
+    elif (error := unknown_parameters(network.module, held)) is not None:
+        raise error
+    else:
+        ways = list(ways_to_call(network.module, held))
+    for way in ways:
+        network.way, watch, probe = way, ChanceWatch(), x.clone()
+        try:
+            with watch:
+                raw = network.raw(probe)
+                network.reading = find_logits(raw, x.shape[1], name=network.name)
+                logits = network.reading(raw)
+        except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's module raises
+            failures.append(Failure(way, error))
+            continue
+        network.copies = probe._version > 0
+        _tell(network)
+        return watch, logits
+    raise call_fault(network, x, failures) from failures[0].error
+
+
+def _tell(network: Network) -> None:
+    """Say how the module is called, where that is not the plain way."""
+    told = f"{network.way.text}{network.reading}"
+    if told in (PLAIN.text, "forward(net, x)"):
+        return
+    network.params["call"] = told
+    logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, told)
+
+
+def _settle_fixed(network: Network, before: Rows, n: int) -> None:
+    """Note what is held for each instance: what a call replaces or lengthens is its result, not its input."""
+    stayed = [(name, seen[1]) for name, seen in network.by_row(n).items() if before.get(name) == seen]
+    if stayed and n > 1:
+        network.fixed = fixed_rows(*stayed[0], n, who="forward" if network.by_user else network.name)
+
+
+def _check_instances(network: Network, x: Tensor, logits: Tensor) -> None:
+    """Refuse a number per instance that passes for logits."""
+    n = x.shape[1]
+    if logits.shape[1] != n or n < 2:
+        return
+    rows = torch.arange(n - 1, device=x.device).unsqueeze(0)
+    try:
+        fewer = network.logits(x[:, :-1], rows)
+    except Exception:  # what stays unknown is taken as it is
+        return
+    if fewer.shape[1] == n - 1:
+        raise InputError(
+            f"{network.name} returned a number for each instance, not logits of the bag; pass forward= to "
+            "join them, such as forward=lambda net, x: net(x).mean(dim=1)."
+        )
+
+
+def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
+    """Refuse to choose where a module may be given companions or not, and its output depends on it."""
+    if network.by_user:
+        return
+    names = optional_companions(network.module, network.companions.names)
+    if not names or network.way.names:
+        return
+    batch = network.way is PLAIN
+    given = {k: network.companions.given(to, network.rows(x), x) for k, to in names.items()}
+    try:
+        raw = network.module(x if batch else x[0], **{k: v if batch else v[0] for k, v in given.items()})
+        other = network.reading(raw)
+    except Exception:  # it does not take them as the bag has them
+        return
+    if other.shape != logits.shape or _distance(other, logits) > SAME:
+        name, to = next(iter(names.items()))
+        raise InputError(
+            f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; say "
+            f"which: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)."
+        )
+
+
+def _settle_chances(network: Network, logits: Tensor, watch: ChanceWatch, returns: str | None) -> None:
+    """Refuse probabilities that are not announced; settle how announced ones become logits."""
+    task, name = network.task, network.name
+    linked = TASKS[task].link is not None
+    if returns == "probability":
+        if not linked:
+            raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
+        check_chances(logits, task, name)
+        source = watch.source(logits)
+        same = source is not None and _is_source(source, logits, task)
+        network.link = "source" if same else "log"
+        network.params["returns"] = returns
+    elif (
+        returns is None
+        and TASKS[task].link is not None
+        and looks_like_chances(logits, made=watch.made(logits))
+    ):
+        how = "made by a sigmoid or softmax" if watch.made(logits) else "adding up to 1"
+        raise InputError(
+            f"{name} returned what look like probabilities (within [0, 1], {how}); say "
+            "returns='probability', or returns='logit' if they are logits."
+        )
+
+
+def _is_source(source: Tensor, p: Tensor, task: str) -> bool:
+    found = source.reshape(1, -1) if source.numel() == p.numel() else source
+    return found.shape == p.shape and torch.allclose(chances_of(found, task), p, atol=1e-6)
+
+
+def _settle_draws(network: Network, x: Tensor, average: int | None) -> None:
+    """Two plain passes: where they differ, seeded draws from now on, and a warning."""
+    first, second = network.logits(x), network.logits(x)
+    moved = _distance(first, second)
+    if moved <= SAME:
+        return
+    network.draws = average or 1
+    network.params["average"] = network.draws
+    size = float((first - second).abs().max())
+    shown = (
+        "these scores are of one draw with a fixed seed; average=K takes the mean output of K draws"
+        if network.draws == 1
+        else f"these scores are of the mean output of {network.draws} draws with fixed seeds"
+    )
+    network.remarks += (
+        f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
+        f"of {float(first.abs().max()):.3g}; {shown}.",
+    )
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-3))

@@ -1,0 +1,162 @@
+"""MambaMIL: selective scans over the instances, then attention pooling.
+
+Yang et al., "MambaMIL: Enhancing Long Sequence Modeling with Sequence Reordering in Computational
+Pathology", MICCAI 2024, arXiv:2403.06800; with the scans and position codes of the xMIL authors.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from xmil.core.errors import InputError, bad_parameter
+from xmil.models.base import MILModel, linear_relu_stack, run_by_length
+from xmil.models.registry import MODELS
+from xmil.nn.attention import AttentionScores
+from xmil.nn.mamba import Mamba, Order
+
+SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # and their branches
+POSITIONS = ("none", "sinusoidal", "learned")
+TABLE = 1024  # learned positions along each axis
+COLUMN = 1_000_000  # more than any coordinate: sorts by columns, then rows
+
+
+class MambaLayer(nn.Module):
+    """mamba(norm(x))."""
+
+    def __init__(self, dim: int, n_branches: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.mamba = Mamba(dim, n_branches=n_branches)
+
+
+@MODELS.register("mambamil")
+class MambaMIL(MILModel):
+    """Linear + ReLU, position code, Mamba layers with a residual, norm, attention pooling, classifier.
+
+    `scan`: in the order of the bag ("simple"), also backwards ("bidirectional"), also by columns of the
+    slide and back ("cross"). `positions`: "none", "sinusoidal" or "learned" codes of the places on a grid of
+    `grid` level-0 pixels, added to the instances. Cross scans and position codes need coordinates.
+    `residual`: around each "layer", or one around the "block" of all. `undo="published"` puts the fourth
+    branch of a cross scan back as the authors' code does, which is right on a full grid alone.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int,
+        *,
+        dim: int = 512,
+        attention_dim: int = 128,
+        n_layers: int = 1,
+        scan: str = "simple",
+        positions: str = "none",
+        grid: int = 256,
+        residual: str = "block",
+        undo: str = "exact",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(in_dim, n_classes)
+        _check("scan", scan, tuple(SCANS))
+        _check("positions", positions, POSITIONS)
+        _check("residual", residual, ("block", "layer"))
+        _check("undo", undo, ("exact", "published"))
+        if positions == "sinusoidal" and (dim % 4 or dim < 8):
+            raise bad_parameter("dim", "mambamil with sinusoidal positions", "a multiple of 4 from 8", dim)
+        if not isinstance(grid, int) or grid < 1:
+            raise bad_parameter("grid", "mambamil", "an int in the range [1, inf)", grid)
+        self.dim, self.scan, self.positions, self.grid = dim, scan, positions, grid
+        self.residual, self.undo = residual, undo
+        self.instance = linear_relu_stack([in_dim, dim])
+        self.feature_dropout = nn.Dropout(dropout)
+        learned = positions == "learned"
+        self.columns = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
+        self.rows = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
+        self.layers = nn.ModuleList(MambaLayer(dim, SCANS[scan]) for _ in range(n_layers))
+        self.norm = nn.LayerNorm(dim)
+        self.attention = AttentionScores(dim, attention_dim, gated=False)
+        self.classifier = nn.Linear(dim, n_classes)
+
+    @property
+    def needs_coords(self) -> bool:
+        """Whether the scan or the position code reads coordinates."""
+        return self.scan == "cross" or self.positions != "none"
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Instances, each by itself."""
+        h: Tensor = self.feature_dropout(self.instance(x))
+        return h
+
+    def aggregate(self, h: Tensor, mask: Tensor | None = None, *, coords: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e) and coordinates (b, n, 2) in level-0 pixels."""
+        if mask is not None:
+            return run_by_length(self.aggregate, h, mask, coords=coords)
+        mixed = self._mix(h, coords)
+        weights = F.softmax(self.attention(mixed), dim=1)  # (b, n, 1)
+        logits: Tensor = self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
+        return logits
+
+    @property
+    def no_attention(self) -> str | None:
+        """None: the pooling weights are attention."""
+        return None
+
+    def attention_weights(self, h: Tensor, *, coords: Tensor | None = None) -> Tensor:
+        """The weights (b, n, 1) of the instances as the scans have mixed them."""
+        return F.softmax(self.attention(self._mix(h, coords)), dim=1)
+
+    def _mix(self, h: Tensor, coords: Tensor | None) -> Tensor:
+        """Instances that know those before them."""
+        if self.needs_coords and coords is None:
+            what = f"{self.scan} scan" if self.scan == "cross" else f"{self.positions} positions"
+            raise InputError(
+                f"mambamil with {what} needs coordinates: explain a Bag with coords, or call "
+                "model(x, coords=...) with level-0 pixels (b, n, 2)."
+            )
+        if coords is not None and self.needs_coords:
+            h = h + self._code(coords, h) if self.positions != "none" else h
+        orders = self._orders(h, coords)
+        start = h
+        for layer in self.layers:
+            out = layer.mamba(layer.norm(h), orders)  # type: ignore[operator]
+            h = h + out if self.residual == "layer" else out
+        mixed: Tensor = self.norm(h + start if self.residual == "block" else h)
+        return mixed
+
+    def _code(self, coords: Tensor, like: Tensor) -> Tensor:
+        """The code (b, n, d) of each place on the grid."""
+        places = coords.div(self.grid, rounding_mode="floor")
+        if self.columns is None or self.rows is None:
+            quarter = self.dim // 4
+            powers = torch.arange(quarter, device=like.device, dtype=like.dtype) / (quarter - 1)
+            angles = places.to(like.dtype).unsqueeze(-1) * 10_000.0**-powers  # (b, n, 2, d / 4)
+            return torch.stack([angles.sin(), angles.cos()], dim=-2).flatten(-3)
+        low, high = int(places.min()), int(places.max())
+        if low < 0 or high >= TABLE:
+            raise InputError(
+                f"Positions {low} to {high} on a grid of {self.grid} pixels lie outside the {TABLE} learned "
+                "ones; create the model with a larger grid."
+            )
+        places = places.long()
+        return self.columns[places[..., 0]] + self.rows[places[..., 1]]
+
+    def _orders(self, h: Tensor, coords: Tensor | None) -> list[Order]:
+        """In what order each branch takes the instances, and how its results are put back."""
+        if self.scan == "simple":
+            return [None]
+        n = h.shape[1]
+        backwards = torch.arange(n - 1, -1, -1, device=h.device).expand(len(h), -1)
+        if self.scan == "bidirectional":
+            return [None, (backwards, backwards)]
+        assert coords is not None  # noqa: S101  # `_mix` has refused its absence
+        columns = (coords[..., 0] * COLUMN + coords[..., 1]).argsort(dim=1, stable=True)
+        places = columns.argsort(dim=1)
+        flipped = n - 1 - columns  # column by column of the flipped sequence
+        back = flipped.argsort(dim=1) if self.undo == "exact" else n - 1 - places
+        return [None, (backwards, backwards), (columns, places), (flipped, back)]
+
+
+def _check(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise bad_parameter(name, "mambamil", f"one of {list(known)}", value)

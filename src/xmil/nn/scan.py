@@ -1,0 +1,175 @@
+"""The selective scan of Mamba: a linear recurrence whose coefficients depend on the sequence.
+
+Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023, arXiv:2312.00752.
+
+    h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        y_t = C_t h_t + D x_t
+
+with s states for each of the e channels of the sequence. Coefficients are made a chunk at a time and the
+recurrence runs through the chunk in place, so that memory grows with n e and not with n e s; the backward
+pass keeps the states between chunks alone and makes the others again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+CHUNK_ELEMENTS = 1 << 20  # numbers in one temporary of a chunk (4 MB in float32)
+SHORT, SMALL = 256, 1 << 22  # up to so many steps and states plain operations do, which vmap takes
+
+
+def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """y (b, n, e) of x and dt (b, n, e), A (e, s), B and C (b, n, s), D (e,).
+
+    >>> one = torch.ones(1, 3, 1)
+    >>> selective_scan(one, one, torch.zeros(1, 1), one, one, torch.zeros(1)).flatten()
+    tensor([1., 2., 3.])
+    """
+    arguments = (x, dt, A, B, C, D)
+    if has_torch_function(arguments):  # one operation for whoever looks on, such as LRP
+        return handle_torch_function(selective_scan, arguments, *arguments)
+    if x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL:
+        return _plain(*arguments)
+    return _Scan.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def scan_adjoint(gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    """The gradient to x of a scan with constant coefficients: one scan backwards, from that to y (b, n, e).
+
+    l_t = C_t g_t + exp(dt_{t+1} A) l_{t+1} and dt_t (B_t . l_t) + D g_t.
+    """
+    g, steps, b, c = (_time_first(value) for value in (gradient, dt, B, C))
+    out = torch.empty_like(g)
+    A = A.mT.contiguous()
+    carry = g.new_zeros(len(g[0]), *A.shape)
+    for chunk in reversed(list(_chunks(g, len(A)))):
+        decay = (steps[chunk].unsqueeze(-2) * A).exp_()
+        adjoint = _outer(g[chunk], c[chunk])
+        carry = _run_back(adjoint, decay, carry)
+        out[chunk] = steps[chunk] * _inner(adjoint, b[chunk])
+    return (out + D * g).transpose(0, 1)
+
+
+def _plain(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
+    decay = (dt.unsqueeze(-2) * A.mT).exp().unbind(1)  # n of (b, s, e)
+    inputs = _outer(dt * x, B).unbind(1)
+    states = [torch.zeros_like(inputs[0])]
+    for a, u in zip(decay, inputs, strict=True):
+        states.append(a * states[-1] + u)
+    return _inner(torch.stack(states[1:], dim=1), C) + D * x
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        x, dt, A, B, C, D = inputs
+        steps = _Steps.of(x, dt, A, B, C)
+        out, starts = _scan(steps)
+        ctx.save_for_backward(*inputs, starts)
+        return out.transpose(0, 1) + D * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        x, dt, A, B, C, D, starts = ctx.saved_tensors
+        g = _time_first(gradients[0])
+        gx, gdt, gA, gB, gC = _gradients(g, _Steps.of(x, dt, A, B, C), starts)
+        gx = gx + D * g
+        gD = (g * _time_first(x)).sum(dim=(0, 1))
+        return gx.transpose(0, 1), gdt.transpose(0, 1), gA.mT, gB.transpose(0, 1), gC.transpose(0, 1), gD
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The inputs of a scan, time first: x and dt (n, b, e), B and C (n, b, s), A (s, e)."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> _Steps:
+        return cls(
+            _time_first(x), _time_first(dt), A.detach().mT.contiguous(), _time_first(B), _time_first(C)
+        )
+
+    def coefficients(self, chunk: slice) -> tuple[Tensor, Tensor]:
+        """exp(dt_t A) and dt_t B_t x_t of a chunk, (t, b, s, e)."""
+        dt = self.dt[chunk]
+        return (dt.unsqueeze(-2) * self.A).exp_(), _outer(dt * self.x[chunk], self.B[chunk])
+
+
+def _scan(steps: _Steps) -> tuple[Tensor, Tensor]:
+    """C_t h_t (n, b, e), and the states before each chunk (k, b, s, e)."""
+    out = torch.empty_like(steps.x)
+    state = out.new_zeros(len(out[0]), *steps.A.shape)
+    starts = []
+    for chunk in _chunks(out, len(steps.A)):
+        starts.append(state)
+        decay, states = steps.coefficients(chunk)
+        state = _run(states, decay, state)
+        out[chunk] = _inner(states, steps.C[chunk])
+    return out, torch.stack(starts)
+
+
+def _gradients(g: Tensor, steps: _Steps, starts: Tensor) -> tuple[Tensor, ...]:
+    """Gradients to x (without D), dt, A, B and C."""
+    x, dt, A, B, C = steps.x, steps.dt, steps.A, steps.B, steps.C
+    gx, gdt, gA, gB, gC = (torch.zeros_like(value) for value in (x, dt, A, B, C))
+    carry = g.new_zeros(len(g[0]), *A.shape)
+    for chunk, start in reversed(list(zip(_chunks(x, len(A)), starts, strict=True))):
+        decay, states = steps.coefficients(chunk)
+        _run(states, decay, start)
+        gC[chunk] = (states @ g[chunk].unsqueeze(-1)).squeeze(-1)
+        adjoint = _outer(g[chunk], C[chunk])
+        carry = _run_back(adjoint, decay, carry)
+        gu = _inner(adjoint, B[chunk])  # to dt_t x_t
+        gB[chunk] = (adjoint @ (dt[chunk] * x[chunk]).unsqueeze(-1)).squeeze(-1)
+        exponent = decay.mul_(adjoint)  # to dt_t A
+        exponent[1:].mul_(states[:-1])
+        exponent[0].mul_(start)
+        gx[chunk] = dt[chunk] * gu
+        gdt[chunk] = (exponent * A).sum(dim=-2).addcmul_(x[chunk], gu)
+        gA += (exponent * dt[chunk].unsqueeze(-2)).sum(dim=(0, 1))
+    return gx, gdt, gA, gB, gC
+
+
+def _run(inputs: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+    """The recurrence in place: inputs (t, b, s, e) become states; the last of them, on its own."""
+    for u, a in zip(inputs.unbind(0), decay.unbind(0), strict=True):
+        state = u.addcmul_(a, state)
+    return state.clone()
+
+
+def _run_back(inputs: Tensor, decay: Tensor, carry: Tensor) -> Tensor:
+    """The recurrence backwards, in place; `carry` is what the later chunk hands on, already decayed."""
+    for u, a in zip(reversed(inputs.unbind(0)), reversed(decay.unbind(0)), strict=True):
+        carry = u.add_(carry) * a
+    return carry
+
+
+def _outer(u: Tensor, v: Tensor) -> Tensor:
+    """(..., e) and (..., s) to (..., s, e)."""
+    return u.unsqueeze(-2) * v.unsqueeze(-1)
+
+
+def _inner(states: Tensor, v: Tensor) -> Tensor:
+    """(..., s, e) and (..., s) to (..., e)."""
+    return (v.unsqueeze(-2) @ states).squeeze(-2)
+
+
+def _time_first(value: Tensor) -> Tensor:
+    return value.detach().transpose(0, 1).contiguous()
+
+
+def _chunks(x: Tensor, n_states: int) -> Iterator[slice]:
+    """Slices of the n steps of x (n, b, e) whose states fit one temporary."""
+    step = max(1, min(len(x), CHUNK_ELEMENTS // max(1, x[0].numel() * n_states)))
+    return (slice(start, min(start + step, len(x))) for start in range(0, len(x), step))

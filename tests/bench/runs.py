@@ -1,0 +1,57 @@
+"""A tiny run of the benchmark, shared by the tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xmil.bench.contestants import model_entry
+from xmil.bench.entries import method_entry
+from xmil.bench.folder import Folder
+from xmil.bench.runner import Referee
+from xmil.bench.suites import QUICK_PLAN, SUITES
+from xmil.toy.protocol import QUICK
+
+OWN = """
+import torch
+
+def score(model, bag, target):
+    x = torch.from_numpy(bag.features).unsqueeze(0).requires_grad_(True)
+    model(x)[0, target].backward()
+    return (x.grad * x)[0].sum(1)
+"""
+NET = """
+import torch
+from torch import nn
+
+TRAINING = {"lr": 0.01, "epochs": 25}
+
+class Net(nn.Module):
+    def __init__(self, d, c):
+        super().__init__()
+        self.inside, self.head = nn.Linear(d, 16), nn.Linear(16, c)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.inside(x)).amax(dim=1))
+
+def build(in_dim, n_classes):
+    return Net(in_dim, n_classes)
+"""
+METHODS = ("oracle", "random", "constant", "lrp_flipped", "lrp", "gxi", "single")
+
+
+def tiny_plan(tasks=("standard",), **changes):
+    protocol = replace(
+        QUICK,
+        repetitions=2,
+        sizes=(200, 60, 40),
+        training={"optimizer": "adam", "lr": 1e-2, "epochs": 20, "patience": 20, "warmup": 2},
+    )
+    return replace(QUICK_PLAN, protocol=protocol, tasks=tasks, curve_bags=8, **changes)
+
+
+def referee(out, suite="evidence", *, methods=METHODS, models=("attnmil",), plan=None, **changes):
+    names = [m for m in methods if suite != "faithfulness" or m != "oracle"]
+    entries = [method_entry(name) for name in names]
+    return Referee(
+        plan or tiny_plan(), entries, [model_entry(m) for m in models], Folder(out), **changes
+    ).run(SUITES[suite])

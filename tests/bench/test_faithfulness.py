@@ -1,0 +1,73 @@
+"""Faithfulness of many bags at once against flip curves one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import xmil
+from xmil.bench.entries import Exam, method_entry
+from xmil.bench.faithfulness_batch import classified_right, grade_faithfulness
+from xmil.bench.problems import Block
+from xmil.evaluate.flip import Flips
+from xmil.evaluate.measures import necessity, sufficiency
+from xmil.evaluate.sanity import rank_correlation, redrawn
+
+
+@pytest.fixture(params=["attnmil", "transmil"])
+def exam(request, rng):
+    params = {"dim": 16} if request.param == "attnmil" else {"dim": 16, "heads": 2}
+    model = xmil.create_model(request.param, in_dim=6, n_classes=3, seed=1, **params)
+    x = torch.from_numpy(rng.normal(size=(4, 11, 6)).astype(np.float32) * 3)
+    labels = model(x).argmax(dim=1).numpy()
+    block = Block(x, labels, None, tuple("abcd"))
+    return Exam("drawn", request.param, 0, 7, 3, model, (block,))
+
+
+@pytest.mark.parametrize("name", ["lrp", "constant", "random"])
+def test_every_measure_is_that_of_a_single_bag(exam, name):
+    entry = method_entry(name)
+    (block,) = exam.blocks
+    scores = entry.scores(exam, block)
+    found = grade_faithfulness(exam, entry, [scores])
+    for i in range(len(block)):
+        s, target = scores[i, block.labels[i]].double().numpy(), int(block.labels[i])
+        flips = Flips(exam.model, block.x[i], target=target)
+        morf, lerf = (flips.curve(s, order=order, steps="each") for order in ("morf", "lerf"))
+        masked = Flips(exam.model, block.x[i], target=target, mode="mask").curve(s, steps="each")
+        assert found["aupc"][i] == pytest.approx(morf.aupc, abs=1e-5)
+        assert found["srg"][i] == pytest.approx(lerf.aupc - morf.aupc, abs=1e-5)
+        assert found["aupc_mask"][i] == pytest.approx(masked.aupc, abs=1e-5)
+        kept = sufficiency(exam.model, block.x[i], s, target=target)
+        lost = necessity(exam.model, block.x[i], s, target=target)
+        assert (found["sufficiency"][i], found["necessity"][i]) == pytest.approx((kept, lost), abs=1e-5)
+        assert found["flipped_at_zero"][i] == (morf.flipped_at_zero and bool((s <= 0).any()))
+        assert found["needed"][i] == (1.0 if morf.flipped is None else morf.flipped / 11)
+
+
+def test_randomisation_is_the_mean_rank_correlation(exam):
+    entry = method_entry("lrp")
+    (block,) = exam.blocks
+    found = grade_faithfulness(exam, entry, [entry.scores(exam, block)])["randomisation"]
+    for i, target in enumerate(block.labels.tolist()):
+        models = [exam.model, *(redrawn(exam.model, seed=7 + k) for k in range(2))]
+        first, *rest = [xmil.explain(m, block.x[i], target=target).scores for m in models]
+        slow = np.mean([abs(rank_correlation(first, other)) for other in rest])
+        assert found[i] == pytest.approx(slow, abs=0.02)  # near ties may swap ranks between batch sizes
+
+
+def test_what_ignores_the_model_fails_the_randomisation(exam):
+    for name in ("random", "constant"):
+        entry = method_entry(name)
+        values = grade_faithfulness(exam, entry, [entry.scores(exam, b) for b in exam.blocks])
+        np.testing.assert_allclose(values["randomisation"], 1.0)
+
+
+def test_only_bags_that_are_classified_right(exam):
+    (block,) = exam.blocks
+    wrong = block.labels.copy()
+    wrong[1] = (wrong[1] + 1) % 3
+    mixed = Exam("m", "m", 0, 0, 3, exam.model, (Block(block.x, wrong, None, block.names),))
+    assert classified_right(mixed, 10).blocks[0].names == ("a", "c", "d")
+    assert classified_right(mixed, 2).blocks[0].names == ("a", "c")

@@ -1,0 +1,215 @@
+"""Minimal sets against exhaustive search, and bounds against what removal can do."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import xmil
+from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
+from xmil.evaluate.minimal_bounds import bound_of, highest_mean, relaxed_relu
+from xmil.methods.coalitions import coalitions_of
+from xmil.methods.network import Network
+
+WIDTH = 5
+MODELS = [
+    ("attnmil", {"dim": 8, "attention_dim": 4}),
+    ("attnmil", {"dim": 8, "attention_dim": 4, "n_out_layers": 1}),
+    ("attnmil", {"dim": 8, "attention_dim": 4, "n_out_layers": 2}),
+    ("attnmil", {"dim": 8, "attention_dim": 4, "branches": 2}),
+    ("clam_mb", {"dim": 8, "attention_dim": 4}),
+    ("meanpool", {"dim": 8}),
+    ("maxpool", {"dim": 8}),
+    ("addmil", {"hidden": 8}),
+    ("dsmil", {}),
+]
+
+
+def model_of(name: str, params: dict[str, int], *, classes: int = 2, seed: int = 0) -> nn.Module:
+    return xmil.create_model(name, in_dim=WIDTH, n_classes=classes, seed=seed, **params)
+
+
+def bag_of(n: int, seed: int) -> Tensor:
+    return 2 * torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def exhaustive(model: nn.Module, bag: Tensor, kind: str, target: int) -> int | None:
+    """The size of the smallest set that does it, by trying all proper subsets."""
+    n = len(bag)
+
+    def decides(rows: list[int]) -> bool:
+        return int(model(bag[rows].unsqueeze(0)).argmax()) == target
+
+    whole = decides(list(range(n)))
+    for size in range(1, n):
+        for chosen in combinations(range(n), size):
+            rest = [i for i in range(n) if i not in chosen]
+            if kind == "flip" and decides(rest) != whole:
+                return size
+            if kind == "keep" and decides(list(chosen)) == whole:
+                return size
+    return None
+
+
+@pytest.mark.parametrize(("name", "params"), MODELS)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_sets_are_those_of_exhaustive_search(name: str, params: dict[str, int], classes: int) -> None:
+    for seed in range(3):
+        model, bag = model_of(name, params, classes=classes, seed=seed), bag_of(7, seed)
+        for target, kind in ((None, "flip"), (0, "flip"), (1, "keep")):
+            found = xmil.minimal_set(model, bag, target=target, kind=kind)
+            size = exhaustive(model, bag, kind, int(found.target))
+            assert found.upper == size
+            assert found.lower == (7 if size is None else size)
+            assert (found.instances is None) == (size is None)
+            if found.instances is not None:
+                assert len(found.instances) == found.upper
+
+
+def test_a_transformer_as_well() -> None:
+    model, bag = model_of("transmil", {"dim": 16}, seed=2), bag_of(6, 2)
+    found = xmil.minimal_set(model, bag, target=1)
+    assert found.upper == exhaustive(model, bag, "flip", 1)
+
+
+@pytest.mark.parametrize(("name", "params"), MODELS)
+def test_the_set_does_what_it_says_and_the_bounds_enclose_it(name: str, params: dict[str, int]) -> None:
+    model, bag = model_of(name, params, seed=1), bag_of(40, 1)
+    with torch.no_grad():
+        whole = int(model(bag.unsqueeze(0)).argmax())
+        for kind in ("flip", "keep"):
+            found = xmil.minimal_set(model, bag, kind=kind, evaluations=4000)
+            if found.instances is None:
+                continue
+            inside = np.isin(np.arange(40), found.instances)
+            rows = np.flatnonzero(~inside if kind == "flip" else inside)
+            assert (int(model(bag[rows].unsqueeze(0)).argmax()) == whole) == (kind == "keep")
+            assert found.upper is not None
+            assert 1 <= found.lower <= found.upper < 40
+
+
+def test_sums_are_solved_exactly() -> None:
+    model, bag = model_of(*MODELS[0], seed=3), bag_of(500, 3)
+    found = xmil.minimal_set(model, bag)
+    assert found.exact
+    assert found.upper is not None
+
+
+@pytest.mark.parametrize(("name", "params"), MODELS[:7])
+def test_bounds_never_exclude_what_removal_reaches(name: str, params: dict[str, int]) -> None:
+    """Whatever leaves, the largest difference it makes is one the bound holds possible."""
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        for seed in range(4):
+            model, bag = model_of(name, params, classes=3, seed=seed), bag_of(9, seed)
+            game = coalitions_of(Network(model), bag.unsqueeze(0))
+            bound = bound_of(game)
+            for removed in (1, 2, 4):
+                sets = torch.ones(0, 9, dtype=torch.bool)
+                for chosen in combinations(range(9), removed):
+                    mask = torch.ones(1, 9, dtype=torch.bool)
+                    mask[0, list(chosen)] = False
+                    sets = torch.cat([sets, mask])
+                d = torch.from_numpy(rng.normal(size=3))
+                reached = bool((game.logits(sets) @ d > 0).any())
+                assert bound.possible(d, removed) or not reached
+
+
+def test_highest_mean_is_that_of_all_choices() -> None:
+    rng = np.random.default_rng(1)
+    weights, values = rng.random(7) + 0.01, rng.normal(size=(7, 4))
+    for removed in range(7):
+        best = np.full(4, -np.inf)
+        for size in range(removed + 1):
+            for out in combinations(range(7), size):
+                kept = np.setdiff1d(np.arange(7), out)
+                best = np.maximum(best, weights[kept] @ values[kept] / weights[kept].sum())
+        found = highest_mean(torch.from_numpy(weights), torch.from_numpy(values), removed)
+        np.testing.assert_allclose(found.numpy(), best, rtol=1e-9)
+
+
+def test_relaxed_relu_lies_above() -> None:
+    rng = np.random.default_rng(2)
+    low = torch.from_numpy(rng.normal(size=20))
+    high = low + torch.from_numpy(rng.random(20)) * 2
+    slope = torch.from_numpy(rng.normal(size=20))
+    bound, constant = relaxed_relu(slope, low, high)
+    for _ in range(200):
+        y = low + torch.from_numpy(rng.random(20)) * (high - low)
+        assert float(slope @ y.relu()) <= float(bound @ y + constant) + 1e-9
+
+
+class Threshold(nn.Module):
+    """Positive where at least three instances have a positive first feature."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = (x[..., 0] > 0).sum(dim=1).float() - 2.5
+        return torch.stack([-count, count], dim=1)
+
+
+def test_a_foreign_module_and_its_known_answer() -> None:
+    x = -torch.ones(12, 3)
+    x[[1, 4, 6, 9, 10], 0] = 1.0
+    flip = xmil.minimal_set(Threshold(), x, target=1, kind="flip")
+    keep = xmil.minimal_set(Threshold(), x, target=1, kind="keep")
+    assert (flip.lower, flip.upper, keep.lower, keep.upper) == (3, 3, 3, 3)
+    assert flip.instances is not None
+    assert set(flip.instances) <= {1, 4, 6, 9, 10}
+    assert "has 3 of 12" in flip.sentence
+    assert flip.as_dict()["instances"] == flip.instances.tolist()
+
+
+def test_where_nothing_flips_there_is_no_set() -> None:
+    x = torch.ones(6, 3)
+    model = xmil.create_model("meanpool", in_dim=3, n_classes=2, seed=0)
+    found = xmil.minimal_set(model, x)
+    assert (found.instances, found.upper, found.lower) == (None, None, 6)
+    assert "There is no set" in found.sentence
+    assert (
+        xmil.minimal_set(model, x[:1], kind="keep").instances is None
+    )  # a lone instance has no proper subset
+
+
+def test_one_logit_and_several_labels() -> None:
+    for seed in range(4):
+        one = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=1, dim=8, seed=seed)
+        bag = bag_of(6, seed)
+        decided = bool(one(bag[None])[0, 0] > 0)
+        sizes = [
+            size
+            for size in range(1, 6)
+            for out in combinations(range(6), size)
+            if bool(one(bag[[i for i in range(6) if i not in out]][None])[0, 0] > 0) != decided
+        ]
+        assert xmil.minimal_set(one, bag).upper == min(sizes, default=None)
+        assert xmil.minimal_set(one, bag, target=0).upper == min(sizes, default=None)
+        many = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=3, dim=8, seed=seed, task="multilabel")
+        found = xmil.minimal_set(many, bag, target=2)
+        with torch.no_grad():
+            kept = [i for i in range(6) if found.instances is None or i not in found.instances]
+            assert (found.upper is None) or (
+                bool(many(bag[kept][None])[0, 2] > 0) != bool(many(bag[None])[0, 2] > 0)
+            )
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        ({"kind": "flop"}, UnknownNameError, "Did you mean 'flip'"),
+        ({"evaluations": 0}, InputError, "'evaluations' parameter of minimal_set"),
+    ],
+)
+def test_bad_parameters(params: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        xmil.minimal_set(model_of(*MODELS[0]), bag_of(5, 0), **params)
+
+
+def test_models_without_classes_are_refused() -> None:
+    model = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=1, dim=8, task="regression")
+    with pytest.raises(UnsupportedError, match="decides nothing"):
+        xmil.minimal_set(model, bag_of(5, 0))

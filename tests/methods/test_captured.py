@@ -1,0 +1,125 @@
+"""Attention of foreign modules: the softmax over instances, found by its shape, against weights by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import xmil
+from xmil.core.errors import InputError, UnsupportedError
+
+N, D = 9, 6
+X = torch.randn(N, D, generator=torch.Generator().manual_seed(0))
+
+
+class Pooling(nn.Module):
+    """A softmax over features first, then one over instances, then one over classes that is not returned."""
+
+    def __init__(self, columns: int = 1, features: int = D) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.score, self.head = (
+            nn.Linear(D, features),
+            nn.Linear(features, columns),
+            nn.Linear(D, 2),
+        )
+
+    def weights(self, x: Tensor) -> Tensor:
+        return self.score(self.inner(x).softmax(dim=-1)).softmax(dim=-2)  # (..., n, k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.head(self.weights(x).mT @ x).mean(dim=-2)
+        self.chance = pooled.softmax(dim=-1)
+        return pooled
+
+
+def explained(net: nn.Module, **options: object) -> xmil.Explanation:
+    return xmil.explain(net, X, method="attention", target=1, **options)
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_pooling_weights(columns: int) -> None:
+    net = Pooling(columns).eval()
+    e = explained(net)
+    np.testing.assert_allclose(e.scores, net.weights(X).mean(dim=1).detach().numpy(), atol=1e-6)
+    assert "softmax 0 of 1 over instances, in the module itself" in e.params["softmax"]
+    assert any(line.startswith("The attention shown is softmax 0") for line in e.warnings)
+
+
+def test_a_row_for_each_class() -> None:
+    net = Pooling(2).eval()
+    np.testing.assert_allclose(explained(net).scores, net.weights(X)[:, 1].detach().numpy(), atol=1e-6)
+
+
+def test_a_softmax_over_as_many_features_is_not_taken() -> None:
+    """Features as many as instances: only what loses one with an instance weighs instances."""
+    net = Pooling(1, features=N).eval()
+    np.testing.assert_allclose(explained(net).scores, net.weights(X)[:, 0].detach().numpy(), atol=1e-6)
+
+
+class Transformer(nn.Module):
+    """Two layers of attention with a class token, written out, fused, or as torch's own module."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.token, self.head = kind, nn.Parameter(torch.randn(1, 1, D)), nn.Linear(D, 2)
+        self.qkv = nn.ModuleList([nn.Linear(D, 3 * D) for _ in range(2)])
+        self.whole = nn.ModuleList([nn.MultiheadAttention(D, 2, batch_first=True) for _ in range(2)])
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, self.kept = torch.cat([self.token, x], dim=1), []
+        for qkv, whole in zip(self.qkv, self.whole, strict=True):
+            if self.kind == "module":
+                self.kept.append(whole(h, h, h, average_attn_weights=False)[1].detach())
+                h = h + whole(h, h, h, need_weights=False)[0]
+                continue
+            q, k, v = (part.unflatten(-1, (2, D // 2)).transpose(1, 2) for part in qkv(h).chunk(3, dim=-1))
+            product = (q @ k.mT / (D // 2) ** 0.5).detach()
+            product = (product - product.amax(dim=-1, keepdim=True)).exp()
+            self.kept.append(product / product.sum(dim=-1, keepdim=True))
+            mixed = (
+                F.scaled_dot_product_attention(q, k, v)
+                if self.kind == "fused"
+                else (q @ k.mT / (D // 2) ** 0.5).softmax(dim=-1) @ v
+            )
+            h = h + mixed.transpose(1, 2).flatten(-2)
+        return self.head(h[:, 0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "module"])
+def test_the_class_tokens_row(kind: str) -> None:
+    net = Transformer(kind).eval()
+    e = explained(net)
+    with torch.no_grad():
+        net(X.unsqueeze(0))
+    kept = net.kept  # explain runs fewer instances afterwards
+    np.testing.assert_allclose(e.scores, kept[-1].mean(dim=1)[0, 0, 1:].numpy(), atol=1e-6)
+    assert "taken as the class token" in e.params["softmax"]
+    first = explained(net, layer=0)
+    np.testing.assert_allclose(first.scores, kept[0].mean(dim=1)[0, 0, 1:].numpy(), atol=1e-6)
+
+
+def test_without_a_token_what_instances_receive() -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x @ x.mT).softmax(dim=-1) @ x).mean(dim=1)[:, :2]
+
+    expected = (X @ X.mT).softmax(dim=-1).mean(dim=0)
+    np.testing.assert_allclose(explained(Mixing()).scores, expected.numpy(), atol=1e-6)
+
+
+def test_what_cannot_be_shown_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="No softmax of Mean weighs the 9 instances"):
+        explained(type("Mean", (nn.Module,), {"forward": lambda self, x: x.mean(dim=1)[:, :2]})())
+    with pytest.raises(
+        InputError, match=r"'layer' parameter of attention must be an int in the range \[0, 1\)"
+    ):
+        explained(Pooling(), layer=1)
+    with pytest.raises(InputError, match="'heads' parameter"):
+        explained(Pooling(), heads="max")
+    assert "attention" in xmil.list_methods(Pooling())
