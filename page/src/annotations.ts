@@ -2,7 +2,6 @@
 
 import type { SlideInfo } from "./api";
 import { area, moved, type Point, type Polygon, type Ring } from "./geometry";
-import { store, stored } from "./settings";
 
 export interface Annotation {
   id: string;
@@ -25,21 +24,11 @@ export const KINDS: { name: string; colour: [number, number, number] }[] = [
   { name: "Immune cells", colour: [106, 61, 154] },
   { name: "Necrosis", colour: [60, 60, 60] },
   { name: "Normal", colour: [30, 110, 190] },
-  { name: "Artefact", colour: [190, 120, 0] },
-  { name: "Other", colour: [230, 160, 0] },
+  { name: "Artefact", colour: [140, 80, 0] },
+  { name: "Other", colour: [240, 200, 0] },
 ];
 
 const MOST_BYTES = 50_000_000;
-
-export function annotationsOf(run: string, slide: string): Annotation[] {
-  const found = stored<Annotation[]>(`xmil:notes:${run}:${slide}`);
-  return Array.isArray(found) ? found.filter((note) => note && Array.isArray(note.polygons)) : [];
-}
-
-/** Keeps a slide's annotations; false where the browser has no room. */
-export function keepAnnotations(run: string, slide: string, notes: Annotation[]): boolean {
-  return store(`xmil:notes:${run}:${slide}`, notes);
-}
 
 export function annotation(name: string, kind: string, polygons: Polygon[]): Annotation {
   const colour = KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
@@ -135,14 +124,16 @@ function featuresOf(content: unknown): unknown[] | null {
   return Array.isArray(found?.features) ? found.features : null;
 }
 
-function fromFeature(feature: unknown): Annotation | null {
-  const { geometry, properties } = (feature ?? {}) as { geometry?: { type?: unknown; coordinates?: unknown }; properties?: Record<string, unknown> };
+/** An annotation from a GeoJSON feature; its own id where it has one. */
+export function fromFeature(feature: unknown): Annotation | null {
+  const { geometry, properties, id } = (feature ?? {}) as { id?: unknown; geometry?: { type?: unknown; coordinates?: unknown }; properties?: Record<string, unknown> };
   const found = geometry?.type === "Polygon" ? [geometry.coordinates] : geometry?.type === "MultiPolygon" ? geometry.coordinates : null;
   const polygons = Array.isArray(found) ? found.map(polygon) : [];
   if (!polygons.length || polygons.some((p) => p === null)) return null;
   const kind = properties?.classification as { name?: unknown; names?: unknown; color?: unknown } | undefined;
   const named = typeof kind?.name === "string" ? kind.name : Array.isArray(kind?.names) ? kind.names.join(": ") : "Other";
   const note = annotation(text(properties?.name), text(named) || "Other", polygons as Polygon[]);
+  if (typeof id === "string" && id.length <= 100) note.id = id;
   const colour = kind?.color ?? properties?.color;
   if (Array.isArray(colour) && colour.length >= 3 && colour.every((c) => Number.isFinite(c))) note.colour = colour.slice(0, 3) as Annotation["colour"];
   return note;

@@ -127,6 +127,16 @@ export interface Scores {
 
 export const getRun = (): Promise<Run> => json("api/run.json");
 export const getSlide = (key: number): Promise<SlideInfo> => json(`api/slides/${key}/slide.json`);
+/** The slide of a row: its number may have changed since the list was read, its name has not. */
+export async function getSlideNamed(row: SlideRow): Promise<SlideInfo> {
+  const found = await getSlide(row.key).catch((error: Error) => error);
+  if (!(found instanceof Error) && found.id === row.id) return found;
+  const again = (await getRun()).slides.find((slide) => slide.id === row.id);
+  if (!again || again.key === row.key) throw found instanceof Error ? found : new Error(`There is no slide ${row.id} in this run.`);
+  Object.assign(row, again);
+  return getSlide(again.key);
+}
+
 export const thumbnailUrl = (key: number): string => `api/slides/${key}/thumbnail.jpeg`;
 export const patchUrl = (key: number, run: number, i: number): string => `api/slides/${key}/patch-${run}-${i}.jpeg`;
 export const tileUrl = (key: number, level: number, column: number, row: number): string =>
@@ -163,6 +173,26 @@ export async function postWhatIf(key: number, run: number, keep: [number, number
     body: JSON.stringify({ run, keep }),
   });
   return (await answered(response)).json() as Promise<WhatIf>;
+}
+
+/** What a reader has drawn on a slide, as the server keeps it. */
+export interface KeptNotes {
+  revision: number;
+  features: unknown[];
+  origin: [number, number] | null;
+  readers: string[];
+  writable: boolean;
+}
+
+const notesUrl = (key: number, reader: string) => `api/slides/${key}/annotations-${encodeURIComponent(reader)}.json`;
+
+export const getNotes = (key: number, reader: string): Promise<KeptNotes> => json(notesUrl(key, reader));
+
+/** Keeps annotations drawn over a revision; a conflict gives what is there now. */
+export async function postNotes(key: number, reader: string, revision: number, document: unknown): Promise<{ revision: number; conflict: KeptNotes | null }> {
+  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ revision, document }) });
+  if (response.status === 409) return { revision, conflict: (await response.json()) as KeptNotes };
+  return { revision: ((await (await answered(response)).json()) as { revision: number }).revision, conflict: null };
 }
 
 async function json<T>(url: string): Promise<T> {

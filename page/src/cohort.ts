@@ -1,5 +1,6 @@
 /** The list of slides: find one by name, label, prediction or verdict. */
 
+import { slideHash } from "./address";
 import { thumbnailUrl, type Run, type SlideRow } from "./api";
 import { verdictLabel } from "./certificate";
 import { button, el, put, select } from "./dom";
@@ -13,7 +14,21 @@ interface Sort {
 const PAGE = 200;
 const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", "Label"], ["predicted", "Prediction"], ["correct", "Correct"], ["verdict", "Faithfulness"], ["n", "Patches"]];
 
-const state = { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false } as Sort, length: PAGE };
+const state = { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false } as Sort, length: PAGE, top: 0 };
+
+/** The slides that fit the filters, in the order of the list: previous and next follow it. */
+export function listedSlides(run: Run): SlideRow[] {
+  const needle = state.search.trim().toLowerCase();
+  const fits = (slide: SlideRow) =>
+    (!needle || `${slide.id} ${slide.case ?? ""}`.toLowerCase().includes(needle)) &&
+    (!state.label || slide.label === state.label) &&
+    (!state.predicted || slide.predicted === state.predicted) &&
+    (!state.verdict || slide.verdict === state.verdict) &&
+    (!state.correct || slide.correct === (state.correct === "yes"));
+  const { key, down } = state.sort;
+  const order = (a: SlideRow, b: SlideRow) => compare(a[key], b[key], down) || natural(a.id, b.id);
+  return run.slides.filter(fits).sort(order);
+}
 
 export class Cohort {
   readonly element = el("main", { class: "cohort" });
@@ -60,16 +75,14 @@ export class Cohort {
   }
 
   private found(): SlideRow[] {
-    const needle = state.search.trim().toLowerCase();
-    const fits = (slide: SlideRow) =>
-      (!needle || `${slide.id} ${slide.case ?? ""}`.toLowerCase().includes(needle)) &&
-      (!state.label || slide.label === state.label) &&
-      (!state.predicted || slide.predicted === state.predicted) &&
-      (!state.verdict || slide.verdict === state.verdict) &&
-      (!state.correct || slide.correct === (state.correct === "yes"));
-    const { key, down } = state.sort;
-    const order = (a: SlideRow, b: SlideRow) => compare(a[key], b[key], down) || natural(a.id, b.id);
-    return this.run.slides.filter(fits).sort(order);
+    return listedSlides(this.run);
+  }
+
+  /** Scrolls to where the list was left. */
+  comeBack(): void {
+    const scroller = this.element.parentElement ?? this.element;
+    scroller.scrollTop = state.top;
+    scroller.addEventListener("scroll", () => (state.top = this.element.isConnected ? scroller.scrollTop : state.top), { passive: true });
   }
 
   refresh(): void {
@@ -99,7 +112,7 @@ export class Cohort {
   }
 
   private row(slide: SlideRow): HTMLElement {
-    const link = el("a", { href: `#/slide/${slide.key}` }, slide.id);
+    const link = el("a", { href: slideHash(slide.id) }, slide.id);
     const open = (event: MouseEvent) => {
       if (!(event.target as Element).closest("a, button") && !getSelection()?.toString()) location.hash = link.hash;
     };
@@ -124,7 +137,7 @@ export function correctLabel(correct: boolean | null): HTMLElement {
 }
 
 function thumbnail(slide: SlideRow): HTMLElement {
-  if (!slide.image) return el("div", { class: "no-thumb", ariaLabel: "No image" });
+  if (!slide.image) return el("div", { class: "no-thumb", role: "img", ariaLabel: "No image" });
   const image = el("img", { loading: "lazy", alt: "", width: 64, height: 48 });
   image.onerror = () => image.replaceWith(el("div", { class: "no-thumb" }));
   image.src = thumbnailUrl(slide.key);

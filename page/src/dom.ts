@@ -47,7 +47,10 @@ export function select(
   const node = el("select", { ariaLabel: label, title: label, ...props });
   for (const option of options) node.append(el("option", { value: option.value }, option.text));
   node.value = value;
-  node.addEventListener("change", () => onchange(node.value));
+  node.addEventListener("change", () => {
+    node.blur(); // keys belong to the slide again
+    onchange(node.value);
+  });
   return node;
 }
 

@@ -55,6 +55,16 @@ function difference(a: Float32Array, b: Float32Array): Float32Array {
   return result;
 }
 
+const FLAT = 0.1;
+
+/** Whether a method gives every class the same scores, as attention does: there is no class to set against. */
+export function sameForAll(scores: Scores, method: string): boolean {
+  const found = scores.set.columns.flatMap((column, i) => (column.method === method ? [i] : []));
+  if (found.length < 2 || scores.set.columns[found[0]].signed) return found.length > 0 && !scores.set.columns[found[0]].signed;
+  const first = scores.columns[found[0]];
+  return found.every((i) => scores.columns[i].every((value, k) => value === first[k]));
+}
+
 interface Extent {
   lowest: number;
   highest: number;
@@ -73,6 +83,7 @@ function scaleOf(values: Float32Array, signed: boolean): Extent {
   const ends = { lowest: first, highest: last };
   let [low, high] = whiskers(sorted);
   if (!(low < high)) [low, high] = [first, last];
+  if (!signed && last > 0 && first >= 0 && last - low < FLAT * last) low = 0; // hardly different: they must look so
   if (!signed) return { ...ends, largest: last > low ? last : low + 1, smallest: low, whisker: high > low ? high : low + 1 };
   const largest = Math.max(Math.abs(first), Math.abs(last)) || 1;
   return { ...ends, largest, smallest: 0, whisker: Math.max(Math.abs(low), Math.abs(high)) || largest };

@@ -2,7 +2,7 @@
 
 import { asFeature, asGeoJson, originOf, patchFeature } from "./annotations";
 import { download, fileName } from "./dom";
-import { counted, percentile, rank, type Evidence } from "./evidence";
+import { counted, percentile, rank, shown, type Evidence } from "./evidence";
 import { rectangle } from "./geometry";
 import { drawCaption, drawLegend, title } from "./legend";
 import { drawMarks } from "./marks";
@@ -61,7 +61,7 @@ export class Exports {
       context.drawImage(part, x, 0);
       x += part.width + 8;
     }
-    whole.toBlob((blob) => blob && download(blob, `${fileName(view.info.id)}.png`), "image/png");
+    whole.toBlob((blob) => blob && download(blob, `${this.name()}.png`), "image/png");
   }
 
   private paneCanvas(pane: Pane): HTMLCanvasElement {
@@ -91,7 +91,29 @@ export class Exports {
     const { info, run } = this.view;
     if (!evidence) return [info.id];
     const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
-    return [name ? `${info.id} · ${name}` : info.id, title(evidence)];
+    const settings = this.settings(evidence);
+    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : [])];
+  }
+
+  /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
+  private settings(evidence: Evidence): string {
+    const { display, removed } = this.view;
+    const limit = limitOf(evidence, display);
+    const gone = removed.get(evidence.choice.run)?.reduce((sum, one) => sum + one, 0) ?? 0;
+    return [
+      display.threshold > 0 && `scores weaker than ${shown(evidence.smallest + display.threshold * (limit - evidence.smallest))} hidden`,
+      display.sign !== "both" && evidence.signed && `only ${display.sign} scores`,
+      gone > 0 && `${counted(gone, "patch", "patches")} removed (what if)`,
+    ]
+      .filter(Boolean)
+      .join(" · ");
+  }
+
+  /** A file name that tells pictures of one slide apart. */
+  private name(): string {
+    const { view } = this;
+    const choices = view.panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
+    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}`)].map(fileName).join(".");
   }
 }
 

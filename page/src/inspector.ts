@@ -23,7 +23,13 @@ export class Inspector {
     this.empty();
   }
 
+  /** Answers that are still awaited come too late. */
+  forget(): void {
+    this.asked++;
+  }
+
   private empty(): void {
+    this.forget();
     put(this.element, el("p", { class: "muted" }, "Click a patch on the slide to look at it closely."));
   }
 

@@ -1,6 +1,7 @@
 /** The page: the list of slides, or one of them, after the address. */
 
-import { getRun, type Run } from "./api";
+import { parseHash } from "./address";
+import { getRun, type Run, type SlideRow } from "./api";
 import { Cohort } from "./cohort";
 import { button, el, put } from "./dom";
 import { applyTheme, isDark, setTheme } from "./settings";
@@ -62,17 +63,26 @@ function toggleTheme(): void {
 async function route(): Promise<void> {
   view?.destroy();
   view = null;
-  const found = /^#\/slide\/(\d+)$/.exec(location.hash);
+  const address = parseHash(location.hash);
   if (!run) return;
-  if (found) await openSlide(run, Number(found[1]));
-  else put(content, new Cohort(run).element);
+  if (address) await openSlide(address.slide);
+  else showList(run);
   drawBar();
   const opened = handle.view;
   document.title = `${opened ? (opened.info?.id ?? "Slide") : run.name} – xmil`;
 }
 
-async function openSlide(of: Run, key: number): Promise<void> {
-  const opened = new SlideView(of, key, say);
+function showList(of: Run): void {
+  const list = new Cohort(of);
+  put(content, list.element);
+  list.comeBack();
+}
+
+/** The slide of this name; the run is read again where it does not know it or knows it at another place. */
+async function openSlide(slide: string): Promise<void> {
+  const row = await findRow(slide);
+  if (!row) return put(content, problem(`There is no slide ${slide} in this run.`));
+  const opened = new SlideView(run!, row, say, parseHash(location.hash)?.state ?? null);
   view = opened;
   drawBar();
   put(content, opened.element);
@@ -83,6 +93,18 @@ async function openSlide(of: Run, key: number): Promise<void> {
   }
 }
 
+async function findRow(slide: string): Promise<SlideRow | undefined> {
+  const find = () => run?.slides.find((row) => row.id === slide);
+  const known = find();
+  if (known) return known;
+  try {
+    run = await getRun();
+  } catch {
+    return undefined;
+  }
+  return find();
+}
+
 function problem(text: string): HTMLElement {
   return el("div", { class: "problem banner", role: "alert" }, text, " ", el("a", { href: "#/" }, "All slides"));
 }
@@ -90,7 +112,8 @@ function problem(text: string): HTMLElement {
 function onKey(event: KeyboardEvent): void {
   const target = event.target as HTMLElement;
   const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea, select");
-  if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  const modified = event.ctrlKey || event.metaKey || event.altKey;
+  if ((modified && !event.getModifierState("AltGraph")) || help.open) return; // AltGr makes [ and ] on many keyboards
   if (typing) {
     if (event.key === "Escape") target.blur();
     return;

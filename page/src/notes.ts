@@ -1,9 +1,10 @@
 /** The list of annotations of a slide: name, class, area; import and export. */
 
-import { annotation, keepAnnotations, KINDS, originOf, readGeoJson, type Annotation, type Found } from "./annotations";
+import { annotation, KINDS, originOf, readGeoJson, type Annotation, type Found } from "./annotations";
 import { button, el, put, select } from "./dom";
 import { counted, shown } from "./evidence";
 import { area, boxOf, patchesIn } from "./geometry";
+import { readerName, setReader } from "./keeping";
 import type { SlideView } from "./slide";
 import type { Bounds } from "./viewport";
 
@@ -12,6 +13,7 @@ const MOST_ROWS = 100;
 export class NotesPanel {
   readonly element = el("div", { class: "panel-body" });
   private kind = "Tumor";
+  private readonly before: Annotation[][] = []; // for undo
 
   constructor(private readonly view: SlideView) {}
 
@@ -32,7 +34,8 @@ export class NotesPanel {
   async import(file: File): Promise<void> {
     try {
       const found = await readGeoJson(file, originOf(this.view.info));
-      this.change([...this.notes, ...found.notes], null);
+      const known = new Set(this.notes.map((note) => note.id));
+      this.change([...this.notes, ...found.notes.filter((note) => !known.has(note.id))], null);
       this.tell(file.name, found);
     } catch (error) {
       this.view.say((error as Error).message, true);
@@ -50,16 +53,34 @@ export class NotesPanel {
   }
 
   private change(notes: Annotation[], focused: string | null): void {
+    this.before.push(this.notes);
+    this.set(notes, focused);
+  }
+
+  /** Takes the last change back. */
+  undo(): void {
+    const notes = this.before.pop();
+    if (notes) this.set(notes, null);
+  }
+
+  private set(notes: Annotation[], focused: string | null): void {
     this.view.marks.annotations = notes;
     this.view.marks.focused = focused;
-    if (!keepAnnotations(this.view.run.name, this.view.info.id, notes)) this.view.say("The browser has no room for the annotations: export them before you leave.", true);
+    this.view.keeping.keep(notes);
     this.view.redraw();
     this.refresh();
   }
 
   private keep(): void {
-    keepAnnotations(this.view.run.name, this.view.info.id, this.notes);
+    this.view.keeping.keep(this.notes);
     this.view.redraw();
+  }
+
+  /** Annotations that another window has drawn are there now. */
+  merged(): void {
+    this.view.marks.annotations = this.view.keeping.notes;
+    this.view.redraw();
+    this.refresh();
   }
 
   refresh(): void {
@@ -86,11 +107,23 @@ export class NotesPanel {
           button("Export annotations", () => view.exports.annotations(), { disabled: !this.notes.length, data: { action: "export-annotations" } }),
           button("Export shown patches", () => view.exports.patches(), { disabled: !view.active?.layout(), data: { action: "export-patches" } }),
           button("Import", () => file.click(), { data: { action: "import" } }),
+          button("Undo", () => this.undo(), { disabled: !this.before.length, data: { action: "undo-note" } }),
           file,
         ),
-        el("p", { class: "muted small" }, "GeoJSON as QuPath reads and writes it. Annotations stay in this browser."),
+        el("p", { class: "muted small" }, `GeoJSON as QuPath reads and writes it. ${view.keeping.shared ? "Annotations are kept with the run, under the reader's name." : "Annotations stay in this browser."}`),
+        view.keeping.shared && this.reader(),
       ),
     );
+  }
+
+  private reader(): HTMLElement {
+    const name = el("input", { type: "text", value: readerName(), name: "reader", ariaLabel: "Reader", maxLength: 40, pattern: "[A-Za-z0-9_-]+" });
+    name.addEventListener("change", () => {
+      if (setReader(name.value)) location.reload();
+      else this.view.say("A reader's name has letters, digits, - or _.", true);
+    });
+    const others = this.view.keeping.readers.filter((other) => other !== readerName());
+    return el("label", { class: "row" }, "Reader", name, others.length > 0 && el("span", { class: "muted small" }, `also: ${others.join(", ")}`));
   }
 
   /** Deletes all annotations when it is pressed twice. */

@@ -16,7 +16,7 @@ export interface Transform {
 }
 
 /** The grid the patches lie on: `cell` level-0 pixels wide, each patch `span` cells. */
-interface Grid {
+export interface Grid {
   cell: number;
   span: number;
   x0: number;
@@ -105,20 +105,46 @@ export function limitOf(evidence: Evidence, display: Display): number {
 }
 
 /** The palette's entry of each score, or -1 where it is not drawn. */
-export function indices(evidence: Evidence, display: Display): Int16Array {
-  const { values, signed, smallest } = evidence;
+export function indices(evidence: Evidence, display: Display, given: Float32Array = evidence.values): Int16Array {
+  const { signed, smallest } = evidence;
   const limit = limitOf(evidence, display);
   const span = limit - smallest || 1;
   const least = display.threshold * span;
-  const result = new Int16Array(values.length);
-  for (let i = 0; i < values.length; i++) {
-    const value = signed ? values[i] : Math.max(0, values[i] - smallest); // NaN stays NaN and is not drawn
+  const result = new Int16Array(given.length);
+  for (let i = 0; i < given.length; i++) {
+    const value = signed ? given[i] : Math.max(0, given[i] - smallest); // NaN stays NaN and is not drawn
     const size = Math.abs(value);
     const out = !(size >= least) || (signed && ((display.sign === "positive" && value <= 0) || (display.sign === "negative" && value >= 0)));
     const share = Math.max(-1, Math.min(1, value / span));
     result[i] = out ? -1 : Math.round(LAST * (signed ? (1 + share) / 2 : Math.max(0, share)));
   }
   return result;
+}
+
+/** The mean score of the patches that cover each cell, as the heatmap paints overlaps; NaN where there is none. */
+export function cellMeans(grid: Grid, values: Float32Array, removed: Uint8Array | null): Float32Array {
+  const [sums, counts] = [new Float64Array(grid.width * grid.height), new Uint16Array(grid.width * grid.height)];
+  for (let i = 0; i < values.length; i++) {
+    if (removed?.[i] || !Number.isFinite(values[i])) continue;
+    for (let r = 0; r < grid.span; r++) {
+      const start = grid.first[i] + r * grid.width;
+      for (let c = start; c < start + grid.span; c++) {
+        sums[c] += values[i];
+        counts[c]++;
+      }
+    }
+  }
+  return Float32Array.from(sums, (sum, c) => (counts[c] ? sum / counts[c] : NaN));
+}
+
+/** The cells that some patch still covers. */
+function covered(grid: Grid, removed: Uint8Array): Uint8Array {
+  const cells = new Uint8Array(grid.width * grid.height);
+  for (let i = 0; i < removed.length; i++) {
+    if (removed[i]) continue;
+    for (let r = 0; r < grid.span; r++) cells.fill(1, grid.first[i] + r * grid.width, grid.first[i] + r * grid.width + grid.span);
+  }
+  return cells;
 }
 
 /** Evidence coloured once, drawn at every zoom. */
@@ -133,11 +159,14 @@ export class Painting {
     this.layout = Layout.of(evidence.scores);
     this.colours = words(display.palette, evidence.signed, display.fade);
     const entries = indices(evidence, display);
-    if (this.layout.grid) this.paintCells(this.layout.grid, entries, removed);
+    const { grid } = this.layout;
+    if (grid && grid.span > 1) this.paintCells(grid, indices(evidence, display, cellMeans(grid, evidence.values, removed)), null, removed);
+    else if (grid) this.paintCells(grid, entries, removed, null);
     else this.sortBoxes(entries, removed);
   }
 
-  private paintCells(grid: Grid, entries: Int16Array, removed: Uint8Array | null): void {
+  /** One colour per patch, or, where patches overlap, one per cell; cells whose patches are all removed are grey. */
+  private paintCells(grid: Grid, entries: Int16Array, removed: Uint8Array | null, gone: Uint8Array | null): void {
     const { canvas } = this;
     this.boxes = null;
     if (canvas.width !== grid.width || canvas.height !== grid.height) Object.assign(canvas, { width: grid.width, height: grid.height });
@@ -146,7 +175,10 @@ export class Painting {
     const pixels = new Uint32Array(image.data.buffer);
     const colour = (i: number) => (removed?.[i] ? REMOVED : entries[i] < 0 ? 0 : this.colours[entries[i]]);
     if (grid.span === 1) for (let i = 0; i < entries.length; i++) pixels[grid.first[i]] = colour(i);
-    else for (let c = 0; c < pixels.length; c++) if (grid.owner[c] >= 0) pixels[c] = colour(grid.owner[c]);
+    else {
+      const left = gone ? covered(grid, gone) : null;
+      for (let c = 0; c < pixels.length; c++) if (grid.owner[c] >= 0) pixels[c] = left && !left[c] ? REMOVED : colour(c);
+    }
     context.putImageData(image, 0, 0);
   }
 

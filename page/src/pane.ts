@@ -3,7 +3,7 @@
 import type OpenSeadragon from "openseadragon";
 import type { Run, Scores, SlideInfo } from "./api";
 import { el, put, select } from "./dom";
-import { evidenceOf, fitting, methodsOf, targetsOf, type Choice, type Evidence } from "./evidence";
+import { evidenceOf, fitting, methodsOf, sameForAll, targetsOf, type Choice, type Evidence } from "./evidence";
 import { colourBar, magnification, scaleBar } from "./legend";
 import { drawMarks, type Marks } from "./marks";
 import { Layout, limitOf, Painting, type Transform } from "./overlay";
@@ -25,6 +25,8 @@ export interface PaneHost extends ToolHost {
   pick(pane: Pane, index: number): void;
   painted(pane: Pane, milliseconds: number): void;
   say(text: string, problem?: boolean): void;
+  tileFailed(pane: Pane): void;
+  moved(): void;
 }
 
 export class Pane {
@@ -65,12 +67,13 @@ export class Pane {
   private listen(): void {
     const { viewer, stage } = this;
     viewer.addHandler("update-viewport", () => this.draw());
+    viewer.addHandler("animation-finish", () => this.host.moved());
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
     viewer.addHandler("open", () => {
       this.home(true);
       this.draw();
     });
-    viewer.addOnceHandler("tile-load-failed", () => this.host.say("Part of the slide's image could not be read.", true));
+    viewer.addHandler("tile-load-failed", () => this.host.tileFailed(this));
     viewer.addOnceHandler("tile-drawn", () => requestAnimationFrame(() => this.showPicture()));
     viewer.addHandler("canvas-click", (event) => {
       if (event.quick && this.drawing.tool === "move") this.host.pick(this, this.patchAt(event.position.x, event.position.y));
@@ -175,6 +178,13 @@ export class Pane {
     else this.viewer.viewport.goHome(immediately);
   }
 
+  /** The level-0 rectangle in view. */
+  area(): Bounds | null {
+    if (!this.viewer.isOpen() || !this.stage.clientWidth) return null;
+    const t = this.transform();
+    return { x: -t.x / t.scale, y: -t.y / t.scale, width: this.stage.clientWidth / t.scale, height: this.stage.clientHeight / t.scale };
+  }
+
   /** Goes to a patch, with some of its surroundings. */
   goTo(index: number): void {
     const layout = this.layout();
@@ -191,13 +201,14 @@ export class Pane {
     const targets = targetsOf(scores, choice.method);
     const list = (values: string[]) => values.map((value) => ({ value, text: value }));
     const runs = [...host.scores.keys()].map((r) => ({ value: String(r), text: host.run.runs[r]?.name ?? `Run ${r + 1}` }));
-    const others = targets.filter((target) => target !== choice.target);
+    const shared = sameForAll(scores, choice.method);
+    const others = shared ? [] : targets.filter((target) => target !== choice.target);
     put(
       this.head,
       el("span", { class: "pane-letter", ariaHidden: "true" }, this.letter),
       runs.length > 1 && field("Run", select("Run", runs, String(choice.run), (v) => this.choose({ run: Number(v) }), { name: "run" })),
       field("Method", select("Method", list(methodsOf(scores)), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
-      field("Evidence for", select("Evidence for", list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
+      shared ? el("span", { class: "field muted", title: "This method weighs patches; it does not say for which class" }, "weight, for no class") : field("Evidence for", select("Evidence for", list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
       others.length > 0 &&
         field("Against", select("Against", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null }), { name: "against" })),
     );

@@ -3,7 +3,7 @@
 import { button, el } from "./dom";
 import { methodsOf, targetsOf } from "./evidence";
 import type { SlideView } from "./slide";
-import { goHome, neighbour, zoomBy } from "./slidebar";
+import { goHome, goTo, neighbour, zoomBy } from "./slidebar";
 import type { Tool } from "./tools";
 
 const HELP: [string, string][] = [
@@ -87,8 +87,7 @@ function pan(view: SlideView, [dx, dy]: [number, number]): boolean {
 }
 
 function go(view: SlideView, step: number): void {
-  const slide = neighbour(view, step);
-  if (slide) location.hash = `#/slide/${slide.key}`;
+  goTo(view, neighbour(view, step));
 }
 
 const after = (values: string[], value: string): string => values[(values.indexOf(value) + 1) % values.length];

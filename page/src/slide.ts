@@ -1,17 +1,20 @@
 /** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
 
-import { annotationsOf } from "./annotations";
-import { getScores, getSlide, type Run, type Scores, type SlideInfo } from "./api";
+import { slideHash, type ViewState } from "./address";
+import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
 import { Controls } from "./controls";
 import { button, el, put } from "./dom";
+import type { Choice } from "./evidence";
 import { Exports } from "./exports";
 import { outline, patchesIn, type Polygon } from "./geometry";
 import { Inspector, summary } from "./inspector";
+import { Keeping } from "./keeping";
 import { noMarks, type Marks } from "./marks";
 import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
 import { Pane, type PaneHost } from "./pane";
+import { Reconnection } from "./reconnection";
 import { initialDisplay, keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
 import type { Tool } from "./tools";
@@ -26,6 +29,9 @@ export interface Selection {
 type PanelName = "evidence" | "patch" | "certificate" | "whatif" | "notes";
 const PANELS: [PanelName, string][] = [["evidence", "Evidence"], ["patch", "Patch"], ["certificate", "Certificate"], ["whatif", "What if"], ["notes", "Annotations"]];
 
+/** How the last slide was shown: the next one starts so. */
+let remembered: ViewState | null = null;
+
 export class SlideView implements PaneHost {
   readonly element = el("main", { class: "slide" });
   readonly scores = new Map<number, Scores>();
@@ -37,6 +43,7 @@ export class SlideView implements PaneHost {
   marks: Marks = noMarks([]);
   bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
   info!: SlideInfo;
+  keeping!: Keeping;
   active: Pane | null = null;
   tool: Tool = "move";
   readonly began = performance.now();
@@ -45,8 +52,8 @@ export class SlideView implements PaneHost {
   private readonly stages = el("div", { class: "panes" });
   private readonly head = el("div", { class: "slide-head" });
   private readonly tools = el("div", { class: "tools", role: "toolbar", ariaLabel: "Tools" });
-  private readonly tabs = el("div", { class: "tabs", role: "tablist" });
-  private readonly panel = el("div", { class: "panel", role: "tabpanel", id: "panel" });
+  private readonly tabs = el("div", { class: "tabs", role: "tablist", ariaLabel: "Panels", onkeydown: (event: KeyboardEvent) => this.turnTab(event) });
+  private readonly panel = el("div", { class: "panel", role: "tabpanel", id: "panel", tabIndex: 0, ariaLabel: "Panel" });
   private readonly tip = el("div", { class: "tip", role: "tooltip", hidden: true });
   private readonly controls = new Controls(this);
   private readonly inspector = new Inspector(this);
@@ -57,24 +64,31 @@ export class SlideView implements PaneHost {
   private open: PanelName = "evidence";
   private gone = false;
 
+  private asleep = 0; // timer that writes the address
+  private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
+
   constructor(
     readonly run: Run,
-    readonly key: number,
+    readonly row: SlideRow,
     readonly say: (text: string, problem?: boolean) => void,
+    private readonly wanted: ViewState | null = null,
   ) {
+    Object.assign(this.display, (wanted ?? remembered)?.display ?? {});
     put(this.element, el("p", { class: "loading" }, "Opening the slide…"));
   }
 
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
   async load(): Promise<void> {
-    this.info = await getSlide(this.key);
-    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.key, set)));
+    this.info = await getSlideNamed(this.row);
+    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
     const problems = this.info.error ? [this.info.error] : [];
     for (const answer of answers) {
       if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
       else problems.push((answer.reason as Error).message);
     }
-    this.marks = noMarks(annotationsOf(this.run.name, this.info.id));
+    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
+    await this.keeping.load();
+    this.marks = noMarks(this.keeping.notes);
     this.bounds = this.whole();
     if (!this.gone) this.build(problems);
   }
@@ -96,8 +110,62 @@ export class SlideView implements PaneHost {
     put(this.element, this.head, problem, work, this.tip);
     this.choose("move");
     this.drawHead();
-    this.addPane({});
-    this.show("evidence");
+    const state = this.wanted ?? remembered;
+    const [first, second] = state?.panes ?? [];
+    this.addPane(first ?? {});
+    if (second) this.split(true, second);
+    const panel = PANELS.find(([name]) => name === this.wanted?.panel)?.[0] ?? "evidence";
+    this.show(panel);
+    this.drawHead();
+    if (this.wanted) this.restore(this.wanted);
+  }
+
+  /** Places that a link names: the area in view, the patch that is looked at. */
+  private restore({ area, picked }: ViewState): void {
+    const pane = this.panes[0];
+    if (area) pane.viewer.addOnceHandler("open", () => requestAnimationFrame(() => show(pane.viewer, this.bounds, area, true)));
+    const n = pane.evidence?.scores.set.n ?? 0;
+    if (picked !== null && picked < n) this.pick(pane, picked);
+  }
+
+  /** What a link to this view carries. */
+  state(): ViewState {
+    const { threshold, clip, sign, shown } = this.display;
+    const pane = this.panes[0];
+    const home = pane?.viewer.isOpen() && pane.viewer.viewport.getZoom() < 1.02 * pane.viewer.viewport.getHomeZoom();
+    return {
+      panes: this.panes.flatMap((each) => (each.evidence ? [each.evidence.choice as Choice] : [])),
+      display: { threshold, clip, sign, shown },
+      area: home ? null : (pane?.area() ?? null),
+      panel: this.open,
+      picked: this.marks.picked?.index ?? null,
+    };
+  }
+
+  /** Writes the state into the address, a moment after the last change. */
+  moved(): void {
+    clearTimeout(this.asleep);
+    this.asleep = window.setTimeout(() => this.keepAddress(), 250);
+  }
+
+  private keepAddress(): void {
+    if (this.gone || !this.panes.length) return;
+    remembered = { ...this.state(), area: null, picked: null };
+    history.replaceState(null, "", slideHash(this.info.id, this.state()));
+  }
+
+  async copyLink(): Promise<void> {
+    this.keepAddress();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      this.say("The link to this view is copied.");
+    } catch {
+      this.say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
+    }
+  }
+
+  tileFailed(): void {
+    this.server.missed();
   }
 
   private addPane(choice: Parameters<Pane["choose"]>[0]): void {
@@ -109,12 +177,12 @@ export class SlideView implements PaneHost {
   }
 
   /** Shows one pane or two that move together; the second starts with the next method, class or run. */
-  split(two: boolean): void {
+  split(two: boolean, choice: Partial<Choice> | null = null): void {
     if (two === this.panes.length > 1) return;
     const { viewport } = this.panes[0].viewer;
     const whole = viewport && viewport.getZoom() < 1.05 * viewport.getHomeZoom();
     if (two) {
-      this.addPane(this.next());
+      this.addPane(choice ?? this.next());
       this.panes[1].viewer.addOnceHandler("open", () => together(this.panes[0], this.panes[1]));
     } else {
       this.panes.pop()?.destroy();
@@ -123,6 +191,7 @@ export class SlideView implements PaneHost {
     this.stages.classList.toggle("two", two);
     if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
     this.drawHead();
+    this.moved();
   }
 
   private next(): Parameters<Pane["choose"]>[0] {
@@ -140,6 +209,7 @@ export class SlideView implements PaneHost {
     if (this.active === pane) return;
     this.active = pane;
     for (const each of this.panes) each.element.classList.toggle("active", each === pane && this.panes.length > 1);
+    this.drawHead();
     this.refresh();
   }
 
@@ -149,6 +219,7 @@ export class SlideView implements PaneHost {
     this.leave();
     if (this.active === null || this.active === pane) this.active = pane;
     queueMicrotask(() => pane === this.active && this.refresh());
+    this.moved();
   }
 
   painted(_: Pane, milliseconds: number): void {
@@ -158,7 +229,6 @@ export class SlideView implements PaneHost {
     if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
   }
 
-  /** Takes the tip of the patch under the pointer away. */
   private leave(): void {
     this.tip.hidden = true;
     this.marks.hovered = null;
@@ -180,10 +250,12 @@ export class SlideView implements PaneHost {
   pick(pane: Pane, index: number): void {
     this.marks.picked = index < 0 ? null : { run: pane.evidence!.choice.run, index };
     this.marks.similar = null;
-    if (index >= 0) this.show("patch");
+    this.inspector.forget();
+    if (index >= 0 && this.open !== "notes" && this.open !== "whatif") this.show("patch"); // work in progress stays
     this.inspector.open(pane, index);
     this.redraw();
     if (!pane.layout()) pane.paint();
+    this.moved();
   }
 
   jump(pane: Pane, index: number): void {
@@ -240,6 +312,7 @@ export class SlideView implements PaneHost {
     this.repaint();
     this.controls.refresh();
     if ("palette" in change || "clip" in change) this.controls.refreshGallery();
+    this.moved();
   }
 
   repaint(): void {
@@ -248,6 +321,11 @@ export class SlideView implements PaneHost {
 
   redraw(): void {
     for (const pane of this.panes) pane.drawMarks();
+  }
+
+  /** Asks for the image's tiles again. */
+  private reload(): void {
+    for (const pane of this.panes) pane.viewer.world.resetItems();
   }
 
   showArea(area: Bounds): void {
@@ -263,15 +341,31 @@ export class SlideView implements PaneHost {
   show(name: PanelName): void {
     this.open = name;
     this.leave();
-    if (name !== "patch") this.marks.similar = null;
+    if (name !== "patch") {
+      this.marks.similar = null;
+      this.inspector.forget();
+    }
+    this.moved();
     this.redraw();
     const shown = { evidence: this.controls, patch: this.inspector, certificate: this.certificate, whatif: this.whatif, notes: this.notes };
     const tabs = PANELS.map(([id, text]) =>
-      button(text, () => this.show(id), { role: "tab", ariaSelected: String(id === name), "aria-controls": "panel", data: { panel: id } }),
+      button(text, () => this.show(id), { role: "tab", ariaSelected: String(id === name), tabIndex: id === name ? 0 : -1, "aria-controls": "panel", data: { panel: id } }),
     );
+    const held = this.tabs.contains(document.activeElement);
     put(this.tabs, ...tabs);
+    if (held) tabs.find((tab) => tab.ariaSelected === "true")?.focus();
     put(this.panel, shown[name].element);
     this.refresh();
+  }
+
+  /** Arrows go from tab to tab, as in every list of tabs. */
+  private turnTab(event: KeyboardEvent): void {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const place = PANELS.findIndex(([id]) => id === this.open);
+    this.show(PANELS[(place + step + PANELS.length) % PANELS.length][0]);
   }
 
   private refresh(): void {
@@ -290,12 +384,16 @@ export class SlideView implements PaneHost {
     return picked && picked.run === pane.evidence?.choice.run ? picked.index : -1;
   }
 
-  private drawHead(): void {
+  drawHead(): void {
     put(this.head, ...slideHead(this));
   }
 
   destroy(): void {
+    if (this.panes.length) remembered = { ...this.state(), area: null, picked: null };
     this.gone = true;
+    this.keeping?.destroy();
+    this.server.destroy();
+    clearTimeout(this.asleep);
     while (this.panes.length) this.panes.pop()!.destroy();
   }
 }

@@ -1,7 +1,8 @@
 /** The line above a slide, the tools beside it, and what can be done with a selection. */
 
+import { carried, slideHash } from "./address";
 import type { SlideRow } from "./api";
-import { correctLabel } from "./cohort";
+import { correctLabel, listedSlides } from "./cohort";
 import { button, el, put, svg } from "./dom";
 import { counted, shown } from "./evidence";
 import type { SlideView } from "./slide";
@@ -50,6 +51,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
   const { info, run } = view;
   const row = run.slides.find((slide) => slide.key === info.key);
   const two = view.panes.length > 1;
+  const asked = view.whatif.told(view.active?.evidence?.choice.run ?? 0);
   const fact = (name: string, ...value: (Node | string)[]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), el("span", {}, ...value));
   return [
     el("h1", { title: info.id }, info.id),
@@ -60,6 +62,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       info.label !== null ? fact("Label", info.label) : null,
       info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
+      asked !== null ? fact("What if", asked) : null,
       info.correct !== null ? correctLabel(info.correct) : null,
       row?.verdict ? verdictLabel(row.verdict) : null,
     ),
@@ -69,6 +72,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       step(view, -1),
       step(view, 1),
       button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
+      button("Copy link", () => void view.copyLink(), { title: "A link to this view", data: { action: "copy-link" } }),
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
     ),
   ];
@@ -78,17 +82,23 @@ function value(view: SlideView): number | null {
   return view.info.predicted === null ? (view.info.sets[0]?.value ?? null) : null;
 }
 
-/** The slide before or after this one in the run. */
+/** The slide before or after this one in the list as it is filtered and sorted, or in the run. */
 export function neighbour(view: SlideView, step: number): SlideRow | undefined {
-  const place = view.run.slides.findIndex((slide) => slide.key === view.key);
-  return view.run.slides[place + step];
+  const find = (slides: SlideRow[]) => slides.findIndex((slide) => slide.id === view.row.id);
+  const listed = listedSlides(view.run);
+  const slides = find(listed) >= 0 ? listed : view.run.slides;
+  return slides[find(slides) + step];
+}
+
+/** Goes to another slide; what is shown of it stays as it was. */
+export function goTo(view: SlideView, slide: SlideRow | undefined): void {
+  if (slide) location.hash = slideHash(slide.id, carried(view.state()));
 }
 
 function step(view: SlideView, by: 1 | -1): HTMLElement {
   const slide = neighbour(view, by);
   const name = by < 0 ? "Previous slide" : "Next slide";
-  const go = () => slide && (location.hash = `#/slide/${slide.key}`);
-  return button(by < 0 ? "‹" : "›", go, { disabled: !slide, ariaLabel: name, title: `${name} (${by < 0 ? "[" : "]"})`, class: "step" });
+  return button(by < 0 ? "‹" : "›", () => goTo(view, slide), { disabled: !slide, ariaLabel: name, title: `${name} (${by < 0 ? "[" : "]"})`, class: "step" });
 }
 
 /** Appears while a region is selected. */

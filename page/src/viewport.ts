@@ -48,6 +48,8 @@ export function openViewer(element: HTMLElement, info: SlideInfo, bounds: Bounds
     keyboardNavEnabled: false,
     imageLoaderLimit: 6,
     maxImageCacheCount: 400,
+    tileRetryMax: 4,
+    tileRetryDelay: 2500,
   } as OpenSeadragon.Options);
 }
 

@@ -26,7 +26,7 @@ export function keptRanges(removed: Uint8Array): [number, number][] {
 export class WhatIfPanel {
   readonly element = el("div", { class: "panel-body" });
   private steps = new Map<number, Step[]>();
-  private busy = false;
+  private readonly asking = new Set<number>(); // runs whose answer is awaited
   private problem: string | null = null;
 
   constructor(private readonly view: SlideView) {}
@@ -36,7 +36,26 @@ export class WhatIfPanel {
   }
 
   private get history(): Step[] {
-    return this.steps.get(this.run) ?? [];
+    return this.stepsOf(this.run);
+  }
+
+  private stepsOf(run: number): Step[] {
+    return this.steps.get(run) ?? [];
+  }
+
+  private get busy(): boolean {
+    return this.asking.has(this.run);
+  }
+
+  /** What the last step of a run did, in a line; null where nothing is removed. */
+  told(run: number): string | null {
+    const steps = this.stepsOf(run);
+    const last = steps[steps.length - 1];
+    if (!last) return null;
+    const gone = last.removed.reduce((sum, one) => sum + one, 0);
+    const best = last.answer.probabilities ? last.answer.after.indexOf(Math.max(...last.answer.after)) : 0;
+    const value = last.answer.probabilities ? `${last.answer.labels[best]} ${percent(last.answer.after[best])}` : shown(last.answer.after[0]);
+    return `without ${counted(gone, "patch", "patches")}: ${value}`;
   }
 
   /** Takes patches out, or all others, and asks the model; refused where nothing would stay. */
@@ -44,27 +63,29 @@ export class WhatIfPanel {
     const { view, run } = this;
     const scores = view.scores.get(run);
     if (!scores || this.busy || !patches.length) return;
-    const removed = this.after(patches, action, scores.set.n);
+    const before = this.stepsOf(run);
+    const removed = this.after(run, patches, action, scores.set.n);
     const ranges = keptRanges(removed);
     this.problem = ranges.length ? null : "Nothing would stay: select fewer patches.";
     if (this.problem) return this.refresh();
-    this.busy = true;
+    const asked = view.selection;
+    this.asking.add(run);
     this.refresh();
     try {
       const answer = await postWhatIf(view.info.key, run, ranges);
       const name = `${action === "remove" ? "Removed" : "Kept only"} ${counted(patches.length, "patch", "patches")}`;
-      this.steps.set(run, [...this.history, { name, removed, answer }]);
+      this.steps.set(run, [...before, { name, removed, answer }]); // the answer belongs to the run that was asked
       this.show(run);
-      view.clearSelection();
+      if (view.selection === asked) view.clearSelection();
     } catch (error) {
       this.problem = (error as Error).message;
     }
-    this.busy = false;
+    this.asking.delete(run);
     this.refresh();
   }
 
-  private after(patches: number[], action: "remove" | "keep", n: number): Uint8Array {
-    const before = this.view.removed.get(this.run) ?? new Uint8Array(n);
+  private after(run: number, patches: number[], action: "remove" | "keep", n: number): Uint8Array {
+    const before = this.view.removed.get(run) ?? new Uint8Array(n);
     const chosen = new Uint8Array(n);
     for (const i of patches) chosen[i] = 1;
     return before.map((gone, i) => (gone || (action === "remove" ? chosen[i] : 1 - chosen[i]) ? 1 : 0));
@@ -72,6 +93,7 @@ export class WhatIfPanel {
 
   /** Takes the last step back, or all. */
   undo(all = false): void {
+    if (this.busy) return;
     this.steps.set(this.run, all ? [] : this.history.slice(0, -1));
     this.problem = null;
     this.show(this.run);
@@ -79,10 +101,12 @@ export class WhatIfPanel {
   }
 
   private show(run: number): void {
-    const last = this.history[this.history.length - 1];
+    const steps = this.stepsOf(run);
+    const last = steps[steps.length - 1];
     if (last) this.view.removed.set(run, last.removed);
     else this.view.removed.delete(run);
     this.view.repaint();
+    this.view.drawHead();
   }
 
   refresh(): void {

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.interactions import Interactions as Interactions
+    from xmil.core.run import Run as Run
+    from xmil.core.run import open_run as open_run
     from xmil.core.target import Target as Target
     from xmil.data import Cohort as Cohort
     from xmil.data import background as background
@@ -51,6 +53,14 @@ if TYPE_CHECKING:
     from xmil.models import list_models as list_models
     from xmil.models import load_model as load_model
     from xmil.models import save_model as save_model
+    from xmil.runs.embed import embed_slides as embed_slides
+    from xmil.runs.evaluate import evaluate_slides as evaluate_slides
+    from xmil.runs.explain import explain_slides as explain_slides
+    from xmil.runs.heatmap import draw_slides as draw_slides
+    from xmil.runs.inside import inside_slides as inside_slides
+    from xmil.runs.insight import insight as insight
+    from xmil.runs.predict import predict_slides as predict_slides
+    from xmil.runs.tile import tile_slides as tile_slides
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
     from xmil.training.config import load_config as load_config
@@ -66,6 +76,7 @@ _HOME = {
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
     "Flips": "xmil.evaluate.flip",
+    "Run": "xmil.core.run",
     "Interactions": "xmil.core.interactions",
     "MinimalSet": "xmil.evaluate.minimal",
     "Target": "xmil.core.target",
@@ -74,9 +85,15 @@ _HOME = {
     "background": "xmil.data",
     "chain": "xmil.models",
     "create_model": "xmil.models",
+    "draw_slides": "xmil.runs.heatmap",
+    "embed_slides": "xmil.runs.embed",
+    "evaluate_slides": "xmil.runs.evaluate",
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
+    "explain_slides": "xmil.runs.explain",
     "explain_inside": "xmil.methods.inside",
+    "insight": "xmil.runs.insight",
+    "inside_slides": "xmil.runs.inside",
     "find_slides": "xmil.slides",
     "flip": "xmil.evaluate.flip",
     "heatmap": "xmil.heatmaps.picture",
@@ -91,13 +108,16 @@ _HOME = {
     "minimal_set": "xmil.evaluate.minimal",
     "necessity": "xmil.evaluate.measures",
     "open_bag": "xmil.data",
+    "open_run": "xmil.core.run",
     "open_slide": "xmil.slides",
+    "predict_slides": "xmil.runs.predict",
     "random_band": "xmil.evaluate.measures",
     "read_bag": "xmil.data",
     "read_cohort": "xmil.data",
     "save_model": "xmil.models",
     "srg": "xmil.evaluate.flip",
     "sufficiency": "xmil.evaluate.measures",
+    "tile_slides": "xmil.runs.tile",
     "train": "xmil.training.train",
     "view": "xmil.viewer.notebook",
     "write_bag": "xmil.data",

@@ -44,6 +44,11 @@ def test_every_measure_is_that_of_a_single_bag(exam, name):
         assert (found["sufficiency"][i], found["necessity"][i]) == pytest.approx((kept, lost), abs=1e-5)
         assert found["flipped_at_zero"][i] == (morf.flipped_at_zero and bool((s <= 0).any()))
         assert found["needed"][i] == (1.0 if morf.flipped is None else morf.flipped / 11)
+        least = xmil.minimal_set(exam.model, block.x[i], target=target, evaluations=500).upper
+        if least is None:
+            assert np.isnan(found["minimal"][i])
+        else:
+            assert found["minimal"][i] == pytest.approx(min(least / 11 / found["needed"][i], 1.0))
 
 
 def test_randomisation_is_the_mean_rank_correlation(exam):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -10,13 +12,27 @@ import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
 from xmil.bench.digits import DigitProblem
+from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.folder import Folder, Unit
-from xmil.bench.summary import NOT_LEARNED, column_of
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import explain
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
+
+EXTRA = {
+    "captum",
+    "h5py",
+    "matplotlib",
+    "pandas",
+    "PIL",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "scipy",
+    "sklearn",
+    "typer",
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +167,20 @@ def test_a_method_that_gives_nonsense_is_named(tmp_path, body, message):
     assert message in str(caught.value)
 
 
+def test_what_a_method_does_to_bag_and_model_stays_with_it(folder, tmp_path):
+    vandal = """
+def score(model, bag, target):
+    bag.features[:] = 0
+    for p in model.parameters():
+        p.data.zero_()
+    return [0.0] * len(bag)
+"""
+    (tmp_path / "vandal.py").write_text(vandal)
+    referee(tmp_path, methods=(f"{tmp_path / 'vandal.py'}:score", "lrp"))
+    first, second = (unit_of(f, "evidence--standard--attnmil").values[1, "lrp"] for f in (folder, tmp_path))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "bad.py").write_text("def build(in_dim, n_classes):\n    return 3\n")
     with pytest.raises(InputError, match=r"bad:build must build a torch.nn.Module. Got int"):
@@ -158,6 +188,19 @@ def test_a_builder_that_gives_no_module_is_named(tmp_path):
     (tmp_path / "worse.py").write_text("TRAINING = {'lrr': 1}\n\ndef build(in_dim, n_classes):\n    pass\n")
     with pytest.raises(UnknownNameError, match="Did you mean 'lr'"):
         referee(tmp_path, models=(f"{tmp_path / 'worse.py'}:build",))
+
+
+def test_measuring_needs_torch_and_numpy_alone():
+    program = (
+        "import sys\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] in {sorted(EXTRA)}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import xmil.bench.__main__"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_own_models_are_kept_and_used_again(folder):

@@ -1,4 +1,4 @@
-"""`xmil doctor`, `xmil bench`, help, panels and shell completion."""
+"""`xmil doctor`, help, panels and shell completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import get_args, get_type_hints
 import pytest
 
 from xmil.cli import _diagnosis, main
-from xmil.cli import bench as bench_module
 from xmil.cli._app import PANELS, command_panels
 from xmil.demo import selfcheck
 
@@ -96,24 +95,6 @@ def test_missing_and_broken_packages_are_told_apart(
 def test_the_stored_values_are_those_of_the_formula() -> None:
     stored = json.loads((ROOT / "src/xmil/demo/selfcheck.json").read_text("utf-8"))
     assert list(selfcheck.values()) == list(stored)
-
-
-def test_bench_knows_its_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run("bench", "--list", capsys=capsys)
-    assert code == 0
-    assert {"core", "flip", "read", "toy"} <= set(out.split())
-    code, _, err = run("bench", "flop", capsys=capsys)
-    assert code == 2
-    assert "Did you mean 'flip'?" in err
-
-
-def test_bench_without_the_sources_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(bench_module, "__file__", str(tmp_path / "a" / "b" / "c" / "bench.py"))
-    code, _, err = run("bench", capsys=capsys)
-    assert code == 2
-    assert "come with the sources" in err
 
 
 def test_every_command_has_a_place_and_panels_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from xmil.cli._app import run as xmil_run
 from xmil.core.storage import write_explanations
 from xmil.core.target import Target
 from xmil.heatmaps.exports import read_geojson
-from xmil.heatmaps.saved_run import open_run
+from xmil.heatmaps.saved_run import open_saved
 
 XY, EDGE = grid(4, 3, 100, at=(40, 30)), 100
 NAMES = ("HPV-", "HPV+")
@@ -70,7 +70,8 @@ def test_a_run(place, capsys):
         assert [row["slide_id"] for row in csv.DictReader(handle)] == ["b", "c"]
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found == {
-        "failures.csv", "style.json", "panel/a.png", "panel/a.svg", "geojson/a.geojson", "csv/a.csv",
+        ".lock", "run.json", "slides.csv", "failures.csv", "style.json",
+        "panel/a.png", "panel/a.svg", "geojson/a.geojson", "csv/a.csv",
         "parquet/a.parquet", "scores/a.scores.ome.tif",
         *(f"colours/a.{m}.HPV+.colours.ome.tif" for m in ("lrp", "attention")),
         *(f"map/a.{m}.HPV+.png" for m in ("lrp", "attention")),
@@ -92,8 +93,8 @@ def test_a_run(place, capsys):
     with openslide.OpenSlide(out / "colours/a.lrp.HPV+.colours.ome.tif") as slide:
         assert float(slide.properties["openslide.mpp-x"]) == pytest.approx(0.5)
     assert tifffile.imread(out / "scores/a.scores.ome.tif").shape == (2, 480, 600)
-    assert "label HPV+" in open_run(place / "run").caption("a", []).facts()
-    assert open_run(place / "run").caption("a", []).facts().endswith("predicted HPV- (p = 0.71), wrong")
+    assert "label HPV+" in open_saved(place / "run").caption("a", []).facts()
+    assert open_saved(place / "run").caption("a", []).facts().endswith("predicted HPV- (p = 0.71), wrong")
 
 
 def test_without_slides(place, capsys):

@@ -52,7 +52,7 @@ def test_slides_to_features(slides: Path, tmp_path: Path, capsys: pytest.Capture
     code, text, _ = run("inspect", out, out / "features_network", capsys=capsys)
     assert (code, text.count("a folder of feature files"), text.count("trident: 2")) == (0, 2, 2)
     files = sorted(path.name for path in (out / "features_network").iterdir() if path.name[0] != ".")
-    assert files == ["failures.csv", "one.h5", "run.json", "two.h5"]
+    assert files == ["failures.csv", "one.h5", "run.json", "slides.csv", "two.h5"]
 
 
 def test_a_run_goes_on_where_it_stopped(
@@ -175,7 +175,7 @@ def test_options_of_embed(slides: Path, tmp_path: Path, capsys: pytest.CaptureFi
     options = ("--mean", "0,0,0", "--std", "1,1,1", "--input-size", 32, "--batch", 4, "--threads", 2)
     code, text, _ = run(*common, *options, "--out", tmp_path / "f", capsys=capsys)
     assert code == 1
-    assert "two: no slide of this name" in text
+    assert "two: failed: no slide of this name" in text
     features = xmil.read_bag(tmp_path / "f" / "one.h5").features
     assert 0 < features.min() <= features.max() < 1  # colours as they are
 

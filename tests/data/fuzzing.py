@@ -37,6 +37,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "wsinfer": p.wsinfer_h5,
     "wsinfer-csv": p.wsinfer_csv,
     "slideflow": p.slideflow,
+    "slide2vec": p.slide2vec,
     "paper-npz": lambda root: p.paper(root, container="npz"),
     "pt": lambda root: p.plain(root, container="pt", coords=True),
     "npy": p.plain,

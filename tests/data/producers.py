@@ -205,6 +205,30 @@ def slideflow(
     return path
 
 
+def slide2vec(root: Path, slide: str = "s1", *, container: str = "pt", tiles: bool = True) -> Path:
+    """Features under `tile_embeddings`, corners under `tiles`, as `slide2vec` lays them out."""
+    path = root / "tile_embeddings" / f"{slide}.{container}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (root / "tiles").mkdir(exist_ok=True)
+    numbers = np.arange(N, dtype=np.int32)
+    if container == "pt":
+        torch.save(torch.from_numpy(features()), path)
+    else:
+        np.savez_compressed(path, features=features(), tile_index=numbers)
+    about = {"sample_id": slide, "artifact_type": "tile_embeddings", "format": container, "feature_dim": D}
+    about |= {"num_tiles": N, "encoder_name": "uni", "tile_size_lv0": EDGE, "annotation": None}
+    (root / "tile_embeddings" / f"{slide}.meta.json").write_text(json.dumps(about))
+    if tiles:
+        order = numbers if container == "pt" else numbers[::-1]  # by number, not by place
+        xy = XY[order]
+        stored = {"tile_index": order, "x": xy[:, 0], "y": xy[:, 1]}
+        np.savez(root / "tiles" / f"{slide}.coordinates.npz", **stored, tissue_fractions=np.ones(N))
+        size = {"base_spacing_um": MPP, "dimensions": [9000, 8000], "level_downsamples": [1.0]}
+        told = {"slide": size, "tiling": {"tile_size_lv0": EDGE, "n_tiles": N}}
+        (root / "tiles" / f"{slide}.coordinates.meta.json").write_text(json.dumps(told))
+    return path
+
+
 def tiatoolbox(root: Path, slide: str = "s1") -> Path:
     """Boxes at a reading resolution of half level 0."""
     import zarr

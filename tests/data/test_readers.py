@@ -169,6 +169,33 @@ def test_marugoto_rows_are_counted_without_the_augmented(tmp_path: Path) -> None
     np.testing.assert_array_equal(bag.boxes(), p.BOXES[[5, 2]])
 
 
+@pytest.mark.parametrize("container", ["pt", "npz"])
+def test_slide2vec_keeps_corners_apart(tmp_path: Path, container: str) -> None:
+    bag = xmil.read_bag(p.slide2vec(tmp_path, container=container))
+    check(bag)
+    assert (bag.format, bag.encoder, bag.mpp, bag.slide_size) == ("slide2vec", "uni", p.MPP, (9000, 8000))
+    bare = xmil.read_bag(p.slide2vec(tmp_path / "bare", container=container, tiles=False))
+    assert (bare.coords, bare.format) == (None, "slide2vec")
+
+
+def test_slide2vec_files_that_do_not_fit(tmp_path: Path) -> None:
+    path = p.slide2vec(tmp_path, container="npz")
+    corners = tmp_path / "tiles" / "s1.coordinates.npz"
+    np.savez(corners, tile_index=np.arange(2), x=np.zeros(2, int), y=np.zeros(2, int))
+    with pytest.raises(FileError, match=r"lacks the tile 2, which s1\.npz has features of"):
+        xmil.read_bag(path)
+    np.savez(corners, corners=np.zeros((2, 2)))
+    with pytest.raises(FileError, match="holds no 'x' and 'y'"):
+        xmil.read_bag(path)
+    about = tmp_path / "tile_embeddings" / "s1.meta.json"
+    about.write_text(about.read_text().replace('"tile_embeddings"', '"hierarchical_embeddings"'))
+    with pytest.raises(FileError, match="features of regions"):
+        xmil.read_bag(path)
+    about.write_text("{")
+    with pytest.raises(FileError, match="not readable JSON"):
+        xmil.read_bag(path)
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_slideflow_stores_centres(tmp_path: Path, zipped: bool) -> None:
     path = p.slideflow(tmp_path, zipped=zipped)

@@ -12,9 +12,10 @@ pytest.importorskip("PIL", reason="the colon images need pillow")
 
 from benchmarks.colon.__main__ import tables
 from benchmarks.colon.bags import ColonBag, folds, read_bags
-from benchmarks.colon.features import CELLS, embed, nuclei, patches
+from benchmarks.colon.features import embed, patches
 from benchmarks.colon.measure import measure
 
+from xmil.bench.colon import CELLS, nuclei
 from xmil.nn.resnet import ResNet
 
 

@@ -25,6 +25,7 @@ SMALL = {
     "meanpool": {"dim": 8},
     "maxpool": {"dim": 8},
     "mambamil": {"dim": 8, "attention_dim": 4},
+    "stamp_vit": {"dim": 8, "heads": 2, "feedforward": 4},
 }
 D = 6
 

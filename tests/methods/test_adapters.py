@@ -149,6 +149,33 @@ def test_called_and_read_without_a_word_from_the_user(kind: type[Base]) -> None:
     assert curve.values[0] == pytest.approx(float(first), abs=1e-6)
 
 
+class RealCoords(Base):
+    """Wants real coordinates, as type-checked code does."""
+
+    def forward(self, bags, *, coords, mask):
+        assert coords.is_floating_point()
+        return self.pool(bags + coords.sum(dim=-1, keepdim=True) / 1000)[0]
+
+
+class WantsMask(Base):
+    """True marks real instances; None is not allowed."""
+
+    def forward(self, X, mask=None):
+        return self.pool(X.masked_fill(~mask.unsqueeze(-1), 0.0))[0]
+
+
+class MaskInDict(Base):
+    def forward(self, data):
+        return {"logits": self.pool(data["X"] * data["mask"].unsqueeze(-1))[0]}
+
+
+class PaddingMask(Base):
+    """True marks padding: a mask of ones hides the bag."""
+
+    def forward(self, X, mask):
+        return self.pool(X.masked_fill(mask.unsqueeze(-1), 0.0))[0]
+
+
 class Ambiguous(Base):
     def forward(self, x):
         return self.pool(x)[0], x.mean(dim=1)
@@ -187,6 +214,7 @@ class Broken(Base):
             r"several tensors may be the logits: \[0\] of shape \(1, 2\), \[1\] of .*net\(x\)\[0\]",
         ),
         (MaybeCoords, r"depends on 'coords', which is optional.*forward=lambda net, x, \*, coords: net"),
+        (PaddingMask, r"PaddingMask masks the bag with net\(x, mask=ones\)"),
         (PerInstance, "a number for each instance"),
         (WantsLabel, r"WantsLabel.forward asks for 'label' beside the features.*net\(x, label=\.\.\.\)"),
         (Nothing, r"returned a dict without a tensor of logits.*forward=lambda net, x: net\(x\)\['logits'\]"),
@@ -201,6 +229,29 @@ def test_what_is_not_clear_is_refused_in_one_line(kind: type[Base], words: str) 
     with pytest.raises(XmilError, match=words) as caught:
         xmil.explain(kind(), given)
     assert "\n" not in str(caught.value)
+
+
+def test_real_coordinates_and_masks_are_tried() -> None:
+    x = torch.from_numpy(bag().features)
+    e = xmil.explain(RealCoords(), bag(), method="gxi")
+    assert e.params["call"] == "net(x, coords=coords.float(), mask=None)"
+    at = torch.from_numpy(bag().coords).sum(dim=-1, keepdim=True) / 1000
+    np.testing.assert_allclose(e.logits, RealCoords().pool(x + at)[0][0].detach().numpy(), atol=1e-5)
+    assert "is given level-0 coordinates, here up to 3" in e.warnings[0]
+    masked = xmil.explain(WantsMask(), bag(), method="one_removed")
+    assert masked.params["call"] == "net(x, mask=ones)"
+    np.testing.assert_allclose(masked.logits, WantsMask().pool(x)[0][0].detach().numpy(), atol=1e-6)
+    within = xmil.explain(MaskInDict(), bag(), method="one_removed")
+    assert "and a mask of ones['logits']" in within.params["call"]
+    np.testing.assert_allclose(within.scores, masked.scores, atol=1e-6)
+
+
+def test_coordinates_that_do_not_matter_are_not_remarked() -> None:
+    class Unmoved(Base):
+        def forward(self, x, coords):
+            return self.pool(x)[0]
+
+    assert xmil.explain(Unmoved(), bag(), method="gxi").warnings == []
 
 
 def test_optional_companions_that_change_nothing_are_left_out() -> None:

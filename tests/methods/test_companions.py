@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -96,6 +99,28 @@ def test_perturbations_equal_a_plain_loop(kind: type[nn.Module]) -> None:
         scores = xmil.explain(net, bag(), method=method, **options).scores
         np.testing.assert_allclose(scores, expected, atol=1e-6)
         assert np.ptp(scores) > 0.01
+
+
+@pytest.mark.parametrize("kind", [AlibiViT, LeftOfRight])
+def test_shapley_values_equal_a_plain_loop(kind: type[nn.Module]) -> None:
+    """Exact values over all coalitions of six instances, each coalition's coordinates subset by hand."""
+    net, n = make(kind), 6
+    x = torch.zeros(N, D, dtype=torch.float64)
+    empty = by_hand(net, np.arange(n), x)[1]  # as many zero vectors as the bag has instances
+    value = {
+        held: by_hand(net, np.array(held))[1] if held else empty
+        for size in range(n + 1)
+        for held in itertools.combinations(range(n), size)
+    }
+    expected = np.zeros(n)
+    for held, worth in value.items():
+        for i in set(range(n)) - set(held):
+            share = math.factorial(len(held)) * math.factorial(n - len(held) - 1) / math.factorial(n)
+            expected[i] += share * (value[tuple(sorted((*held, i)))] - worth)
+    part, forward = bag().select(np.arange(n)), FORWARDS[kind]
+    e = xmil.explain(net, part, method="shapley", target=1, exact=True, forward=forward)
+    np.testing.assert_allclose(e.scores, expected, atol=1e-6)
+    assert e.scores.sum() == pytest.approx(value[tuple(range(n))] - empty, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [AlibiViT, LeftOfRight])
@@ -204,6 +229,24 @@ def test_sub_bags_of_our_models_are_those_bags(name: str) -> None:
         found = network.sub(network.embed(x), rows_of(kept))
         each = [model(x[:, mask] if mask.any() else torch.zeros_like(x)) for mask in kept]
     torch.testing.assert_close(found, torch.cat(each), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["single", "one_removed", "milli", "shapley", "attention", "lrp"])
+def test_our_models_that_need_coordinates_get_them(method: str) -> None:
+    """MambaMIL scans columns: sub-bags in one padded batch equal those bags alone, with their coordinates."""
+    model = xmil.create_model(
+        "mambamil", in_dim=D, n_classes=2, seed=0, dim=8, scan="cross", positions="sinusoidal"
+    )
+    network, x = open_network(model, bag())
+    kept = torch.rand(5, N, generator=torch.Generator().manual_seed(1)) < 0.5
+    coords = torch.from_numpy(bag().coords)
+    with torch.no_grad():
+        found = network.sub(network.embed(x), rows_of(kept))
+        each = [model(x[:, mask], coords=coords[mask].unsqueeze(0)) for mask in kept]
+    torch.testing.assert_close(found, torch.cat(each), atol=1e-5, rtol=1e-5)
+    e = xmil.explain(model, bag(), method=method, target=1)
+    with torch.no_grad():
+        np.testing.assert_allclose(e.logits, model(x, coords=coords.unsqueeze(0))[0].numpy(), atol=1e-5)
 
 
 def test_what_the_bag_lacks_is_named() -> None:

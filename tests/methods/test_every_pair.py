@@ -13,6 +13,7 @@ WIDTH = 12
 SMALL = {
     "transmil": {"dim": 16},
     "mambamil": {"dim": 16, "attention_dim": 4},
+    "stamp_vit": {"dim": 16, "heads": 4, "feedforward": 8},
     "attnmil": {"dim": 8, "attention_dim": 4, "n_out_layers": 1},
     "addmil": {"hidden": 8},
 }

@@ -247,3 +247,26 @@ def test_batches_respect_the_budget() -> None:
     assert len(list(net.batches(1000, 30))) == 1
     assert sum(sizes) == 1000
     assert max(sizes) * 30 * 48 * 4 <= 1 << 16
+
+
+def test_positions_as_a_constant() -> None:
+    """`detach_pe`: relevance passes PPEG by, as if its convolutions were numbers added to the instances."""
+    model = double_model("transmil", dim=16)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    e = xmil.explain(model, x, method="lrp", target=1, detach_pe=True)
+    plain = xmil.explain(model, x, method="lrp", target=1)
+    assert e.audit is not None
+    assert abs(e.audit.other) < 1e-6
+    assert e.audit.cut != 0.0
+    assert np.abs(e.scores - plain.scores).max() > 1e-4
+    ppeg, forward = type(model.ppeg), type(model.ppeg).forward
+
+    def detached(self, tokens, edge):
+        return tokens + (forward(self, tokens, edge) - tokens).detach()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppeg, "forward", detached)
+        by_hand = xmil.explain(model, x, method="lrp", target=1)
+    np.testing.assert_allclose(e.scores, by_hand.scores, rtol=1e-5, atol=1e-7)
+    with pytest.raises(xmil.XmilError, match="detach_pe is for TransMIL with PPEG"):
+        xmil.explain(double_model("attnmil"), x, detach_pe=True)

@@ -104,6 +104,41 @@ def mil_lab_clam(state: State, x: Array) -> Array:
     return linear(w, "classifier", softmax(scores).T @ h)[0]
 
 
+def mil_lab_transformer(state: State, x: Array) -> Array:
+    """Eight heads of one number each, where the embedding has eight."""
+    w = arrays(state)
+    h = np.concatenate([w["cls_token"][0], relu(linear(w, "patch_embed.0", x))])
+    for i in range(2):
+        block = f"blocks.{i}"
+        normed = layer_norm(w, f"{block}.norm", h)
+        weight, bias = w[f"{block}.attention.in_proj_weight"], w[f"{block}.attention.in_proj_bias"]
+        q, k, v = np.split(normed @ weight.T + bias, 3, axis=1)
+        heads = [softmax(np.outer(q[:, j], k[:, j]), axis=1) @ v[:, j] for j in range(8)]
+        h = h + linear(w, f"{block}.attention.out_proj", np.stack(heads, axis=1))
+    return linear(w, "classifier", layer_norm(w, "norm", h)[0])
+
+
+def torchmil_abmil(state: State, x: Array) -> Array:
+    w = arrays(state)
+    hidden = np.tanh(linear(w, "pool.fc1", x))
+    if "pool.fc_gated.weight" in w:
+        hidden = hidden * sigmoid(linear(w, "pool.fc_gated", x))
+    return linear(w, "classifier", softmax(linear(w, "pool.fc2", hidden)).T @ x)[0]
+
+
+def torchmil_dsmil(state: State, x: Array) -> Array:
+    """What its `predict` gives."""
+    w = arrays(state)
+    if "q_nn.weight" in w:
+        q = linear(w, "q_nn", x)
+    else:
+        q = np.tanh(linear(w, "q_nn.2", relu(linear(w, "q_nn.0", x))))
+    values = relu(linear(w, "v_nn.1", x)) if "v_nn.1.weight" in w else x
+    scores = linear(w, "inst_classifier", x)  # (n, 1)
+    weights = softmax(q @ q[scores[:, 0].argmax()][:, None] / np.sqrt(q.shape[1]))
+    return 0.5 * (linear(w, "bag_classifier", weights.T @ values)[0] + scores.max(axis=0))
+
+
 def tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random weights under the given names."""
     generator = torch.Generator().manual_seed(seed)

@@ -56,6 +56,16 @@ LAB_CLAM = layers(
     instance_classifiers__0=(2, L),
     instance_classifiers__1=(2, L),
 )
+LAB_TRANSFORMER = layers(patch_embed__0=(8, D), norm=(8,), classifier=(C, 8)) | {"cls_token": (1, 1, 8)}
+for _i in range(2):
+    _block = f"blocks.{_i}.attention"
+    LAB_TRANSFORMER |= layers(**{f"blocks__{_i}__norm": (8,), f"blocks__{_i}__attention__out_proj": (8, 8)})
+    LAB_TRANSFORMER |= {f"{_block}.in_proj_weight": (24, 8), f"{_block}.in_proj_bias": (24,)}
+TORCHMIL = layers(pool__fc1=(A, D), classifier=(1, D)) | {"pool.fc2.weight": (1, A)}
+TORCHMIL_GATED = TORCHMIL | layers(pool__fc_gated=(A, D))
+TORCHMIL_CLAM = TORCHMIL_GATED | layers(inst_classifiers__0=(2, D), inst_classifiers__1=(2, D))
+TORCHMIL_DSMIL = layers(inst_classifier=(1, D), bag_classifier=(1, D), q_nn__0=(A, D), q_nn__2=(A, A))
+TORCHMIL_DSMIL_VALUES = layers(inst_classifier=(1, D), bag_classifier=(1, D), q_nn=(A, D), v_nn__1=(D, D))
 CASES: dict[str, tuple[dict[str, tuple[int, ...]], Callable[..., originals.Array], str]] = {
     "hippo gated": (HIPPO_GATED, originals.hippo, "hippo"),
     "hippo ungated": (HIPPO_PLAIN, originals.hippo, "hippo"),
@@ -64,6 +74,12 @@ CASES: dict[str, tuple[dict[str, tuple[int, ...]], Callable[..., originals.Array
     "dsmil-wsi linear": (DSMIL_LINEAR, originals.dsmil_wsi, "dsmil"),
     "mil-lab dsmil": (LAB_DSMIL, originals.mil_lab_dsmil, "mil-lab-dsmil"),
     "mil-lab clam": (LAB_CLAM, originals.mil_lab_clam, "mil-lab-abmil"),
+    "mil-lab transformer": (LAB_TRANSFORMER, originals.mil_lab_transformer, "mil-lab-transformer"),
+    "torchmil abmil": (TORCHMIL, originals.torchmil_abmil, "torchmil-abmil"),
+    "torchmil abmil gated": (TORCHMIL_GATED, originals.torchmil_abmil, "torchmil-abmil"),
+    "torchmil clam": (TORCHMIL_CLAM, originals.torchmil_abmil, "torchmil-abmil"),
+    "torchmil dsmil": (TORCHMIL_DSMIL, originals.torchmil_dsmil, "torchmil-dsmil"),
+    "torchmil dsmil values": (TORCHMIL_DSMIL_VALUES, originals.torchmil_dsmil, "torchmil-dsmil"),
 }
 
 
@@ -94,3 +110,39 @@ def test_dsmil_has_a_sigmoid_for_each_class(tmp_path: Path) -> None:
     several, one = xmil.load_model(tmp_path / "several.pth"), xmil.load_model(tmp_path / "one.pth")
     assert (several.task, one.task) == ("multilabel", "classification")
     assert several.warnings == one.warnings == ()
+
+
+ADVICE = {
+    "ILRAModel": ("model.gab_blocks.0.latent", "model.pooling.S", "model.classifier.weight"),
+    "WIKGMILModel": ("model.W_head.weight", "model.W_tail.weight"),
+    "DFTDModel": ("model.attCls.classifier.weight", "model.patch_embed.fc1.0.weight"),
+    "RRTMILModel": ("model.patch_embed.0.weight", "model.online_encoder.layers.0.attn.attn.qkv.weight"),
+    "TransformerModel": ("model.blocks.0.attention.in_proj_weight", "model.blocks.0.mlp.0.weight"),
+    "TransformerABMIL": ("transformer_encoder.layers.0.norm1.weight", "pool.fc1.weight", "last_layer.weight"),
+    "TransMIL": ("layers.0.att_module.qkv_nn.weight", "pos_layer.proj.weight", "classifier.weight"),
+    "create_model": ("patch_embed.proj.weight", "encoder.layers.0.self_attn.q_proj.weight"),
+    "MambaMIL": ("_fc1.0.weight", "layers.0.1.A_log", "attention.2.weight", "classifier.weight"),
+}
+
+
+@pytest.mark.parametrize("build", ADVICE)
+def test_networks_that_are_not_rebuilt_are_named_with_the_way_to_explain_them(
+    build: str, tmp_path: Path
+) -> None:
+    torch.save({key: torch.zeros(2, 2) for key in ADVICE[build]}, tmp_path / "m.pt")
+    with pytest.raises(xmil.XmilError, match="not rebuilt here") as caught:
+        xmil.load_model(tmp_path / "m.pt")
+    told = str(caught.value)
+    assert f"{build}(...), fill it with net.load_state_dict(...)" in told
+    assert "xmil.explain(net.eval(), bag, forward=lambda net, x" in told
+    assert "\n" not in told
+
+
+def test_other_models_of_stamp_are_named(tmp_path: Path) -> None:
+    content = {
+        "state_dict": {"model.mlp.0.weight": torch.zeros(2, 2)},
+        "hyper_parameters": {"model_name": "mlp", "stamp_version": "2.5.0"},
+    }
+    torch.save(content, tmp_path / "m.ckpt")
+    with pytest.raises(xmil.XmilError, match="of STAMP's model 'mlp', which is not rebuilt here"):
+        xmil.load_model(tmp_path / "m.ckpt")

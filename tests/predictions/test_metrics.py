@@ -126,6 +126,24 @@ def test_values_agree_with_sklearn_and_scipy(rng) -> None:
     assert found["r2"] == pytest.approx(r2_score(y, v))
     assert found["pearson"] == pytest.approx(pearsonr(y, v).statistic)
     assert found["spearman"] == pytest.approx(spearmanr(y, v).statistic)
+    assert found["medape"] == pytest.approx(np.median(100 * np.abs(y - v) / np.abs(y)))
+    assert "auroc" not in found
+
+
+def test_values_at_a_reference_and_beside_zero(rng) -> None:
+    y, v = rng.normal(size=40), rng.normal(size=40)
+    y[:5] = 0.0
+    found = {k: x.estimate for k, x in value_metrics(y, v, reference=0.3, draws=0).items()}
+    assert found["auroc"] == pytest.approx(roc_auc_score(y > 0.3, v))
+    assert found["medape"] == pytest.approx(np.median(100 * np.abs(y[5:] - v[5:]) / np.abs(y[5:])))
+    assert math.isnan(value_metrics(np.zeros(3), v[:3], draws=0)["medape"].estimate)
+
+
+def test_a_weighted_median_is_that_of_the_drawn(rng) -> None:
+    values, counts = rng.integers(0, 6, 15).astype(float), rng.integers(0, 4, (30, 15)).astype(float)
+    found = weighted.median(counts, values)
+    for row, one in zip(counts.astype(int), found, strict=True):
+        assert one == np.median(np.repeat(values, row))
 
 
 def test_a_draw_is_the_measure_of_the_drawn(rng) -> None:

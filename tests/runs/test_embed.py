@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,7 +19,9 @@ import xmil
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
-from xmil.runs.embed import EmbedSettings, PatchStream, embed_slides
+from xmil.runs.cohort_run import Tally
+from xmil.runs.embed import EmbedRun, EmbedSettings
+from xmil.runs.patch_stream import PatchStream
 from xmil.runs.workers.pool import Workers
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
@@ -39,11 +42,18 @@ def prepared(folder: Path, name: str, *, mpp: float = 0.37, seed: int = 0) -> tu
     return slide, write_tiling(tiling, folder / "tiles")
 
 
+def embed_pairs(
+    pairs: dict[str, tuple[Path, Path]], out: Path, settings: EmbedSettings, **options: Any
+) -> Tally[dict[str, Any]]:
+    """Embed slides, given as id to (slide, patches)."""
+    return EmbedRun(out, settings).go([(name, *pair) for name, pair in pairs.items()], **options)
+
+
 def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -> None:
     slide, patches = prepared(tmp_path, "s")
     settings = EmbedSettings("resnet18", random=True, batch=7, threads=3, ahead=2)
-    results = embed_slides({"s": (slide, patches)}, tmp_path / "out", settings)
-    assert (results.failed, results.done) == ({}, {"s": {"patches": len(xmil.open_bag(patches))}})
+    results = embed_pairs({"s": (slide, patches)}, tmp_path / "out", settings)
+    assert (results.failed, results.results) == ({}, {"s": {"patches": len(xmil.open_bag(patches))}})
     bag = xmil.read_bag(tmp_path / "out" / "s.h5")
     tiles = xmil.open_bag(patches)
     assert len(bag) > 30
@@ -61,7 +71,7 @@ def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -
 
 def test_the_files_are_tridents(tmp_path: Path) -> None:
     slide, patches = prepared(tmp_path, "s")
-    embed_slides({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
+    embed_pairs({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
     with h5py.File(tmp_path / "out" / "s.h5") as file, h5py.File(patches) as tiles:
         assert file["features"].dtype == np.float32
         assert dict(file["features"].attrs) == {"name": "s", "savetodir": "out", "encoder": "network"}
@@ -99,22 +109,22 @@ def test_a_run_goes_on_and_failures_do_not_end_it(tmp_path: Path) -> None:
     slides = {"a": good, "b": bad, "c": (good[0].with_name("other.tif"), other[1])}
     write_pyramid(slides["c"][0], textured([(0, 0, 300, 200)], (300, 200)))
     out = tmp_path / "out"
-    results = embed_slides(slides, out, EmbedSettings(MEAN))
+    results = embed_pairs(slides, out, EmbedSettings(MEAN))
     assert (list(results.done), sorted(results.failed)) == (["a"], ["b", "c"])
     assert "is of a slide of 360 x 240 px" in results.failed["c"]
     assert (out / "failures.csv").read_text().startswith("slide_id,error\nb,")
     first = (out / "a.h5").stat().st_mtime_ns
     bad[0].write_bytes(intact)
-    again = embed_slides({"a": good, "b": bad}, out, EmbedSettings(MEAN, batch=3))
+    again = embed_pairs({"a": good, "b": bad}, out, EmbedSettings(MEAN, batch=3))
     assert (again.found, list(again.done), again.failed) == (["a"], ["b"], {})
     assert (out / "a.h5").stat().st_mtime_ns == first
     assert (out / "failures.csv").read_text() == "slide_id,error\n"
     assert not [path for path in out.iterdir() if path.name.endswith(".part")]
     with pytest.raises(InputError, match=r"other settings \(stain_norm false, not true\)"):
-        embed_slides({"a": good}, out, EmbedSettings(MEAN, stain_norm=True))
+        embed_pairs({"a": good}, out, EmbedSettings(MEAN, stain_norm=True))
     (out / "slides").mkdir()  # of the user's: a restart removes features and nothing else
     (out / "slides" / "a.svs").write_text("mine")
-    fresh = embed_slides({"a": good}, out, EmbedSettings(MEAN, stain_norm=True), restart=True)
+    fresh = embed_pairs({"a": good}, out, EmbedSettings(MEAN, stain_norm=True), restart=True)
     assert list(fresh.done) == ["a"]
     assert (out / "slides" / "a.svs").read_text() == "mine"
 
@@ -126,8 +136,9 @@ def test_damage_inside_a_slide_fails_that_slide(tmp_path: Path) -> None:
     data = bytearray(packed.read_bytes())
     data[2000:9000] = bytes(7000)
     slide.write_bytes(data)
-    results = embed_slides({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
-    assert "damaged" in results.failed["s"]
+    with pytest.raises(InputError, match="No slide could be used"):
+        embed_pairs({"s": (slide, patches)}, tmp_path / "out", EmbedSettings(MEAN))
+    assert "damaged" in xmil.open_run(tmp_path / "out").failed["s"]
     assert not (tmp_path / "out" / "s.h5").exists()
 
 
@@ -153,7 +164,7 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
     pair = {"s": (slide, tmp_path / "clam.h5")}
     with pytest.raises(FileError, match="pass --patch-px"):
         PatchStream(*pair["s"], torch.from_numpy, EmbedSettings(MEAN))
-    results = embed_slides(pair, tmp_path / "out", EmbedSettings(MEAN, patch_px=32))
+    results = embed_pairs(pair, tmp_path / "out", EmbedSettings(MEAN, patch_px=32))
     assert results.failed == {}
     assert xmil.read_bag(tmp_path / "out" / "s.h5").features.shape == (3, 24)
 
@@ -161,26 +172,26 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
 def test_an_encoder_that_cannot_be_made_ends_the_run(tmp_path: Path) -> None:
     pair = prepared(tmp_path, "s")
     with pytest.raises(InputError, match="no licence"):
-        embed_slides({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
 
 
 def test_a_run_without_a_result_does_not_bar_the_next(tmp_path: Path) -> None:
     """The encoder could not be had: other settings may follow in the same folder, until there is a result."""
     pair = prepared(tmp_path, "s")
     with pytest.raises(XmilError):
-        embed_slides({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
+        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings("tests.encoders.builders:broken"))
     assert (tmp_path / "out" / "run.json").is_file()
-    embed_slides({"s": pair}, tmp_path / "out", EmbedSettings(MEAN))
+    embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings(MEAN))
     with pytest.raises(XmilError, match="other settings"):
-        embed_slides({"s": pair}, tmp_path / "out", EmbedSettings(MEAN, stain_norm=True))
+        embed_pairs({"s": pair}, tmp_path / "out", EmbedSettings(MEAN, stain_norm=True))
 
 
 def test_two_processes_give_the_same(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
     settings = EmbedSettings("resnet18", random=True, threads=1)
-    results = embed_slides(slides, tmp_path / "two", settings, engine=Workers(workers=2))
+    results = embed_pairs(slides, tmp_path / "two", settings, workers=Workers(workers=2))
     assert (sorted(results.done), results.failed) == (["a", "b"], {})
-    embed_slides(slides, tmp_path / "one", settings)
+    embed_pairs(slides, tmp_path / "one", settings)
     for name in slides:
         two, one = (xmil.read_bag(tmp_path / folder / f"{name}.h5").features for folder in ("two", "one"))
         np.testing.assert_allclose(two, one, atol=1e-5, rtol=1e-4)
@@ -202,9 +213,9 @@ def test_a_killed_run_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert "a" in done
     assert len(done) < 3
-    results = embed_slides(slides, out, EmbedSettings(slow, batch=8))
+    results = embed_pairs(slides, out, EmbedSettings(slow, batch=8))
     assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
-    embed_slides(slides, tmp_path / "whole", EmbedSettings(MEAN))
+    embed_pairs(slides, tmp_path / "whole", EmbedSettings(MEAN))
     for name in slides:
         again, whole = (
             xmil.read_bag(tmp_path / folder / f"{name}.h5").features for folder in ("out", "whole")

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.slides.pyramids import claim_size, write_bomb, write_jpeg_ome, write_pyramid
 from xmil.core.errors import FileError, InputError
 from xmil.slides import find_slides, open_slide
-from xmil.slides.backends import UnreadableError
+from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import on_white
 
 pytest.importorskip("openslide")
@@ -85,7 +85,7 @@ def test_mpp_of_an_ome_file_that_openslide_reads(tmp_path: Path, monkeypatch: py
 
 
 def _no_codec(path: Path) -> None:
-    raise UnreadableError("no codec")
+    raise UnreadableSlideError("no codec")
 
 
 def test_an_area_is_where_it_was_asked(tmp_path: Path) -> None:

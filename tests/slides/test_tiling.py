@@ -1,4 +1,4 @@
-"""Tissue and patches: counts and boxes by hand, background out, each region read once."""
+"""TissueMask and patches: counts and boxes by hand, background out, each region read once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,17 @@ from xmil.core.errors import FileError, InputError
 from xmil.evaluate.localisation import read_polygons
 from xmil.slides import open_slide
 from xmil.slides.layout import write_tiling
-from xmil.slides.tiling import TileSettings, grey_std, tile_slide
-from xmil.slides.tissue import Tissue, cleaned, find_tissue, outlines, tissue_geojson, tissue_mask
+from xmil.slides.tiling import (
+    TileSettings,
+    TissueMask,
+    cleaned,
+    find_tissue,
+    grey_std,
+    outlines,
+    tile_slide,
+    tissue_geojson,
+    tissue_mask,
+)
 
 pytest.importorskip("openslide")
 shapely = pytest.importorskip("shapely")
@@ -109,7 +118,7 @@ def test_each_patch_is_read_once(slide_path: Path, monkeypatch: pytest.MonkeyPat
 def test_shares_are_exact() -> None:
     mask = np.zeros((10, 10), dtype=bool)
     mask[2:7, 3:9] = True
-    tissue = Tissue(mask, np.zeros((10, 10, 3), dtype=np.uint8), (7.5, 7.5))
+    tissue = TissueMask(mask, np.zeros((10, 10, 3), dtype=np.uint8), (7.5, 7.5))
     fine = mask.repeat(30, 0).repeat(30, 1)  # a quarter of a level-0 pixel each
     corners = np.array([[0, 0], [10, 11], [37, 22], [44, 44]])
     expected = [fine[4 * y : 4 * (y + 25), 4 * x : 4 * (x + 25)].mean() for x, y in corners]
@@ -187,7 +196,7 @@ def test_outlines_are_valid_and_of_the_masks_area(tmp_path: Path) -> None:
     )
     ragged = blobs ^ (rng.random(blobs.shape) > 0.97)  # diagonal contacts and single pixels
     for mask in (blobs, ragged, np.ones((5, 7), dtype=bool)):
-        tissue = Tissue(mask, np.zeros((*mask.shape, 3), dtype=np.uint8), (7.3, 7.1))
+        tissue = TissueMask(mask, np.zeros((*mask.shape, 3), dtype=np.uint8), (7.3, 7.1))
         shapes = [shapely.geometry.shape(f["geometry"]) for f in tissue_geojson(tissue)["features"]]
         assert all(shape.is_valid for shape in shapes)
         area = sum(shape.area for shape in shapes)
@@ -196,7 +205,7 @@ def test_outlines_are_valid_and_of_the_masks_area(tmp_path: Path) -> None:
         assert abs(area / (7.3 * 7.1) - mask.sum()) <= corners / 8 + 1
     hole = np.ones((30, 30), dtype=bool)
     hole[10:20, 10:20] = False
-    rings = outlines(Tissue(hole, np.zeros((30, 30, 3), dtype=np.uint8), (10.0, 10.0)))
+    rings = outlines(TissueMask(hole, np.zeros((30, 30, 3), dtype=np.uint8), (10.0, 10.0)))
     assert [len(piece) for piece in rings] == [2]
     ring = shapely.geometry.Polygon(rings[0][1])
     assert ring.bounds == (100, 100, 200, 200)

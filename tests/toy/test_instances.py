@@ -11,7 +11,8 @@ import pytest
 from xmil.core.errors import FileError, InputError, UnknownNameError
 from xmil.toy.digit_bags import draw_bags
 from xmil.toy.digit_tasks import DIGITS, TASKS
-from xmil.toy.instances import MARK_STRENGTH, POOLS, load_instances, read_idx
+from xmil.toy.instances import POOLS, load_instances, read_idx
+from xmil.toy.variants import STRENGTH, with_variants
 
 
 def idx_bytes(array):
@@ -27,7 +28,7 @@ def write_idx(folder, name, n_per_digit, *, packed=False):
     for kind, array in (("images-idx3", images), ("labels-idx1", digits)):
         data = idx_bytes(array)
         path = folder / f"{name}-{kind}-ubyte{'.gz' if packed else ''}"
-        path.write_bytes(gzip.compress(data) if packed else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
     return images, digits
 
 
@@ -76,11 +77,11 @@ def test_bags_hold_instances_of_their_digits_from_their_pool():
 
 def test_marks_are_one_direction_added_to_the_features():
     plain = load_instances("digits")
-    marked = plain.with_marks(3)
+    marked = with_variants(plain, ("mark",), 3)
     shift = marked.features[len(plain.digits) :] - plain.features
     np.testing.assert_allclose(shift, np.broadcast_to(shift[0], shift.shape), atol=1e-5)
     lengths = np.linalg.norm(plain.features - plain.features.mean(axis=0), axis=1)
-    assert np.linalg.norm(shift[0]) == pytest.approx(MARK_STRENGTH * lengths.mean(), rel=1e-4)
+    assert np.linalg.norm(shift[0]) == pytest.approx(STRENGTH * lengths.mean(), rel=1e-4)
     drawn = draw_bags(TASKS["confounder"], marked, "train", n_bags=30, n=9, seed=(0,))
     np.testing.assert_array_equal(drawn.rows >= len(plain.digits), drawn.codes >= DIGITS)
     np.testing.assert_array_equal(marked.digits[drawn.rows], drawn.codes % DIGITS)
@@ -134,7 +135,7 @@ IMAGES = idx_bytes(np.zeros((10, 2, 2)))
         (IMAGES[:9], "cut off within the header"),
         (IMAGES[:-1], "promises 40 bytes, but 39 follow"),
         (IMAGES + b"!", "promises 40 bytes, but 41 follow"),
-        (gzip.compress(IMAGES)[:-9], "cannot be read"),
+        (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read"),
     ],
 )
 def test_corrupt_idx_files_are_refused(tmp_path, data, message):

@@ -71,7 +71,7 @@ SLOW = {
 def bags_of(task):
     """Every set, once as it is and once with the numbers of its members drawn, in a drawn order."""
     rng = np.random.default_rng(0)
-    for kinds in MARKED_SETS if task.marks else SETS:
+    for kinds in MARKED_SETS if task.variants else SETS:
         yield kinds
         yield list(rng.permutation(np.repeat(kinds, rng.integers(1, 5, size=len(kinds)))))
 

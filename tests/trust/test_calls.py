@@ -119,6 +119,9 @@ def test_item_07_a_checkpoint_is_explained_for_every_class() -> None:
         np.testing.assert_allclose(a.scores, b.scores, rtol=1e-5, atol=1e-7)
 
 
+RECURRENT = nn.GRU(6, 6, batch_first=True).requires_grad_(False)
+
+
 def scripted(h: Tensor) -> Tensor:
     return torch.tanh(h) * h
 
@@ -131,6 +134,7 @@ def scripted(h: Tensor) -> Tensor:
         (lambda h: torch.func.vmap(torch.layer_norm, in_dims=(0, None))(h, (6,)), "transforms such as vmap"),
         (lambda h: checkpoint(F.gelu, h, use_reentrant=True), "use_reentrant=False"),
         (lambda h: torch.jit.script(scripted)(h), "did not see the operation behind 'MulBackward0'"),
+        (lambda h: RECURRENT(h)[0], "operation 'gru'"),
         (lambda h: _hidden(h), "did not see the operation behind 'ExpBackward0'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 import re
@@ -15,6 +16,7 @@ import xmil
 from tests.models import originals
 from tests.models.originals import layers, tensors
 from tests.models.test_originals import CASES, CLAM
+from xmil.cli._app import run
 from xmil.core.errors import CheckpointError
 from xmil.models import describe_checkpoint
 
@@ -211,3 +213,19 @@ def test_item_10_a_pickle_in_the_place_of_a_family_is_refused(case: str, tmp_pat
         with pytest.raises(CheckpointError, match="refused, it holds more than tensors"):
             xmil.load_model(tmp_path / name)
     assert not (tmp_path / "went off").exists()
+
+
+def test_item_09_tables_hold_the_value_not_its_deviation(tmp_path: Path) -> None:
+    """Outputs of the successor's regression are deviations; `predict` and `explain` add the reference."""
+    path = write(tmp_path, 1, head_type="regression")
+    (tmp_path / "ref_value.json").write_text("2.5")
+    features = tmp_path / "features"
+    features.mkdir()
+    xmil.write_bag(xmil.Bag(bag().numpy(), slide_id="s"), features / "s.h5")
+    deviation = float(xmil.load_model(path)(bag()[None])[0, 0].detach())
+    for command in ("predict", "explain"):
+        out = tmp_path / command
+        assert run([command, "--model", str(path), "--features", str(features), "--out", str(out)]) == 0
+        table = next(p for p in (out / "predictions.csv", out / "slides.csv") if p.is_file())
+        [row] = csv.DictReader(table.read_text().splitlines())
+        assert float(row["value"]) == pytest.approx(deviation + 2.5, abs=1e-4)

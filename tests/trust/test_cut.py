@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import UnsupportedError
+from xmil.evaluate.sanity import audit_summary
+from xmil.heatmaps.words import subtitle
 
 X = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
 
@@ -37,6 +40,11 @@ def quiet(h: Tensor) -> Tensor:
         return 3 * mean(h)
 
 
+def inferred(h: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return 2 * mean(h)
+
+
 def buffered(h: Tensor) -> Tensor:
     buffer = torch.zeros(1, 8)
     buffer[:, :8] = mean(h).detach()
@@ -56,6 +64,7 @@ CONSTANTS: dict[str, Callable[[Tensor], Tensor]] = {
     "inverse": lambda h: 1 / (1 + mean(h) ** 2),
     "rsqrt": lambda h: torch.rsqrt(1 + mean(h) ** 2),
     "no_grad": quiet,
+    "inference_mode": inferred,
     "item": lambda h: mean(h)[0, 0].item() * torch.ones(1, 8),
     "number": lambda h: torch.full((1, 8), 1.0) * h.mean().item(),
     "one hot": lambda h: F.one_hot(mean(h).argmax(dim=-1), 8).float(),
@@ -122,6 +131,18 @@ def test_item_01_scores_that_are_all_zero_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"No relevance reaches the instances.*ig, gxi, single"):
         xmil.explain(net, X, target=1)
     assert np.abs(xmil.explain(net, X, method="single", target=1).scores).max() > 1e-3
+
+
+def test_item_01_the_warning_goes_where_the_scores_go(tmp_path: Path) -> None:
+    e = xmil.explain(Head(lambda h: CONSTANTS["softmax"](h) + mean(h)), X, target=1)
+    e.save(tmp_path / "e.json")
+    again = xmil.Explanation.load(tmp_path / "e.json")
+    assert list(again.warnings) == list(e.warnings)
+    assert subtitle(e) == "for class 1; has warnings"
+    summary = audit_summary([e])
+    assert summary is not None
+    assert e.audit is not None
+    assert summary.shares["cut"] == pytest.approx(e.audit.cut / abs(e.output))
 
 
 def test_item_01_zero_features_are_no_fault() -> None:

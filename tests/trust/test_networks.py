@@ -119,6 +119,26 @@ def test_item_4_companions_that_are_closed_over_are_refused(kind: str) -> None:
     np.testing.assert_allclose(e.scores, (features()[:, 0] * PLACES[0, :, 0]).numpy(), rtol=1e-6)
 
 
+class ReadsGlobal(nn.Module):
+    """Takes its places from outside, as a notebook's module does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Placed()(x, PLACES[:, : x.shape[1]])
+
+
+def test_item_4_modules_that_read_from_outside_are_seen() -> None:
+    at = PLACES
+
+    def embed(encoder: nn.Module, x: Tensor) -> Tensor:
+        return Placed()(encoder(x), at[:, : x.shape[1]])
+
+    chained = xmil.chain(nn.Identity(), nn.Linear(2, 2), forward=embed)
+    for net, forward in ((ReadsGlobal(), None), (ReadsGlobal(), lambda net, x: net(x)), (chained, None)):
+        with pytest.raises(InputError, match="one row for each of the 12 instances"):
+            xmil.explain(net, features(), method="single", target=0, forward=forward)
+        assert len(xmil.explain(net, features(), method="gxi", target=0, forward=forward)) == 12
+
+
 def test_item_4_the_right_way_gives_the_right_numbers() -> None:
     bag = xmil.Bag(features(), coords=PLACES[0])
     for forward in (None, lambda net, x, *, coords: net(x, coords)):
@@ -271,6 +291,14 @@ def test_item_6_random_modules_are_remarked_and_averaged(kind: str) -> None:
     assert abs(lrp.audit.other) < 1e-5
 
 
+def test_item_6_curves_carry_the_remark(caplog: pytest.LogCaptureFixture) -> None:
+    curve = xmil.flip(Dice(), features(), np.arange(12), target=1, average=3)
+    assert "random in eval mode" in curve.warnings[0]
+    assert "random in eval mode" in caplog.text
+    again = xmil.flip(Dice(), features(), np.arange(12), target=1, average=3)
+    np.testing.assert_array_equal(curve.values, again.values)
+
+
 def test_item_6_users_generators_are_left_as_they_were() -> None:
     torch.manual_seed(3)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -350,6 +378,26 @@ def test_item_8_a_method_that_fails_says_so_in_a_line() -> None:
         UnsupportedError, match=r"runs on this bag, but the method 'gxi' failed .* no gradients"
     ):
         xmil.explain(Custom(), features(), method="gxi")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_traced_modules_and_inference_mode() -> None:
+    net = Wide().eval()
+    x = torch.randn(12, 7, generator=torch.Generator().manual_seed(0))
+    expected = xmil.explain(net, x, method="gxi", target=1).scores
+    for module in (torch.jit.trace(net, x.unsqueeze(0)), torch.jit.script(net)):
+        np.testing.assert_allclose(
+            xmil.explain(module, x, method="gxi", target=1).scores, expected, rtol=1e-5
+        )
+    with torch.inference_mode():
+        bag = x.clone()
+        np.testing.assert_array_equal(xmil.explain(net, bag, method="gxi", target=1).scores, expected)
+        assert xmil.flip(net, bag, expected, target=1).values.shape == (101,)
+
+
+def test_misspelt_options_are_refused() -> None:
+    with pytest.raises(XmilError, match=r"Unknown parameter 'avrage'\. Did you mean 'average'"):
+        xmil.flip(Wide(), torch.ones(3, 7), np.arange(3), target=1, avrage=3)
 
 
 def test_modules_that_change_their_input_leave_the_bag_alone() -> None:

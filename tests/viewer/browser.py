@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from xmil.heatmaps.scale import SIGNED, Scale
-from xmil.viewer.page import page_files
+from xmil.viewer.static_copy import page_files
 
 Colours = npt.NDArray[np.float64]
 
@@ -40,11 +40,11 @@ def served(collection: Any, models: list[Path] | None = None) -> Iterator[str]:
     """The address of a server on loopback."""
     from xmil.viewer.app import create_app
     from xmil.viewer.security import Rules
-    from xmil.viewer.serve import Background, address, open_socket
+    from xmil.viewer.serve import BackgroundServer, address, open_socket
 
     rules = Rules("127.0.0.1", None)
     listening = open_socket("127.0.0.1", 0)
-    server = Background(create_app(collection, models=models or [], rules=rules), listening)
+    server = BackgroundServer(create_app(collection, models=models or [], rules=rules), listening)
     yield address(listening, rules)
     server.stop()
 
@@ -67,8 +67,17 @@ def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: An
 
 def open_slide(page: Any, url: str, key: int = 0) -> None:
     """Go to a slide and wait until its evidence is painted and the picture has come."""
-    page.goto(f"{url}#/slide/{key}")
-    page.wait_for_function("() => window.xmil.view?.firstPaint")
+    if not page.url.startswith(url):
+        page.goto(url)
+    page.wait_for_function("() => window.xmil?.run")
+    page.evaluate(
+        """key => {
+          const slide = window.xmil.run.slides.find((each) => each.key === key);
+          location.hash = "#/slide/" + encodeURIComponent(slide.id);
+        }""",
+        key,
+    )
+    page.wait_for_function("key => window.xmil.view?.row.key === key && window.xmil.view.firstPaint", arg=key)
     page.wait_for_function(
         """() => {
           const view = window.xmil.view;

@@ -21,10 +21,12 @@ import torch
 
 import xmil
 from xmil.core.bag import Bag
+from xmil.core.identity import file_digest
 from xmil.core.storage import write_explanations
+from xmil.data.cases import Case
 from xmil.evaluate.faithfulness import FaithfulnessSettings, evaluate_slide
 from xmil.models import save_model
-from xmil.runs.evaluate import SCHEMA, LabelledSlide, certificate_dict, file_digest
+from xmil.runs.evaluate import SCHEMA, certificate_dict
 
 NAMES = ("benign", "tumour")
 METHODS = ("lrp", "attention", "gxi")
@@ -162,12 +164,12 @@ def _certify(net: Any, bags: list[Bag], run: Path) -> None:
     for folder in ("certificates", "results"):
         (run / folder).mkdir(exist_ok=True)
     for i, bag in enumerate(bags):
-        slide = LabelledSlide(str(bag.slide_id), Path(), i % 2)
+        slide = Case(str(bag.slide_id), (str(bag.slide_id),), (Path(),), i % 2)
         result = evaluate_slide(net, bag, settings, label=slide.label)
         paper = json.dumps(certificate_dict(slide, result))
-        (run / "certificates" / f"{slide.slide_id}.json").write_text(paper, encoding="utf-8")
+        (run / "certificates" / f"{slide.name}.json").write_text(paper, encoding="utf-8")
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA)
-        pq.write_table(table, run / "results" / f"{slide.slide_id}.parquet")
+        pq.write_table(table, run / "results" / f"{slide.name}.parquet")
 
 
 def _row(bag: Bag, logits: npt.NDArray[np.float32], label: int, features: Path) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from tests.viewer.make_run import Made
 from xmil.core.errors import InputError
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.page import page_files
-from xmil.viewer.static_copy import MARK, export, tile_numbers
+from xmil.viewer.static_copy import MARK, export, page_files, tile_numbers
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 import xmil
 from tests.viewer.make_run import Made
-from xmil.viewer.serve import Background, open_socket
+from xmil.viewer.serve import BackgroundServer, open_socket
 from xmil.viewer.static_copy import tile_numbers
 
 COMMAND = [sys.executable, "-m", "xmil.cli", "view"]
@@ -99,7 +99,7 @@ def test_fifty_clients_and_an_interrupt(made: Made) -> None:
 def test_clients_that_leave_do_no_harm(app: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Panning breaks off many requests: they are dropped without an error, and others are served."""
     listening = open_socket("127.0.0.1", 0)
-    port, server = listening.getsockname()[1], Background(app, listening)
+    port, server = listening.getsockname()[1], BackgroundServer(app, listening)
     try:
         for i in range(150):
             with socket.create_connection(("127.0.0.1", port), timeout=10) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,10 @@ def test_brushed_and_outlined_patches_keep_their_shape(
     assert all(shown.contains(shape({"type": "Point", "coordinates": centre(i)})) for i in kept)
 
 
-def test_annotations_and_views_are_exported_and_read_back(page: Any, url: str, tmp_path: Path) -> None:
+def test_annotations_and_views_are_exported_and_read_back(
+    page: Any, url: str, made: Made, tmp_path: Path
+) -> None:
+    shutil.rmtree(made.runs[0] / "annotations", ignore_errors=True)  # of other tests
     open_slide(page, url, 1)
     label = "<script>window.hurt = 1</script>"
     page.keyboard.press("r")

@@ -176,7 +176,7 @@ def test_a_damaged_slide_is_a_message_and_the_rest_works(browser: Any, tmp_path:
     with served(Collection([run])) as url, opened(browser, url) as page:
         page.locator("table.slides .problem").wait_for()
         assert "torn" in page.locator("table.slides .problem").inner_text()
-        page.goto(f"{url}#/slide/1")
+        page.goto(f"{url}#/slide/torn")
         page.locator(".banner").wait_for()
         assert "torn.parquet" in page.locator(".banner").inner_text()
         open_slide(page, url, 0)

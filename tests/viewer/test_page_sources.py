@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xmil.viewer.page import page_files
+from xmil.viewer.static_copy import page_files
 
 PAGE = Path(__file__).parents[2] / "page"
 SOURCES = sorted((PAGE / "src").glob("*.ts"))

@@ -18,7 +18,7 @@ from tests.viewer.make_run import Made
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 from xmil.viewer.security import Rules
-from xmil.viewer.serve import Background, address, open_socket
+from xmil.viewer.serve import BackgroundServer, address, open_socket
 
 TOKEN = "a-long-enough-token"  # noqa: S105
 ATTACK = """<!doctype html><body><script>
@@ -72,7 +72,7 @@ def shown(made: Made) -> Collection:
 
 def test_the_token_leads_in_and_leaves_the_address(browser: Any, shown: Collection) -> None:
     rules, listening = Rules("127.0.0.1", TOKEN), open_socket("127.0.0.1", 0)
-    server = Background(create_app(shown, rules=rules), listening)
+    server = BackgroundServer(create_app(shown, rules=rules), listening)
     place = address(listening, rules)
     try:
         assert place.endswith(f"?token={TOKEN}")

@@ -63,6 +63,20 @@ def test_every_model_answers_as_if_run_on_the_rest(tmp_path: Path, name: str) ->
     assert nothing["after"] == nothing["before"]
 
 
+def test_coordinates_stay_with_the_patches_that_are_left(tmp_path: Path) -> None:
+    net = xmil.create_model(
+        "mambamil", in_dim=DIM, n_classes=3, seed=0, dim=8, scan="cross", positions="sinusoidal"
+    )
+    bag = make_bag("s", columns=7, rows=5, edge=10, seed=1)
+    app = one_slide(tmp_path, net, bag)
+    left = np.setdiff1d(np.arange(35), [0, 3, *range(10, 20)])
+    with torch.no_grad():
+        part = bag.select(left)
+        rest = net(torch.from_numpy(part.features)[None], coords=torch.from_numpy(part.coords)[None])[0]
+    removed = question(app, 0, run=0, remove=[0, 3, [10, 20]]).json
+    assert removed["logits_after"] == pytest.approx(rest.tolist(), abs=1e-4)
+
+
 def test_removing_the_evidence_turns_the_prediction(app: Any) -> None:
     """Slide 1 is called tumour for a block in its upper left corner."""
     block = [row * 12 + column for row in range(4) for column in range(4)]

@@ -12,13 +12,14 @@ from torch import nn
 
 from xmil.bench.entries import file_digest
 from xmil.bench.problems import Problem
-from xmil.core.errors import InputError, unknown_name
+from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.named_function import load_function, load_module, source_file
-from xmil.models import create_model
+from xmil.models import create_model, load_model
 from xmil.toy.protocol import QUICK, SETUPS, Setup
 from xmil.toy.race import Training
 
 PAPER = ("attnmil", "transmil", "addmil")
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors")
 SETTINGS = "TRAINING"  # what a builder's file may hold
 _SLOW = Training(optimizer="sgd", epochs=1000, patience=100)
 MORE_SETUPS = (  # as wide as the paper's
@@ -129,14 +130,52 @@ class OwnModel:
         return replace(base, **{**shorter, **self.wanted})
 
 
-ModelEntry = OurModel | OwnModel
+@dataclass(frozen=True)
+class TrainedModel:
+    """A checkpoint, explained as it is: for problems whose features it was trained on."""
+
+    path: Path
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def title(self) -> str:
+        """As the name."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """The model in the file."""
+        del seed
+        model = load_model(self.path)
+        if (model.in_dim, model.n_classes) != (problem.in_dim, problem.n_classes):
+            raise InputError(
+                f"{self.path}: takes features of width {model.in_dim} to {model.n_classes} outputs, but "
+                f"{problem.title} has {problem.in_dim} and {problem.n_classes}; name the task with --task."
+            )
+        return model
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """None took place here; what the settings say of it is the same for all."""
+        del problem, changes
+        return Training()
+
+
+ModelEntry = OurModel | OwnModel | TrainedModel
 
 
 def model_entry(text: str) -> ModelEntry:
-    """The entry that a text names: one of ours, or `file.py:builder`."""
+    """The entry that a text names: one of ours, a checkpoint, or `file.py:builder`."""
+    if Path(text).suffix in CHECKPOINTS:
+        if not Path(text).is_file():
+            raise FileError(f"{text}: no such file.")
+        return TrainedModel(Path(text), file_digest(Path(text)))
     if ":" in text:
         return OwnModel.load(text)
     known = setups()
     if text not in known:
-        raise unknown_name("model of the benchmark", text, [*known, "file.py:builder"])
+        raise unknown_name("model of the benchmark", text, [*known, "file.py:builder", "a checkpoint"])
     return OurModel(known[text])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,15 +153,17 @@ class OwnMethod:
         return True
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
-        """One bag and one class at a time; what comes back is checked."""
-        with frozen(exam.model):
-            found = [[self._one(exam, block, i, c) for c in range(exam.n_classes)] for i in range(len(block))]
+        """One bag and one class at a time, on copies: what a method does to them stays with it."""
+        model = copy.deepcopy(exam.model)
+        classes = range(exam.n_classes)
+        with frozen(model):
+            found = [[self._one(model, block, i, c) for c in classes] for i in range(len(block))]
         return torch.from_numpy(np.asarray(found)).to(block.x.device)
 
-    def _one(self, exam: Exam, block: Block, i: int, target: int) -> Any:
-        bag = Bag(block.x[i].detach().cpu().numpy(), slide_id=block.names[i])
+    def _one(self, model: nn.Module, block: Block, i: int, target: int) -> Any:
+        bag = Bag(block.x[i].detach().cpu().numpy().copy(), slide_id=block.names[i])
         try:
-            given = self.function(exam.model, bag, target)
+            given = self.function(model, bag, target)
         except XmilError:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,13 @@ from xmil.bench.measuring import Measure, Values
 from xmil.bench.problems import Block
 from xmil.evaluate.evidence_batch import correlation, ranks
 from xmil.evaluate.flip import flip_order, step_counts
+from xmil.evaluate.minimal import minimal_set
 from xmil.evaluate.sanity import redrawn
 from xmil.nn.frozen import frozen
 
 STEPS = 100  # most steps of a curve; smaller bags lose one instance a step
 TOP = 0.1  # the share kept or dropped for sufficiency and necessity
+SEARCHED, EVALUATIONS = 24, 500  # bags whose smallest flipping set is looked for, and sets tried for each
 REDRAWS = 2  # models with weights drawn anew
 CHUNK = {"cpu": 1 << 20, "cuda": 1 << 27}  # numbers in one pass
 
@@ -37,6 +40,11 @@ FAITHFULNESS = (
     ),
     Measure(
         "needed", "Needed to flip", "share of instances removed, by the ranking, when the decision flips", -1
+    ),
+    Measure(
+        "minimal",
+        "Minimal set",
+        "size of the smallest set found to flip the decision over what the ranking removes until it flips",
     ),
     Measure(
         "randomisation",
@@ -67,7 +75,23 @@ def grade_faithfulness(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor])
             parts.append({**_curves(exam.model, block, s), **_at_zero(exam.model, block, s)})
     redone = randomisation(exam, entry, scores)
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    with np.errstate(invalid="ignore"):
+        found["minimal"] = np.minimum(smallest_sets(exam) / found["needed"], 1.0)
     return {**found, "randomisation": redone}
+
+
+@lru_cache(maxsize=1)
+def smallest_sets(exam: Exam) -> npt.NDArray[np.float64]:
+    """The share of each bag's instances in the smallest set found whose removal flips the decision.
+
+    The same for every method; nan where none was found, and beyond the first bags.
+    """
+    found = np.full(sum(len(block) for block in exam.blocks), np.nan)
+    bags = [(x, int(c)) for block in exam.blocks for x, c in zip(block.x, block.labels, strict=True)]
+    for i, (x, label) in enumerate(bags[:SEARCHED]):
+        least = minimal_set(exam.model, x, target=label, evaluations=EVALUATIONS).upper
+        found[i] = np.nan if least is None else least / len(x)
+    return found
 
 
 def of_label(scores: Tensor, block: Block) -> npt.NDArray[np.float64]:

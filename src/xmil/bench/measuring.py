@@ -41,6 +41,13 @@ TRUTH = (
 )
 
 
+def grade_tissue(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Values:
+    """As `grade_truth`, and lesions where there are any."""
+    from xmil.bench.camelyon import lesion_values
+
+    return {**grade_truth(exam, entry, scores), **lesion_values(exam.blocks, scores)}
+
+
 def grade_truth(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Values:
     """Each measure of a bag, the mean over the classes that have evidence; nan where none has."""
     del entry

@@ -13,7 +13,7 @@ from xmil.core.method_cards import CARDS
 def page_of(summary: dict[str, Any]) -> str:
     """The page of a run's summary."""
     template = files("xmil.bench").joinpath("page.html").read_text(encoding="utf-8")
-    data = json.dumps(summary, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(slim(summary), separators=(",", ":")).replace("</", "<\\/")
     colours = json.dumps({name: card.colour for name, card in CARDS.items()})
     parts = {
         "@ABOUT@": _about(summary),
@@ -26,12 +26,25 @@ def page_of(summary: dict[str, Any]) -> str:
     return template
 
 
+def slim(value: Any) -> Any:
+    """The summary as the page needs it: five digits, without the settings that results.json has."""
+    if isinstance(value, dict):
+        return {key: slim(held) for key, held in value.items() if key != "settings"}
+    if isinstance(value, list):
+        return [slim(held) for held in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def _about(summary: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
     commit = f", commit {escape(str(summary['commit'])[:12])}" if summary.get("commit") else ""
     settings = summary["settings"]
     said = f"{escape(versions)}{commit}, Python {escape(summary['python'])}, {escape(summary['system'])}."
-    seed = f" Base seed {settings.get('seed', 0)}; {escape(settings.get('protocol_name', ''))} protocol."
+    columns = [column for suite in summary["suites"] for column in suite["columns"]]
+    seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
+    seed = (
+        f" {escape(settings.get('protocol_name', '')).capitalize()} protocol; seeds of the models: {seeds}."
+    )
     rule = f" Only models with a bag AUROC of {summary['threshold']['auroc']} or more count."
     return f"<p>{said}{seed}{rule}</p>"
 

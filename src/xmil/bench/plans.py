@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from xmil.bench.entries import MethodEntry, method_entry
 from xmil.bench.folder import Folder
 from xmil.bench.runner import Referee
 from xmil.bench.suites import FULL, METHODS, QUICK_PLAN, SUITES, Plan, Suite, suite_named
-from xmil.core.errors import InputError
+from xmil.core.errors import FileError, InputError
+from xmil.core.storage import write_text
 
 QUICK_MODELS = ("attnmil",)
 EVERY = "all"
@@ -77,6 +79,7 @@ class Asked:
 
 def measure(asked: Asked, out: Path, say: Callable[[str], None]) -> tuple[bool, list[str]]:
     """Fill the folder; whether all was done, and why suites were left out."""
+    write_settings(out, asked)
     until = None if asked.minutes is None else time.monotonic() + 60 * asked.minutes
     models = [model_entry(name) for name in asked.model_names()]
     suites, left_out = asked.chosen_suites(), []
@@ -92,6 +95,32 @@ def measure(asked: Asked, out: Path, say: Callable[[str], None]) -> tuple[bool, 
     if len(left_out) == len(suites):
         raise InputError(f"There is nothing to measure. {' '.join(left_out)}")
     return True, left_out
+
+
+def export(asked: Asked, out: Path, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write the bags and models of the suites for programs elsewhere; models are trained where need be."""
+    models, found = [model_entry(name) for name in asked.model_names()], []
+    for suite in asked.chosen_suites():
+        referee = Referee(asked.plan(), (), models, Folder(out), asked.device, say=say)
+        found += referee.export(suite, folder)
+    return found
+
+
+def write_settings(out: Path, asked: Asked) -> None:
+    """run.json: what was asked for."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{out}: cannot be made ({error.strerror}); choose another --out.") from None
+    write_text(out / "run.json", json.dumps(asked.settings(), indent=1, default=str) + "\n")
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """What a folder's last call asked for; empty where it cannot be told."""
+    try:
+        return dict(json.loads((out / "run.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def known_tasks(suites: Sequence[Suite], plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,7 +114,10 @@ def checksum(problem: Problem, repetition: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ListedProblem:
-    """A problem whose bags are at hand; `splits[r]` names the rows of each split in repetition r."""
+    """A problem whose bags are at hand; `splits[r]` names the rows of each split in repetition r.
+
+    `scaled`: features get mean 0 and deviation 1 over the training bags.
+    """
 
     name: str
     title: str
@@ -124,11 +127,13 @@ class ListedProblem:
     splits: Sequence[dict[str, Labels]]
     about: dict[str, Any] = field(default_factory=dict)
     family: str = "tissue"
+    scaled: bool = False
 
     @property
     def in_dim(self) -> int:
         """The width of the features."""
-        return int(self.bags[0].features.shape[1])
+        known = getattr(self.bags, "width", None)  # files are read once
+        return int(self.bags[0].features.shape[1]) if known is None else int(known)
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """The bags of a split, each alone unless all have one length."""
@@ -136,8 +141,18 @@ class ListedProblem:
             raise InputError(
                 f"{self.title} has {len(self.splits)} repetitions; ask for fewer with --repetitions."
             )
-        rows = self.splits[repetition][split]
-        return as_blocks([self.bags[int(i)] for i in rows], device)
+        bags = [self.bags[int(i)] for i in self.splits[repetition][split]]
+        if self.scaled:
+            shift, scale = self._scale(repetition)
+            bags = [replace(bag, features=(bag.features - shift) / scale) for bag in bags]
+        return as_blocks(bags, device)
+
+    def _scale(self, repetition: int) -> tuple[FloatArray, FloatArray]:
+        """Mean and deviation of the training bags' features."""
+        rows = self.splits[repetition]["train"]
+        known = np.concatenate([self.bags[int(i)].features for i in rows])
+        spread = known.std(axis=0)
+        return known.mean(axis=0), np.where(spread > 1e-6, spread, 1).astype(np.float32)
 
     def settings(self) -> dict[str, Any]:
         """The name, and what the bags were made of."""

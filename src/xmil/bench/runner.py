@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from xmil.bench.contestants import ModelEntry
 from xmil.bench.entries import Exam, MethodEntry
 from xmil.bench.faithfulness_batch import probabilities
 from xmil.bench.folder import Folder, Unit
+from xmil.bench.foreign_scores import export_exam
 from xmil.bench.problems import Problem, checksum
 from xmil.bench.suites import Plan, Suite
 from xmil.bench.trained import Trained
@@ -65,22 +67,35 @@ class Referee:
     def _measure(
         self, suite: Suite, trained: Trained, unit: Unit, repetition: int, methods: Sequence[MethodEntry]
     ) -> None:
-        problem = trained.problem
-        model = trained.model(repetition)
-        blocks = tuple(problem.blocks("test", repetition, self.device))
-        seed = trained.seed_of(repetition)
-        exam = Exam(problem.name, trained.entry.name, repetition, seed, problem.n_classes, model, blocks)
-        facts = {"seed": seed, "checksum": checksum(problem, repetition), **_learned(exam)}
+        exam = self._exam(trained, repetition)
+        facts = {"seed": exam.seed, "checksum": checksum(trained.problem, repetition), **_learned(exam)}
         exam = suite.bags(exam, self.plan)
         names = [name for block in exam.blocks for name in block.names]
         unit.check(repetition, {**facts, "bags": names, "forward": _forward_seconds(exam)})
         if not names:
             return
         for entry in methods:
-            if entry.supports(model):
+            if entry.supports(exam.model):
                 scores, seconds = _timed(exam, entry)
                 about = {"digest": entry.digest, "seconds": seconds}
                 unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)
+
+    def export(self, suite: Suite, folder: Path) -> list[Path]:
+        """Write the bags and the weights of every exam of a suite, for programs that are not Python's."""
+        found = []
+        for problem in suite.problems(self.plan):
+            for entry in self.models:
+                trained = self._trained(problem, entry)
+                for r in range(self._repetitions(problem)):
+                    exam = suite.bags(self._exam(trained, r), self.plan)
+                    found.append(export_exam(exam, folder))
+        return found
+
+    def _exam(self, trained: Trained, repetition: int) -> Exam:
+        problem, seed = trained.problem, trained.seed_of(repetition)
+        blocks = tuple(problem.blocks("test", repetition, self.device))
+        model = trained.model(repetition)
+        return Exam(problem.name, trained.entry.name, repetition, seed, problem.n_classes, model, blocks)
 
     def _trained(self, problem: Problem, entry: ModelEntry) -> Trained:
         p = self.plan.protocol
@@ -91,7 +106,10 @@ class Referee:
         return dict(self.plan.protocol.training if digits else self.plan.training)
 
     def _repetitions(self, problem: Problem) -> int:
-        return self.plan.protocol.repetitions if problem.family == "digits" else self.plan.fold_runs
+        if problem.family == "digits":
+            return self.plan.protocol.repetitions
+        splits = getattr(problem, "splits", None)  # a published division has no repetitions
+        return self.plan.fold_runs if splits is None else min(self.plan.fold_runs, len(splits))
 
     def _settings(self, suite: Suite, problem: Problem, entry: ModelEntry) -> dict[str, Any]:
         """What two calls must share to fill one file."""

@@ -8,18 +8,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from xmil.bench.camelyon import LESIONS, camelyon_problem
+from xmil.bench.colon import colon_problems
+from xmil.bench.colour_statistics import STATISTICS
+from xmil.bench.confounders import CONFOUNDERS
 from xmil.bench.digits import DigitProblem
 from xmil.bench.entries import CONTROLS, ORACLE, Exam
 from xmil.bench.faithfulness_batch import FAITHFULNESS, classified_right, grade_faithfulness
-from xmil.bench.measuring import TRUTH, Grade, Measure, grade_truth
+from xmil.bench.measuring import TRUTH, Grade, Measure, grade_tissue, grade_truth
 from xmil.bench.problems import Problem
+from xmil.bench.tissue import read_tissue, tissue_problems
 from xmil.core.errors import unknown_name
-from xmil.toy.digit_tasks import TASKS
+from xmil.toy.digit_tasks import TASKS, DigitTask
 from xmil.toy.instances import Instances, load_instances
 from xmil.toy.protocol import QUICK, Protocol
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
-METHODS = ("random", "attention", "single", "logits", "gxi", "grad2", "ig", "lrp", "lrp:paper")
+METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
+    "random",
+    "attention",
+    "attention:unfolded",
+    "single",
+    "one_removed",
+    "combined",
+    "logits",
+    "gxi",
+    "grad2",
+    "ig",
+    "lrp",
+    "lrp:paper",
+)
 FAITHFULNESS_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
 DIGIT_TASKS = (
     "four_bags",
@@ -44,6 +62,7 @@ class Plan:
     training: dict[str, Any] = field(default_factory=dict)  # changes on tissue
     tasks: tuple[str, ...] = ()
     tissue: dict[str, Any] = field(default_factory=dict)
+    tissue_bags: tuple[int, int, int] = (400, 100, 200)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan in plain types."""
@@ -56,7 +75,20 @@ QUICK_PLAN = Plan(
     fold_runs=2,
     curve_bags=24,
     training={"epochs": 20, "patience": 6},
+    tissue_bags=(200, 60, 60),
 )
+
+
+@dataclass(frozen=True)
+class TissueAsked:
+    """Which tissue: a source with its patients and classes, or colon nuclei; and what encodes images."""
+
+    source: str = ""
+    patient: str = ""
+    positive: str = ""
+    against: str = ""
+    encoder: str = STATISTICS
+    features: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,13 +110,40 @@ def instances_of(plan: Plan) -> Instances:
     return load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
 
 
-def _digits(names: Sequence[str]) -> Callable[[Plan], Sequence[Problem]]:
+def _digits(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Problem]]:
     def problems(plan: Plan) -> Sequence[Problem]:
-        chosen = [name for name in names if not plan.tasks or name in plan.tasks]
+        chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
         instances = instances_of(plan)
-        return [DigitProblem(TASKS[name], instances, plan.protocol) for name in chosen]
+        return [DigitProblem(task, instances, plan.protocol) for task in chosen]
 
     return problems
+
+
+def tissue(plan: Plan) -> Sequence[Problem]:
+    """Colon nuclei where the data is at hand, or the tissue that was asked for."""
+    asked = TissueAsked(**plan.tissue)
+    problems = _tissue_problems(asked, plan)
+    return [problem for problem in problems if not plan.tasks or problem.name in plan.tasks]
+
+
+def _tissue_problems(asked: TissueAsked, plan: Plan) -> Sequence[Problem]:
+    if asked.source:
+        source = Path(asked.source)
+        if (source / "slides.csv").is_file():
+            return [camelyon_problem(source)]
+        images = read_tissue(source, patient=asked.patient, encoder=asked.encoder)
+        return tissue_problems(
+            images,
+            positive=asked.positive,
+            against=asked.against,
+            sizes=plan.tissue_bags,
+            seed=plan.protocol.seed,
+        )
+    folder = data_folder() / "colon"
+    if not (folder / "nuclei.csv").is_file():
+        return []
+    features = Path(asked.features) if asked.features else None
+    return colon_problems(folder, features=features, encoder=asked.encoder, runs=max(10, plan.fold_runs))
 
 
 SUITES = {
@@ -93,14 +152,29 @@ SUITES = {
         Suite(
             "evidence",
             "Evidence: bags of digits whose evidence is known",
-            _digits(DIGIT_TASKS),
+            _digits([TASKS[name] for name in DIGIT_TASKS]),
+            TRUTH,
+            grade_truth,
+        ),
+        Suite(
+            "tissue",
+            "Tissue: labelled nuclei, tissue classes, lesions",
+            tissue,
+            (*TRUTH, *LESIONS),
+            grade_tissue,
+            absent="no colon images in XMIL_DATA and no --tissue; see the documentation for downloads.",
+        ),
+        Suite(
+            "confounder",
+            "Confounders: what really decides is planted",
+            _digits(CONFOUNDERS),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "faithfulness",
             "Faithfulness: what the model does when instances leave",
-            _digits(FAITHFULNESS_TASKS),
+            _digits([TASKS[name] for name in FAITHFULNESS_TASKS]),
             FAITHFULNESS,
             grade_faithfulness,
             controls=CONTROLS,

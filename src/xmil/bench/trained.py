@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from xmil.bench.contestants import ModelEntry, OurModel
+from xmil.bench.contestants import ModelEntry, OurModel, TrainedModel
 from xmil.bench.digits import DigitProblem
 from xmil.bench.folder import Folder, plain
 from xmil.bench.learning import learn
@@ -63,6 +63,8 @@ class Trained:
 
     def _alone(self, repetition: int) -> nn.Module:
         seed = self.seed_of(repetition)
+        if isinstance(self.entry, TrainedModel):
+            return self.entry.build(self.problem, seed).to(self.device).eval()
         model = self.entry.build(self.problem, seed).to(self.device)
         path = self.folder.model_file(self.problem.name, self.entry.name, str(repetition))
         header = plain(self._settings(repetition))

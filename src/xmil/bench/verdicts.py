@@ -15,6 +15,7 @@ from xmil.bench.resampling import Draws
 from xmil.core.interval import Interval
 from xmil.evaluate.statistics import ALPHA, compare
 
+SAME = 0.0005  # a lead below this is none, as printed
 ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
 
 
@@ -43,14 +44,12 @@ class Verdict:
         if self.second is None or self.lead is None:
             return f"{self.best} has {self.mean:.3f}; there is no other row to compare it with."
         low, high = self.lead.low, self.lead.high
-        ahead = (
-            f"{self.best} leads with {self.mean:.3f}, {abs(self.lead.estimate):.3f} ahead of {self.second}"
-        )
-        sure = f" (95 % paired interval {low:+.3f} to {high:+.3f})"
-        if not self.level:
-            tail = f"; ahead of all {len(self.apart)} others"
+        if self.lead.estimate < SAME:
+            ahead = f"{self.best} has the best mean, {self.mean:.3f}, with {self.second} beside it"
         else:
-            tail = f"; not told from {', '.join(self.level)}"
+            ahead = f"{self.best} leads with {self.mean:.3f}, {self.lead.estimate:.3f} ahead of {self.second}"
+        sure = f" (95 % paired interval {low:+.3f} to {high:+.3f})"
+        tail = f"; not told from {', '.join(self.level)}" if self.level else "; ahead of every other row"
         return f"{ahead}{sure}{tail} (paired t-tests over {self.n} {self.unit}s, Holm)."
 
 

@@ -7,7 +7,9 @@ import os
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
 import typer
@@ -18,13 +20,15 @@ from xmil.core.errors import XmilError
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
 PANELS = {  # the order of the help; commands that are not named here come last
-    "Start here": ("demo", "inspect", "doctor"),
+    "Start here": ("demo", "inspect", "doctor", "examples"),
     "From slides to features": ("tile", "embed"),
     "From features to a model": ("split", "train", "predict"),
-    "Evidence": ("explain", "evaluate", "heatmap", "view"),
+    "Evidence": ("explain", "evaluate", "heatmap", "view", "inside", "insight", "export", "verify"),
     "Studies": ("toy", "bench"),
 }
 OTHERS = "More"
+GROUP = "xmil.commands"
+logger = logging.getLogger(__name__)
 UsageError = cast(
     type[Exception], typer.BadParameter.__bases__[0]
 )  # click's own, which newer typers carry inside them
@@ -41,7 +45,21 @@ def build() -> typer.Typer:
     for name, panel in command_panels().items():
         function = getattr(import_module(f"{commands.__name__}.{name}"), name)
         app.command(name.replace("_", "-"), rich_help_panel=panel)(function)
+    for name, function in foreign_commands().items():
+        app.command(name, rich_help_panel=OTHERS)(function)
     return app
+
+
+def foreign_commands() -> dict[str, Callable[..., Any]]:
+    """Commands of other packages, named as functions under the entry-point group `xmil.commands`."""
+    found: dict[str, Callable[..., Any]] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            if point.name.replace("-", "_") not in command_panels():
+                found[point.name] = point.load()
+        except Exception as error:  # any failure of foreign code
+            logger.warning("The plugin %s of %s could not be loaded: %s", point.value, GROUP, error)
+    return found
 
 
 def command_panels() -> dict[str, str]:

@@ -53,6 +53,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
     ),
     "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
     "ray": ("--engine ray: many machines", {"ray": "ray"}),
+    "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
     "zarr": ("Zarr feature files (TIAToolbox, SpatialData)", {"zarr": "zarr"}),
 }
 

@@ -10,7 +10,7 @@ import typer
 Models = Annotated[
     list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
 ]
-Features = Annotated[Path, typer.Option(help="Folder of feature files.")]
+Features = Annotated[Path, typer.Option(help="Folder of feature files, or one of them.")]
 CohortTable = Annotated[Path | None, typer.Option(help="Table of slides and labels; all files without it.")]
 Labels = Annotated[
     str, typer.Option(help="Label column; several, with commas, for several labels or values.")
@@ -22,3 +22,11 @@ By = Annotated[str, typer.Option(help="What is one bag: slide, or case with all 
 Mpp = Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")]
 PatchSize = Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")]
+FollowLinks = Annotated[
+    bool, typer.Option(help="Follow links in input folders; those that are not followed are named.")
+]
+FullDigests = Annotated[
+    bool,
+    typer.Option("--full-digests", help="Tell changed inputs by every byte, not by head, tail and samples."),
+]

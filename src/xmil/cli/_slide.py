@@ -1,4 +1,4 @@
-"""What a slide is: size, levels, mpp; and what the commands over slides share."""
+"""What a slide is: size, levels, mpp."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.cli._report import print_failures
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError
 from xmil.core.names import SLIDE_SUFFIXES
 from xmil.data.inspection import Report
 
 if TYPE_CHECKING:
-    from xmil.runs.slidewise import Results
     from xmil.slides import Slide
-    from xmil.slides.open import Found
 
 
 def inspect_slide(path: Path) -> Report:
@@ -76,29 +73,3 @@ def _row(path: Path) -> dict[str, Any]:
     except FileError as error:
         return {"file": path.name, "error": str(error)}
     return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
-
-
-def named_slides(paths: list[Path]) -> Found:
-    """Slides by id, of files and of folders; says which pictures are left out beside their slide."""
-    from xmil.slides.open import slide_files, sort_slides
-
-    missing = [str(path) for path in paths if not path.exists()]
-    if missing:
-        raise InputError(f"{missing[0]}: no such file or folder.")
-    files = [path for path in paths if not path.is_dir()]
-    inside = [file for path in paths if path.is_dir() for file in slide_files(path)]
-    found = sort_slides(dict.fromkeys([*files, *inside]))
-    if not found.slides and not found.twice:
-        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
-    for path in found.beside:
-        print(f"{path}: left out, as a slide of this name is there too.")
-    return found
-
-
-def report_run(results: Results, made: str, out: Path) -> int:
-    """The failures, a line of numbers, and the exit code."""
-    print_failures(dict(sorted(results.failed.items())))
-    if results.failed and not results.done and not results.found:
-        raise InputError(f"No slide could be used; {out / 'failures.csv'} says why.")
-    print(f"{made}, {len(results.found)} found done, {len(results.failed)} failed. Written to {out}.")
-    return 1 if results.failed else 0

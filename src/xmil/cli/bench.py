@@ -23,7 +23,7 @@ def bench(
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A row: file.py:function, a Parquet file of scores, or name[:preset][@output]."),
+        typer.Option(help="A row: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -41,6 +41,19 @@ def bench(
     data: Annotated[
         str, typer.Option(help="Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
     ] = "digits",
+    tissue: Annotated[
+        str,
+        typer.Option(help="Class-labelled tissue images or a CAMELYON16 folder, instead of colon nuclei."),
+    ] = "",
+    patient: Annotated[
+        str, typer.Option(help="Whose an image is: an expression for its file's name, or 'folder'.")
+    ] = "",
+    positive: Annotated[str, typer.Option(help="The tissue class that is asked for.")] = "",
+    against: Annotated[str, typer.Option(help="The tissue class that speaks against it.")] = "",
+    encoder: Annotated[
+        str, typer.Option(help="What encodes tissue images: an encoder, or plain 'statistics'.")
+    ] = "statistics",
+    features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _options.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
@@ -51,6 +64,9 @@ def bench(
     report: Annotated[
         bool, typer.Option("--report", help="Measure nothing: write the page from what is in --out.")
     ] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write the bags and trained models here, to be scored elsewhere.")
+    ] = None,
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two folders of results, row by row on the same bags.")
     ] = None,
@@ -75,11 +91,23 @@ def bench(
         data=data,
         device=device,
         minutes=minutes,
+        tissue=tuple(
+            {
+                "source": tissue,
+                "patient": patient,
+                "positive": positive,
+                "against": against,
+                "encoder": encoder,
+                "features": str(features or ""),
+            }.items()
+        ),
     )
+    if export is not None:
+        return _export(asked, out, export)
     if not report and not suite:
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
     done = True if report else _measure(asked, out)
-    _report(asked, out)
+    _report(out)
     if not done:
         print(f"Time is up; call again with the same --out to go on. So far: {out}.")
     return 0
@@ -103,11 +131,20 @@ def _measure(asked: Asked, out: Path) -> bool:
     return done
 
 
-def _report(asked: Asked, out: Path) -> None:
-    from xmil.bench.folder import Folder
-    from xmil.bench.report import PAGE, write_report
+def _export(asked: Asked, out: Path, folder: Path) -> int:
+    from xmil.bench.plans import export
 
-    summary = write_report(Folder(out), asked.settings())
+    made = export(asked, out, folder, print)
+    print(f"{len(made)} sets of bags, each with its model's weights, written to {folder}.")
+    return 0
+
+
+def _report(out: Path) -> None:
+    from xmil.bench.folder import Folder
+    from xmil.bench.plans import read_settings
+    from xmil.bench.run_report import PAGE, write_report
+
+    summary = write_report(Folder(out), read_settings(out))
     for suite in summary["suites"]:
         _print_suite(suite)
     print(f"\nWritten to {out / PAGE}.")

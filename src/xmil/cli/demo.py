@@ -28,13 +28,13 @@ def demo(
     import torch
 
     from xmil.demo.pipeline import Demo, run_stages
-    from xmil.demo.report import read_results, verdict, viewer_command, write_report
+    from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
     torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
     begin = time.perf_counter()
     made = Demo(out, quick=quick, seed=seed)
     made.prepare()
-    from xmil.demo import stain_fields  # noqa: F401  # registers `digits` where the package is not installed
+    from xmil.demo import digit_slides  # noqa: F401  # registers `digits` where the package is not installed
 
     log = out / "log.txt"
     timings = run_stages(made, lambda commands, side: _run(commands, side, log), _say)

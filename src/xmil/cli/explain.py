@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._cohort import checked_device, listed, named, progress_bar, task_cases
-from xmil.cli._report import print_failures
-from xmil.core.errors import InputError, UnknownNameError
-
-if TYPE_CHECKING:
-    from xmil.data import Case
-    from xmil.models import MILModel
-    from xmil.models.base import ModelSpec
-    from xmil.runs.explain import ExplainRun, ExplainTally
-    from xmil.runs.settings import ExplainSettings
+from xmil.cli._screen import Screen, exit_code
+from xmil.core.errors import InputError
 
 
 def explain(
@@ -47,6 +38,16 @@ def explain(
     param: Annotated[
         list[str] | None, typer.Option(help="A method's own parameter, as ig.steps=100; repeatable.")
     ] = None,
+    contexts: Annotated[
+        int, typer.Option(help="Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.")
+    ] = 0,
+    keep: Annotated[float, typer.Option(help="Share of the patches that a sub-bag keeps.")] = 0.5,
+    interactions: Annotated[
+        int, typer.Option(help="Pairs that act together, among so many of the strongest patches.")
+    ] = 0,
+    save_vectors: Annotated[
+        bool, typer.Option("--save-vectors", help="Keep lrp's relevance of each feature, (n, d) per slide.")
+    ] = False,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
     device: _options.Device = "cpu",
@@ -54,9 +55,9 @@ def explain(
         str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
     ] = "1GB",
     seed: Annotated[int, typer.Option(help="Seed of methods that draw at random.")] = 0,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")
-    ] = False,
+    restart: _options.Restart = False,
+    follow_links: _options.FollowLinks = True,
+    full_digests: _options.FullDigests = False,
     engine: _workers.Kind = "local",
     workers: _workers.WorkerCount = 0,
     address: _workers.Address = "",
@@ -64,54 +65,41 @@ def explain(
     gpus: _workers.Gpus = 0.0,
 ) -> int:
     """Explain every slide: which instances speak for a class, and which against it."""
-    from xmil.models.checkpoints.files import checkpoint_files
-    from xmil.runs.explain import ExplainRun
-    from xmil.runs.explainer import load_models
-    from xmil.runs.settings import LABEL, ExplainSettings
+    from xmil.runs.explain import explain_slides
 
     chosen = _workers.workers_of(
         engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
     )
-    settings = ExplainSettings(
-        methods=tuple(listed(methods)),
-        targets=tuple(listed(target)),
+    run = explain_slides(
+        model,
+        features,
+        out=out,
+        methods=methods,
+        target=target,
+        cohort=cohort,
+        label=label,
+        time=time,
+        event=event,
+        split=split,
+        by=by,
         output=output or None,
         params=_params(param or [], preset),
-        by=by,
+        contexts=contexts,
+        keep=keep,
+        interactions=interactions,
+        save_vectors=save_vectors,
+        mpp=mpp,
+        patch_size=patch_size,
+        device=device,
+        memory=memory_bytes(memory),
         seed=seed,
-        reading={
-            key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None
-        },
+        restart=restart,
+        workers=chosen,
+        follow_links=follow_links,
+        full_digests=full_digests,
+        listener=Screen(),
     )
-    if LABEL in settings.targets and cohort is None:
-        raise InputError("--target label needs a --cohort with the labels.")
-    paths = tuple(file for path in model for file in checkpoint_files(path))
-    models = load_models(paths)
-    spec = _checked(settings, models)
-    truth = {"label": label, "time": time, "event": event}
-    cases, missing = task_cases(features, cohort, spec, **truth, splits=listed(split), by=by)
-    where = device if chosen.kind == "ray" else checked_device(device)
-    run = ExplainRun(out, paths, models, settings, features, cohort, where, memory_bytes(memory), missing)
-    with progress_bar("slides" if by == "slide" else "cases", len(cases)) as advance:
-        tally = run.explain(cases, engine=chosen, restart=restart, on_case=advance)
-    return _report(run, cases, tally, chosen)
-
-
-def _checked(settings: ExplainSettings, models: Sequence[MILModel]) -> ModelSpec:
-    """What the models have in common, once each of them can do what the settings ask for."""
-    from xmil.runs.ensemble import bins_warning, shared_spec
-
-    specs = [model.spec for model in models]
-    shared = shared_spec(specs)
-    try:
-        for model in models:
-            settings.check(model, shared)
-    except UnknownNameError as error:
-        warning = bins_warning(specs) if settings.asks_bins else None
-        if warning is None:
-            raise
-        raise InputError(f"{error} Here {warning}") from None
-    return shared
+    return exit_code(run)
 
 
 def memory_bytes(text: str) -> int:
@@ -147,23 +135,3 @@ def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
         except ValueError:
             found.setdefault(method, {})[name] = value
     return found
-
-
-def _report(run: ExplainRun, cases: list[Case], tally: ExplainTally, engine: Any) -> int:
-    """A few lines on the screen; the exit code."""
-    from xmil.runs.explainer import slide_file
-    from xmil.runs.summary import summarise_run
-
-    for warning in run.warnings(tally, cases):
-        print(f"warning: {warning}")
-    print_failures(tally.failed)
-    if not tally.rows:
-        raise InputError(f"No slide could be explained; {run.out / 'failures.csv'} says why.")
-    files = [slide_file(run.out, slide) for case in cases for slide in case.slides if slide in tally.rows]
-    far = summarise_run(run.out, files, engine=engine)
-    if far:
-        who = "1 slide stands" if len(far) == 1 else f"{len(far)} slides stand"
-        print(f"{who} out from the others: {named(far)} (summary/outliers.csv)")
-    counts = f"{len(tally.explained)} explained, {len(tally.found)} found done, {len(tally.failed)} failed"
-    print(f"{counts}. Written to {run.out}.")
-    return 1 if tally.failed else 0

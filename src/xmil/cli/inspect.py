@@ -74,7 +74,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.cli._slide import inspect_slides, slide_files
-    from xmil.data.containers.folder import is_bag_folder
+    from xmil.data.containers.folderstore import is_bag_folder
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
     from xmil.data.join import feature_files
     from xmil.data.tables import is_metadata
@@ -98,9 +98,11 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _made_by(folder: Path) -> str | None:
     """The command whose run a folder holds, where it says so."""
+    from xmil.core.runfiles import read_run
+
     try:
-        return str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["kind"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str((read_run(folder) or {}).get("kind"))
+    except XmilError:
         return None
 
 

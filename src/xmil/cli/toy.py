@@ -51,6 +51,7 @@ def toy(
     plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
+    from xmil.core.runfiles import locked
     from xmil.toy.instances import load_instances
     from xmil.toy.store import write_run
 
@@ -64,9 +65,10 @@ def toy(
     _check(configurations, names)
     _make(out)
     settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
-    write_run(out, settings)
-    rows = _run(configurations, names["methods"], out)
-    _write(rows, configurations, names["methods"], out, plots=plots)
+    with locked(out):
+        write_run(out, settings)
+        rows = _run(configurations, names["methods"], out)
+        _write(rows, configurations, names["methods"], out, plots=plots)
 
 
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:

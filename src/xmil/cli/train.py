@@ -27,6 +27,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="patches, or embeddings: one vector per slide, for a probe."),
+    ] = None,
     features: Annotated[
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
@@ -43,6 +47,12 @@ def train(
     workers: Annotated[
         int | None, typer.Option(help="Processes that read bags which memory cannot hold.")
     ] = None,
+    follow_links: Annotated[
+        bool | None, typer.Option(help="Follow links in the folders of feature files.")
+    ] = None,
+    full_digests: Annotated[
+        bool, typer.Option("--full-digests", help="Tell changed feature files by every byte.")
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Train anew what the folder holds.")] = False,
     dry_run: Annotated[
         bool,
@@ -56,11 +66,14 @@ def train(
 
     flags: dict[str, Any] = {
         "out": out,
+        "data.source": source,
         "data.features": _one_or_many(features),
         "data.cohort": cohort,
         "data.label": label,
         "data.split": split,
         "data.folds": folds,
+        "data.follow_links": follow_links,
+        "data.full_digests": full_digests or None,
         "train.repeats": repeats,
         "train.epochs": epochs,
         "train.device": device,

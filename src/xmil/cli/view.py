@@ -67,9 +67,9 @@ def _serve(
     import secrets
 
     from xmil.viewer.app import create_app
-    from xmil.viewer.page import NOT_BUILT, page_files
     from xmil.viewer.security import Rules, is_loopback
     from xmil.viewer.serve import address, open_socket, serve
+    from xmil.viewer.static_copy import NOT_BUILT, page_files
 
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(24)

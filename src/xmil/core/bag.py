@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import EllipsisType
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.names import counted
-from xmil.core.placement import boxes, place
+from xmil.core.patches import IntArray as IntArray
+from xmil.core.patches import Patches, Placed, Places, merged
 
 FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
+LEVEL0 = ("level0_width", "level0_height")  # of the slide, in `extra`
 
 
-@dataclass(frozen=True, eq=False)
-class Bag:
+@dataclass(frozen=True, eq=False, init=False)
+class Bag(Placed):
     """Instances of one slide: features (n, d), and level-0 boxes where they are known.
 
-    `coords` are the top-left corners in level-0 pixels and `patch_size` is the level-0 edge. `inferred`
-    lists, in sentences, whatever was worked out rather than read. Coordinates in another unit (microns, tile
-    centres) stay in `raw_coords` with their `unit` and edge; `coords` is None until the slide's mpp is known.
+    `patches` say where they lie; its attributes are the bag's too, and can be given by name: `coords` are the
+    top-left corners in level-0 pixels, `patch_size` is the level-0 edge. `inferred` lists, in sentences,
+    whatever was worked out rather than read.
     `columns` holds further values per instance, such as annotations. `extras` are what a network needs beside
     the features: arrays with a row per instance, and n x n matrices that join instances, which are sparse
     (SciPy) or go by a name that starts with "adj".
@@ -34,31 +36,56 @@ class Bag:
     """
 
     features: FloatArray
-    coords: IntArray | None = None
-    patch_size: int | None = None
-    mpp: float | None = None
-    slide_id: str | None = None
-    encoder: str | None = None
-    source: str | None = None
-    format: str | None = None
-    version: str | None = None
-    inferred: tuple[str, ...] = ()
-    raw_coords: npt.NDArray[np.float64] | None = None
-    unit: str | None = None
-    raw_edge: float | None = None
-    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    patches: Patches
+    slide_id: str | None
+    encoder: str | None
+    source: str | None
+    format: str | None
+    version: str | None
+    inferred: tuple[str, ...]
+    columns: Mapping[str, npt.NDArray[Any]]
+    extra: dict[str, Any]
+    extras: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        name = f"bag {self.slide_id!r}" if self.slide_id else "the bag"
-        features = as_features(self.features, name=name)
-        object.__setattr__(self, "features", features)
-        object.__setattr__(self, "coords", _as_coords(self.coords, n=len(features), name=name))
-        object.__setattr__(self, "inferred", tuple(self.inferred))
-        _check_scale(self.patch_size, self.mpp, name=name)
-        _check_lengths({"raw_coords": self.raw_coords, **self.columns}, n=len(features), name=name)
-        object.__setattr__(self, "extras", _as_extras(self.extras, n=len(features), name=name))
+    def __init__(
+        self,
+        features: npt.ArrayLike,
+        coords: npt.ArrayLike | EllipsisType | None = ...,
+        *,
+        patches: Patches | None = None,
+        slide_id: str | None = None,
+        encoder: str | None = None,
+        source: str | None = None,
+        format: str | None = None,  # noqa: A002 - the name that users know
+        version: str | None = None,
+        inferred: Sequence[str] = (),
+        columns: Mapping[str, npt.NDArray[Any]] | None = None,
+        extra: dict[str, Any] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **places: Unpack[Places],
+    ) -> None:
+        name = f"bag {slide_id!r}" if slide_id else "the bag"
+        values = as_features(features, name=name)
+        where = _checked(merged(patches, coords, places), n=len(values), name=name)
+        if extra is None or "slide_size" in places:  # else `extra` says what the file stores of it
+            extra = {**(extra or {}), **dict(zip(LEVEL0, where.slide_size or (), strict=False))}
+        where = replace(where, slide_size=_slide_size(extra))
+        _check_lengths({"raw_coords": where.raw_coords, **(columns or {})}, n=len(values), name=name)
+        held = {
+            "features": values,
+            "patches": where,
+            "slide_id": slide_id,
+            "encoder": encoder,
+            "source": source,
+            "format": format,
+            "version": version,
+            "inferred": tuple(inferred),
+            "columns": columns or {},
+            "extra": extra,
+            "extras": _as_extras(extras or {}, n=len(values), name=name),
+        }
+        for key, value in held.items():
+            object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -76,29 +103,18 @@ class Bag:
         """Width of the feature vectors."""
         return int(self.features.shape[1])
 
-    @property
-    def slide_size(self) -> tuple[int, int] | None:
-        """Width and height of the slide's level 0, where the file stores them."""
-        width, height = (str(self.extra.get(f"level0_{edge}")) for edge in ("width", "height"))
-        known = width.isdecimal() and height.isdecimal() and min(int(width), int(height)) > 0
-        return (int(width), int(height)) if known else None
-
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
-        coords = None if self.coords is None else self.coords[index]
-        raw_coords = None if self.raw_coords is None else self.raw_coords[index]
         columns = {key: values[index] for key, values in self.columns.items()}
-        extras = {key: _selected(key, values, index) for key, values in self.extras.items()}
-        picked = self.features[index]
-        return replace(
-            self, features=picked, coords=coords, raw_coords=raw_coords, columns=columns, extras=extras
-        )
+        extras = select_extras(self.extras, index)
+        where = self.patches.take(index)
+        return replace(self, features=self.features[index], patches=where, columns=columns, extras=extras)
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
         name = f"Bag {self.slide_id!r}" if self.slide_id else "The bag"
-        return boxes(self.coords, self.patch_size, name=name, unit=self.unit)
+        return self.patches.boxes(name)
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Bag:
         """The bag with level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge.
@@ -107,12 +123,8 @@ class Bag:
         >>> stamp.placed(mpp=0.5).boxes().tolist()
         [[512, 0, 1024, 512]]
         """
-        mpp = self.mpp if mpp is None else mpp
-        if self.raw_coords is None or self.unit is None:
-            return replace(self, mpp=mpp, patch_size=self.patch_size if patch_size is None else patch_size)
-        found = place(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
-        known: dict[str, Any] = {"coords": found.coords, "patch_size": found.patch_size, "mpp": found.mpp}
-        return replace(self, **known, inferred=self.inferred + found.inferred)
+        found = self.patches.placed(mpp, patch_size=patch_size)
+        return replace(self, patches=found, inferred=self.inferred + found.notes)
 
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
@@ -144,10 +156,26 @@ def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any
     return found
 
 
+def select_extras(extras: Mapping[str, Any], index: npt.NDArray[Any]) -> dict[str, Any]:
+    """The extras of some rows, in the given order; matrices lose rows and columns together."""
+    return {key: _selected(key, values, index) for key, values in extras.items()}
+
+
 def _selected(name: str, values: Any, index: npt.NDArray[Any]) -> Any:
     if hasattr(values, "tocsr"):
         return values.tocsr()[index][:, index]
     return values[index][:, index] if joins_instances(name, values) else values[index]
+
+
+def _checked(patches: Patches, *, n: int, name: str) -> Patches:
+    _check_scale(patches.patch_size, patches.mpp, name=name)
+    return replace(patches, coords=_as_coords(patches.coords, n=n, name=name), notes=())
+
+
+def _slide_size(extra: Mapping[str, Any]) -> tuple[int, int] | None:
+    width, height = (str(extra.get(key)) for key in LEVEL0)
+    known = width.isdecimal() and height.isdecimal() and min(int(width), int(height)) > 0
+    return (int(width), int(height)) if known else None
 
 
 def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import FloatArray, IntArray
+from xmil.core.bag import FloatArray
 from xmil.core.errors import bad_parameter
-from xmil.core.placement import boxes, place
+from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.core.target import Target
 
 if TYPE_CHECKING:
@@ -58,17 +59,16 @@ class Audit:
         return f"Audit({', '.join(f'{key}={value:.6g}' for key, value in self.as_dict().items())})"
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
+@dataclass(frozen=True, eq=False, init=False)
+class Explanation(Placed):
     """Scores (n,) of one method for one target of one bag.
 
     `output` is the explained number, `logits` are the model's. `signed` says whether the sign of a score
-    means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name. `raw_coords`,
-    `unit` and `raw_edge` are the bag's: they place the scores once the slide's mpp is known. For an ensemble
-    `scores` are the mean over its models and `spread` (n,) their standard deviation. `slide_size` is
-    level 0's width and height, where the features' file had them. `stderr` (n,) is the standard error of
-    sampled scores, `stable` (n,) says where the sign is sure, and `warnings` are sentences that belong
-    beside the scores wherever they are shown.
+    means anything. `audit` is None for methods that do not conserve. `bag` is the slide's name.
+    `patches` are the bag's, with `coords`, `patch_size` and the like as attributes here. For an ensemble
+    `scores` are the mean over its models and `spread` (n,) their standard deviation. `stderr` (n,) is the
+    standard error of sampled scores, `stable` (n,) says where the sign is sure, and `warnings` are sentences
+    that belong beside the scores wherever they are shown.
     """
 
     scores: FloatArray
@@ -77,25 +77,59 @@ class Explanation:
     method: str
     target: Target
     signed: bool
-    audit: Audit | None = None
-    bag: str | None = None
-    coords: IntArray | None = None
-    patch_size: int | None = None
-    mpp: float | None = None
-    model: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    relevance: npt.NDArray[np.float32] | None = None
-    raw_coords: npt.NDArray[np.float64] | None = None
-    unit: str | None = None
-    raw_edge: float | None = None
-    spread: FloatArray | None = None
-    slide_size: tuple[int, int] | None = None
-    stderr: FloatArray | None = None
-    stable: npt.NDArray[np.bool_] | None = None
-    warnings: Sequence[str] = ()
+    audit: Audit | None
+    bag: str | None
+    patches: Patches
+    model: str | None
+    params: Mapping[str, Any]
+    relevance: FloatArray | None
+    spread: FloatArray | None
+    stderr: FloatArray | None
+    stable: npt.NDArray[np.bool_] | None
+    warnings: Sequence[str]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "warnings", list(self.warnings))
+    def __init__(
+        self,
+        scores: FloatArray,
+        logits: FloatArray,
+        output: float,
+        method: str,
+        target: Target,
+        signed: bool,
+        audit: Audit | None = None,
+        bag: str | None = None,
+        coords: IntArray | EllipsisType | None = ...,
+        *,
+        patches: Patches | None = None,
+        model: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        relevance: FloatArray | None = None,
+        spread: FloatArray | None = None,
+        stderr: FloatArray | None = None,
+        stable: npt.NDArray[np.bool_] | None = None,
+        warnings: Sequence[str] = (),
+        **places: Unpack[Places],
+    ) -> None:
+        held = {
+            "scores": scores,
+            "logits": logits,
+            "output": output,
+            "method": method,
+            "target": target,
+            "signed": signed,
+            "audit": audit,
+            "bag": bag,
+            "patches": merged(patches, coords, places),
+            "model": model,
+            "params": {} if params is None else params,
+            "relevance": relevance,
+            "spread": spread,
+            "stderr": stderr,
+            "stable": stable,
+            "warnings": list(warnings),
+        }
+        for key, value in held.items():
+            object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -107,15 +141,18 @@ class Explanation:
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
         name = f"The explanation of {self.bag!r}" if self.bag else "The explanation"
-        return boxes(self.coords, self.patch_size, name=name, unit=self.unit)
+        return self.patches.boxes(name)
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Explanation:
         """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
-        mpp = self.mpp if mpp is None else mpp
-        if self.raw_coords is None or self.unit is None:
-            return replace(self, mpp=mpp, patch_size=self.patch_size if patch_size is None else patch_size)
-        found = place(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
-        return replace(self, coords=found.coords, patch_size=found.patch_size, mpp=found.mpp)
+        return replace(self, patches=self.patches.placed(mpp, patch_size=patch_size))
+
+    def take(self, rows: Any, patches: Patches | None = None) -> Explanation:
+        """The scores of some rows, with the account of the whole; `patches` where theirs are known better."""
+        names = ("scores", "spread", "relevance", "stderr", "stable")
+        known = {name: getattr(self, name) for name in names}
+        own: dict[str, Any] = {name: None if held is None else held[rows] for name, held in known.items()}
+        return replace(self, patches=self.patches.take(rows) if patches is None else patches, **own)
 
     @property
     def column(self) -> str:

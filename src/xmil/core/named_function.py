@@ -7,8 +7,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 from zlib import crc32
 
@@ -60,14 +61,25 @@ def source_file(name: str) -> Path | None:
 def _from_file(path: Path) -> ModuleType:
     """Runs the file as it is now; its name among the modules tells it from others of that name."""
     known = f"xmil_file_{path.stem}_{crc32(str(path).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(known, path)
-    if spec is None or spec.loader is None:
+    loader = _Uncached(known, str(path))
+    spec = importlib.util.spec_from_loader(known, loader)
+    if spec is None:
         raise ImportError(f"{path.name} is no Python file")
+    spec.has_location = True
     module = importlib.util.module_from_spec(spec)
     sys.modules[known] = module
     with _importable(path.parent):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return module
+
+
+class _Uncached(SourceFileLoader):
+    """Compiles the file each time: cached bytecode goes by the second, in which a file may change."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the file as it is now."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xmil.core.errors import InputError
 
 SLIDE_SUFFIXES: tuple[str, ...] = (
@@ -38,3 +40,15 @@ def counted(n: int, noun: str) -> str:
     """
     ending = "" if n == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
     return f"{n:,} {noun}{ending}"
+
+
+def listed(given: str | Iterable[str] | None) -> list[str]:
+    """The parts of a text between commas, or of a list, each once; "none" is no part.
+
+    >>> listed("lrp, ig,lrp"), listed(("lrp", "ig")), listed("none"), listed(None)
+    (['lrp', 'ig'], ['lrp', 'ig'], [], [])
+    """
+    if given == "none":
+        return []
+    parts = given.split(",") if isinstance(given, str) else list(given or ())
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))

@@ -1,4 +1,8 @@
-"""A run's folder: its settings, its lock, its tables. What is in it is whole, or not there."""
+"""A run's folder: run.json, slides.csv, failures.csv and the lock; read and written here alone.
+
+What is in the folder is whole, or not there. Layout 1 had no number, named its kind `command` in some runs
+and kept settings under `inputs`; it is read as if it were of today.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,22 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.provenance import provenance
-from xmil.core.storage import write_text
+from xmil.core.storage import read_provenance, write_text
 
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
-_MADE = {  # what a run may write into each of its folders; whatever else lies there is the user's
-    "slides": (".parquet",),
-    "results": (".parquet",),
-    "certificates": (".json", ".png"),
-    "summary": (".json", ".csv", ".png"),
-}
+LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
+SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv")
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -43,41 +45,49 @@ class RunFolder:
 
     @contextmanager
     def opened(
-        self, about: Mapping[str, Any], *, folders: Sequence[str], restart: bool = False
+        self,
+        about: Mapping[str, Any],
+        *,
+        folders: Sequence[str] = (),
+        restart: bool = False,
+        outputs: Iterable[Path] | None = None,
     ) -> Iterator[None]:
-        """The prepared folder, kept for this run alone: a second one that would write into it is refused."""
-        make_folder(self.path)
-        with _locked(self.path):
-            self.prepare(about, folders=folders, restart=restart)
-            yield
+        """The prepared folder, kept for this run alone: a second one that would write into it is refused.
 
-    def prepare(self, about: Mapping[str, Any], *, folders: Sequence[str], restart: bool = False) -> None:
-        """Make the folders and write run.json.
-
-        A folder with results of other settings is refused; `restart` clears it of the earlier run first.
+        Nothing is touched before the folder is ours. A folder with results of other settings is refused;
+        `restart` first removes what the earlier run wrote, or the `outputs` alone where they are given.
         """
         make_folder(self.path)
-        self._check(restart=restart)
-        if restart:
-            self._clear()
-        for name in folders:
-            make_folder(self.path / name)
-            _sweep(self.path / name)
-        _sweep(self.path)
-        known = {"kind": self.kind, "version": __version__, "fingerprint": self.fingerprint}
-        write_json(self.path / RUN, {**known, **about, "settings": dict(self.settings), **provenance()})
+        with locked(self.path):
+            self._check(restart=restart)
+            if restart:
+                self._clear(outputs)
+            for name in folders:
+                make_folder(self.path / name)
+                _sweep(self.path / name)
+            _sweep(self.path)
+            self.write(about)
+            yield
+
+    def write(self, about: Mapping[str, Any]) -> None:
+        """run.json: the settings, and what else is known of the run."""
+        known = {"fingerprint": self.fingerprint, **about, "settings": dict(self.settings)}
+        write_run(self.path, self.kind, known)
 
     def write_failures(self, failed: Mapping[str, str]) -> None:
         """The slides that have no result, and why."""
         write_table(self.path / FAILURES, ("slide_id", "error"), failed.items())
 
+    def write_slides(self, header: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        """The table of slides."""
+        write_table(self.path / SLIDES, header, ([row.get(name) for name in header] for row in rows))
+
     def _check(self, *, restart: bool) -> None:
-        known = read_run(self.path / RUN)
+        known = read_run(self.path)
         if known is None:
             return
-        kind = known.get("kind", known.get("command"))
-        if kind != self.kind:
-            raise InputError(f"{self.path}: holds a run of `xmil {kind}`; choose another --out.")
+        if known["kind"] != self.kind:
+            raise InputError(f"{self.path}: holds a run of `xmil {known['kind']}`; choose another --out.")
         if known.get("fingerprint") != self.fingerprint and not restart and not self._is_empty():
             raise InputError(
                 f"{self.path}: holds a run with {differences(known, self.settings)}; choose another --out, "
@@ -86,57 +96,98 @@ class RunFolder:
 
     def _is_empty(self) -> bool:
         """Whether nothing came of the earlier run: it ended before the first result."""
-        own = (RUN, FAILURES, ".lock")
-        files = (path for path in self.path.rglob("*") if path.is_file())
-        return all(path.name in own or path.name.endswith(".part") for path in files)
+        own = (RUN, SLIDES, FAILURES, ".lock")
+        files = [path for path in self.path.rglob("*") if path.is_file()]
+        named = any(path.name == SLIDES and read_rows(path) for path in files)
+        return not named and all(path.name in own or path.name.endswith(".part") for path in files)
 
-    def _clear(self) -> None:
+    def _clear(self, outputs: Iterable[Path] | None) -> None:
         try:
-            for name, suffixes in _MADE.items():
-                for file in (self.path / name).glob("*"):
-                    if file.name.endswith(suffixes) and file.is_file():
-                        file.unlink()
-            for name in (SLIDES, FAILURES):
-                (self.path / name).unlink(missing_ok=True)
+            files = list(self._written()) if outputs is None else list(outputs)
+            for path in (*files, self.path / SLIDES, self.path / FAILURES):
+                path.unlink(missing_ok=True)
         except OSError as error:
             raise FileError(
                 f"{self.path}: cannot be cleared ({error.strerror}); choose another --out."
             ) from None
 
+    def _written(self) -> Iterator[Path]:
+        """The files that the earlier run wrote, by its mark or its table; all others are the user's."""
+        known = read_run(self.path) or {}
+        rows, mark = read_rows(self.path / SLIDES), known.get("fingerprint")
+        for folder in ("slides", "results"):
+            for path in (self.path / folder).glob("*.parquet"):
+                if path.stem in rows or _bears(path, mark):
+                    yield path
+                    yield from (self.path / "interactions").glob(f"{escape(path.stem)}.*.parquet")
+                    for suffix in (".json", ".png"):
+                        yield self.path / "certificates" / f"{path.stem}{suffix}"
+        if known:
+            yield from (self.path / "summary" / name for name in SUMMARY)
 
-def read_run(path: Path) -> dict[str, Any] | None:
-    """What a run.json says; None where there is none."""
+
+def write_run(folder: Path, kind: str, about: Mapping[str, Any]) -> None:
+    """run.json of a run of a kind, with the layout, versions and the machine."""
+    known = {"kind": kind, "layout": LAYOUT, "version": __version__}
+    write_json(folder / RUN, {**known, **about, **provenance()})
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What a folder's run.json says, of whatever layout; None where there is none.
+
+    `kind`, `layout` and `settings` are always there.
+    """
+    path = folder / RUN
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         raise InputError(f"{path}: damaged; remove it, or choose another --out.") from None
-    return found if isinstance(found, dict) else {}
+    return _of_today(stored if isinstance(stored, dict) else {}, path)
+
+
+def _of_today(stored: dict[str, Any], path: Path) -> dict[str, Any]:
+    layout = stored.get("layout", 1)
+    if not isinstance(layout, int) or layout > LAYOUT:
+        raise InputError(f"{path}: of layout {layout}, which this version does not know; update xmil.")
+    inputs, settings = stored.get("inputs"), stored.get("settings", stored.get("config"))
+    merged = {
+        **(inputs if isinstance(inputs, dict) else {}),
+        **(settings if isinstance(settings, dict) else {}),
+    }
+    kind = stored.get("kind", stored.get("command"))
+    return {**stored, "kind": kind, "layout": layout, "settings": merged}
+
+
+def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
+    """The rows of a table by slide; none where there is no table."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [
+                {k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)
+            ]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, csv.Error) as error:
+        raise FileError(f"{path.name}: not a readable table ({error}).") from None
+    return {row[key]: row for row in rows if row.get(key)}
+
+
+def read_failures(folder: Path) -> dict[str, str]:
+    """The slides of a run that have no result, and why."""
+    return {name: row.get("error", "") for name, row in read_rows(folder / FAILURES).items()}
 
 
 def differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The settings of a run that differ from those asked for, with both values."""
-    old = {**known.get("inputs", {}), **known.get("settings", {})}
+    old = known["settings"]
     changed = [
         f"{key} {_short(old.get(key))}, not {_short(settings.get(key))}"
         for key in dict.fromkeys([*settings, *old])
         if _plain(old.get(key)) != _plain(settings.get(key))
     ]
     return "other settings (" + "; ".join(changed) + ")" if changed else "other settings"
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, or of a folder's files by name."""
-    digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    if not files:
-        raise FileError(f"{path}: no such file.")
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -154,7 +205,7 @@ def write_table(path: Path, header: Sequence[str], rows: Any) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder; the system lets go when the process ends, however it ends."""
     try:
         import fcntl
@@ -189,6 +240,20 @@ def _sweep(folder: Path) -> None:
         for entry in entries:
             if entry.name.startswith(".") and entry.name.endswith(".part"):
                 Path(entry.path).unlink(missing_ok=True)
+
+
+def _bears(path: Path, mark: Any) -> bool:
+    """Whether a Parquet file was written by the run of this mark."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not mark:
+        return False
+    with suppress(XmilError):
+        return bool(read_provenance(path)[0].get("provenance", {}).get("fingerprint") == mark)
+    with suppress(OSError, pa.ArrowException):
+        return str(mark).encode() in (pq.read_schema(path).metadata or {}).values()
+    return False
 
 
 def _plain(value: Any) -> str:

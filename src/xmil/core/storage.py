@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.bag import FloatArray, IntArray
+from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError, WriteError
 from xmil.core.explanation import Audit, Explanation
+from xmil.core.patches import IntArray, Patches
 from xmil.core.target import Target
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ RELEVANCE = "relevance|"
 SPREAD = "~spread"  # after a column's name: the standard deviation over the models of an ensemble
 STDERR = "~stderr"  # the standard error of sampled scores
 STABLE = "~stable"  # whether the sign is sure
-BAG_FIELDS = ("bag", "patch_size", "mpp", "model")
-RAW, RAW_FIELDS = ("raw_x", "raw_y"), ("unit", "raw_edge")  # where places wait for the slide's mpp
-SIZE = "slide_size"  # optional, as the raw fields are
+BAG_FIELDS = ("bag", "model")
+PLACE_FIELDS = ("patch_size", "mpp", "unit", "raw_edge", "slide_size")  # the last three are optional
+RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 
 Path_ = str | PathLike[str]
@@ -80,7 +81,9 @@ def write_explanations(
     import pyarrow.parquet as pq
 
     table = _to_table(explanations, dict(provenance or {}))
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+    write_atomically(
+        path, lambda temporary: pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    )
 
 
 def read_explanations(path: Path_) -> list[Explanation]:
@@ -145,7 +148,7 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         "version": __version__,
         "columns": {e.column: _column_header(e) for e in explanations},
         "provenance": provenance,
-        **{key: getattr(first, key) for key in (*BAG_FIELDS, *RAW_FIELDS, SIZE)},
+        **{key: getattr(first, key) for key in (*BAG_FIELDS, *PLACE_FIELDS)},
     }
     return pa.table(arrays).replace_schema_metadata({KEY: json.dumps(header, default=_plain)})
 
@@ -194,7 +197,7 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None)
+        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -223,23 +226,19 @@ def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
 def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: Path_) -> Explanation:
     try:
         meta = header["columns"][column]
-        waiting: dict[str, Any] = {key: header.get(key) for key in RAW_FIELDS}
         return Explanation(
             scores=table[column].to_numpy().astype(np.float32),
             logits=np.asarray(meta["logits"], dtype=np.float32),
             target=Target(**meta["target"]),
             audit=None if meta["audit"] is None else Audit(**meta["audit"]),
-            coords=_coords(table),
+            patches=patches_in(header, table),
             relevance=_relevance(table, column),
             spread=_beside(table, column + SPREAD),
             stderr=_beside(table, column + STDERR),
             stable=_stable(table, column),
             warnings=tuple(str(line) for line in meta.get("warnings", ())),
             **{key: meta[key] for key in _COLUMN_FIELDS},
-            raw_coords=_raw_coords(table),
             **{key: header[key] for key in BAG_FIELDS},
-            slide_size=_size(header),
-            **waiting,
         )
     except (LookupError, TypeError, ValueError) as error:
         raise FileError(
@@ -247,21 +246,26 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
         ) from None
 
 
-def _size(header: Mapping[str, Any]) -> tuple[int, int] | None:
-    held = header.get(SIZE)
-    return None if held is None else (int(held[0]), int(held[1]))
+def patches_in(header: Mapping[str, Any], table: pa.Table) -> Patches:
+    """Where the instances of a file lie, from its header and the columns of its table."""
+    size = header.get("slide_size")
+    return Patches(
+        coords=None if table["x0"].null_count else _pairs(table, ("x0", "y0")).astype(np.int64),
+        patch_size=_number(header["patch_size"], int),
+        mpp=_number(header["mpp"], float),
+        raw_coords=_pairs(table, RAW).astype(np.float64) if set(RAW) <= set(table.column_names) else None,
+        unit=header.get("unit"),
+        raw_edge=_number(header.get("raw_edge"), float),
+        slide_size=None if size is None else (int(size[0]), int(size[1])),
+    )
 
 
-def _coords(table: pa.Table) -> IntArray | None:
-    if table["x0"].null_count:
-        return None
-    return np.stack([table["x0"].to_numpy(), table["y0"].to_numpy()], axis=1).astype(np.int64)
+def _pairs(table: pa.Table, names: tuple[str, ...]) -> npt.NDArray[Any]:
+    return np.stack([table[name].to_numpy() for name in names], axis=1)
 
 
-def _raw_coords(table: pa.Table) -> npt.NDArray[np.float64] | None:
-    if not set(RAW) <= set(table.column_names):
-        return None
-    return np.stack([table[name].to_numpy() for name in RAW], axis=1).astype(np.float64)
+def _number(value: Any, kind: type) -> Any:
+    return None if value is None else kind(value)
 
 
 def _beside(table: pa.Table, name: str) -> FloatArray | None:

@@ -15,6 +15,7 @@ from xmil.core.bag import Bag
 from xmil.core.errors import FileError, XmilError
 from xmil.core.storage import write_atomically
 from xmil.data.containers import open_contents
+from xmil.data.extras import write_extra
 from xmil.data.header import Ask, Header
 from xmil.data.readers import find_reader
 from xmil.data.readers.trident import OURS
@@ -100,6 +101,8 @@ def _write(bag: Bag, temporary: str, path: Path) -> None:
             file.create_dataset("raw_coords", data=bag.raw_coords)
         for key, values in bag.columns.items():
             file.create_dataset(f"columns/{key.replace('/', '_')}", data=np.asarray(values))
+        for key, values in bag.extras.items():
+            write_extra(file, key, values)
 
 
 def _coords_attrs(bag: Bag) -> dict[str, Any]:

@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.patches import Patches
 from xmil.data.bags import read_bag
 from xmil.data.cohort import PATH, Cohort
 from xmil.data.header import Header
 
 BY = ("slide", "case")
-_SHARED = ("patch_size", "mpp", "encoder", "format", "version", "unit", "raw_edge")
+_SHARED = ("encoder", "format", "version")
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
     shared = {key: _agreed(bags, key) for key in _SHARED}
     joined = Bag(
         np.concatenate([bag.features for bag in bags]),
-        coords=_stacked(bags, "coords"),
-        raw_coords=_stacked(bags, "raw_coords"),
+        patches=Patches.joined([bag.patches for bag in bags]),
         slide_id=name,
         inferred=tuple(dict.fromkeys(line for bag in bags for line in bag.inferred)),
         **shared,
@@ -130,11 +130,6 @@ def _check_part(bag: Bag, case: str) -> None:
 def _agreed(bags: Sequence[Bag], key: str) -> Any:
     values = {getattr(bag, key) for bag in bags}
     return values.pop() if len(values) == 1 else None
-
-
-def _stacked(bags: Sequence[Bag], key: str) -> Any:
-    parts = [getattr(bag, key) for bag in bags]
-    return None if any(part is None for part in parts) else np.concatenate(parts)
 
 
 def _rows(bags: Sequence[Bag]) -> Iterator[slice]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import EllipsisType
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import Bag, FloatArray, IntArray
+from xmil.core.bag import Bag, FloatArray, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
-from xmil.core.placement import place
+from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.data.containers import Rows
 
 
@@ -33,30 +34,61 @@ class Ask:
             raise bad_parameter("patch_size", "read_bag", "an int in the range [1, inf)", self.patch_size)
 
 
-@dataclass(frozen=True)
-class Header:
+@dataclass(frozen=True, init=False)
+class Header(Placed):
     """A stored bag, its features still on disk: `read` brings all of them or some rows.
 
     `features` is None for files that hold coordinates only. `keep` lists the stored rows that belong to the
-    bag, where some do not (augmented copies).
+    bag, where some do not (augmented copies). `coords`, `patch_size` and the like go into `patches`.
     """
 
     path: Path
     format: str
     features: Rows | None
-    coords: IntArray | None = None
-    patch_size: int | None = None
-    mpp: float | None = None
-    slide_id: str | None = None
-    encoder: str | None = None
-    version: str | None = None
-    inferred: tuple[str, ...] = ()
-    raw_coords: npt.NDArray[np.float64] | None = None
-    unit: str | None = None
-    raw_edge: float | None = None
-    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-    keep: IntArray | None = None
+    patches: Patches
+    slide_id: str | None
+    encoder: str | None
+    version: str | None
+    inferred: tuple[str, ...]
+    columns: Mapping[str, npt.NDArray[Any]]
+    extra: dict[str, Any]
+    keep: IntArray | None
+    extras: Mapping[str, Any]
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,  # noqa: A002 - as of a bag
+        features: Rows | None,
+        coords: IntArray | EllipsisType | None = ...,
+        *,
+        patches: Patches | None = None,
+        slide_id: str | None = None,
+        encoder: str | None = None,
+        version: str | None = None,
+        inferred: tuple[str, ...] = (),
+        columns: Mapping[str, npt.NDArray[Any]] | None = None,
+        extra: dict[str, Any] | None = None,
+        keep: IntArray | None = None,
+        extras: Mapping[str, Any] | None = None,
+        **places: Unpack[Places],
+    ) -> None:
+        held = {
+            "path": path,
+            "format": format,
+            "features": features,
+            "slide_id": slide_id,
+            "patches": merged(patches, coords, places),
+            "encoder": encoder,
+            "version": version,
+            "inferred": inferred,
+            "columns": columns or {},
+            "extra": extra or {},
+            "keep": keep,
+            "extras": extras or {},
+        }
+        for key, value in held.items():
+            object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
         if self.keep is not None:
@@ -78,16 +110,20 @@ class Header:
     def read(self, rows: npt.ArrayLike | None = None) -> Bag:
         """The bag, or that of the given rows in the given order."""
         index = None if rows is None else _as_index(rows, len(self))
+        columns = {name: values if index is None else values[index] for name, values in self.columns.items()}
+        extras = self.extras if index is None else select_extras(self.extras, index)
         return Bag(
-            features=self._features(index),
-            coords=_pick(self.coords, index),
-            raw_coords=_pick(self.raw_coords, index),
-            columns={
-                name: values if index is None else values[index] for name, values in self.columns.items()
-            },
+            self._features(index),
+            patches=self.patches if index is None else self.patches.take(index),
+            columns=columns,
+            extras=extras,
             source=str(self.path),
             extra=dict(self.extra),
-            **{key: getattr(self, key) for key in _CARRIED},
+            slide_id=self.slide_id,
+            encoder=self.encoder,
+            format=self.format,
+            version=self.version,
+            inferred=self.inferred,
         )
 
     def _features(self, index: IntArray | None) -> FloatArray:
@@ -97,27 +133,14 @@ class Header:
         return self.features.read(stored)
 
 
-_CARRIED = (
-    "patch_size",
-    "mpp",
-    "slide_id",
-    "encoder",
-    "format",
-    "version",
-    "inferred",
-    "unit",
-    "raw_edge",
-)
-
-
 def placed(
     header: Header, xy: npt.ArrayLike | None, unit: str, *, edge: float | None, ask: Ask
 ) -> dict[str, Any]:
-    """The placement fields of a header from stored coordinates, with notes on what the user overrode."""
+    """The patches of a header from stored coordinates, with notes on what the user overrode."""
     notes = list(header.inferred)
     mpp = ask.mpp if ask.mpp is not None else header.mpp
     if xy is None:
-        return {"mpp": mpp, "patch_size": ask.patch_size, "inferred": tuple(notes)}
+        return {"patches": Patches(mpp=mpp, patch_size=ask.patch_size), "inferred": tuple(notes)}
     n = len(header)
     corners = np.asarray(xy)
     if header.features is not None and corners.shape != (n, 2):
@@ -125,18 +148,12 @@ def placed(
             f"{header.path}: has {n} feature rows but coordinates of shape {corners.shape}; they must match."
         )
     try:
-        found = place(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
+        found = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
         notes.append(f"patch edge {ask.patch_size} as given; the file says {edge:g}")
-    known = {"coords": found.coords, "patch_size": found.patch_size, "mpp": found.mpp}
-    raw = {} if unit == "px" else {"raw_coords": corners.astype(np.float64), "unit": unit, "raw_edge": edge}
-    return {**known, **raw, "inferred": (*notes, *found.inferred)}
-
-
-def _pick(values: npt.NDArray[Any] | None, index: IntArray | None) -> npt.NDArray[Any] | None:
-    return values if values is None or index is None else values[index]
+    return {"patches": found, "inferred": (*notes, *found.notes)}
 
 
 def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:

@@ -12,7 +12,8 @@ import numpy as np
 
 from xmil.core.errors import FileError, XmilError
 from xmil.core.names import counted
-from xmil.core.placement import CONVENTIONS, missing_for_drawing
+from xmil.core.patches import CONVENTIONS
+from xmil.core.runfiles import read_failures, read_run
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
@@ -46,7 +47,7 @@ def inspect_features(path: Path, **options: Any) -> Report:
     header = open_bag(path, **options)
     stats = _statistics(header)
     facts = {**_header_facts(header), **stats, **_place_facts(header)}
-    lacks = missing_for_drawing(header.coords is not None, header.patch_size, unit=header.unit)
+    lacks = header.patches.missing
     what = "features" if header.features is not None else "coordinates without features"
     return Report(
         str(path),
@@ -240,28 +241,26 @@ def _explained(column: dict[str, Any]) -> str:
 
 def inspect_run(path: Path) -> Report:
     """A run folder: how many slides are explained, by what, and which failed."""
-    import json
-
     files = sorted(path.glob("slides/*.parquet"))
     facts: dict[str, Any] = {"slides explained": len(files)}
     problems = []
     try:
-        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        if run.get("kind") == "predict":
+        run = read_run(path)
+    except XmilError:
+        run = None
+    if run is None:
+        problems.append("run.json is missing or damaged; the settings of this run are unknown")
+    else:
+        if run["kind"] == "predict":
             facts = {"predictions": _count_rows(path / "predictions.parquet")}
         facts |= {key: value for key, value in run.items() if isinstance(value, str | int | float)}
-    except (OSError, ValueError, AttributeError):
-        problems.append("run.json is missing or damaged; the settings of this run are unknown")
+        problems += [f"warning of the run: {text}" for text in run.get("warnings") or ()]
     if files:
         facts["columns"] = sorted(read_header(files[0])["columns"])
-    failures = path / "failures.csv"
-    if failures.is_file():
-        count = max(0, len(failures.read_text(encoding="utf-8", errors="replace").splitlines()) - 1)
-        problems += (
-            [f"{counted(count, 'slide')} failed; failures.csv says why, and running again tries them again"]
-            if count
-            else []
-        )
+    failed = len(read_failures(path))
+    if failed:
+        told = "failed; failures.csv says why, and running again tries them again"
+        problems.append(f"{counted(failed, 'slide')} {told}")
     return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from xmil.core.errors import FileError, InputError
 from xmil.data.containers import sniff
-from xmil.data.containers.folder import read_csv
+from xmil.data.containers.folderstore import read_csv
 
 Cells = tuple[str | None, ...]
 Table = dict[str, Cells]

@@ -19,8 +19,18 @@ from xmil._version import __version__
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
 from xmil.core.storage import write_text
-from xmil.demo.digit_slides import MPP, TILE, DigitSlide, write_digit_slide
-from xmil.demo.drawn_bags import CLASS_NAMES, TASK_NAMES, draw_bags, telling, write_cohort, write_truth
+from xmil.demo.digit_slides import (
+    CLASS_NAMES,
+    MPP,
+    TASK_NAMES,
+    TILE,
+    DigitSlide,
+    draw_bags,
+    telling,
+    write_cohort,
+    write_digit_slide,
+    write_truth,
+)
 
 MODELS = {
     "attnmil": {"dim": 64, "attention_dim": 32, "n_out_layers": 1},

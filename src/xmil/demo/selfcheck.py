@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfCheck:
     """One model and method: the largest difference from the stored scores, and what an audit leaves open.
 
     Both are shares: of the largest score, and of the explained output.
@@ -48,7 +48,7 @@ class Check:
         return self.difference < TOLERANCE and closes
 
 
-def self_check() -> list[Check]:
+def self_check() -> list[SelfCheck]:
     """Explain every model by every method that fits it and compare.
 
     >>> all(check.passed for check in self_check())
@@ -63,12 +63,12 @@ def values() -> dict[str, list[float]]:
     return {f"{m}:{method}": [float(f"{s:.6g}") for s in e.scores] for m, method, e in _explained()}
 
 
-def _check(name: str, e: Any, stored: dict[str, list[float]]) -> Check:
+def _check(name: str, e: Any, stored: dict[str, list[float]]) -> SelfCheck:
     expected = np.asarray(stored[name])
     difference = float(np.abs(e.scores - expected).max() / np.abs(expected).max())
     gap = None if e.audit is None else abs(e.audit.other) / max(abs(e.audit.output), 1e-12)
     model, _, method = name.partition(":")
-    return Check(model, method, difference if math.isfinite(difference) else math.inf, gap)
+    return SelfCheck(model, method, difference if math.isfinite(difference) else math.inf, gap)
 
 
 def _explained() -> Iterator[tuple[str, str, Any]]:

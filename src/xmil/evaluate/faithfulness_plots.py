@@ -37,7 +37,7 @@ EXPLAINED = {
     "value": "value minus reference",
     "risk": "risk",
 }
-SHARES = ("instances", "class_token", "bias", "epsilon", "other")
+SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
 def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
@@ -160,7 +160,13 @@ def _audits(axis: Axes, result: SlideResult) -> None:
     width = 0.8 / len(SHARES)
     for i, share in enumerate(SHARES):
         heights = [getattr(e.audit, share) for e in audited]
-        axis.bar(positions + (i - 2) * width, heights, width, label=share.replace("_", " "), color=COLOURS[i])
+        axis.bar(
+            positions + (i - len(SHARES) // 2) * width,
+            heights,
+            width,
+            label=share.replace("_", " "),
+            color=COLOURS[i],
+        )
     for x, e in zip(positions, audited, strict=True):
         axis.plot([x - 0.45, x + 0.45], [e.audit.output] * 2, color="black", lw=1.2)  # type: ignore[union-attr]
     axis.plot([], [], color="black", lw=1.2, label="explained output")

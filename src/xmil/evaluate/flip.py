@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -23,6 +24,8 @@ from xmil.methods.opening import Calling, open_network
 from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
+logger = logging.getLogger(__name__)
+
 ORDERS = ("morf", "lerf", "abs")
 ACTIONS = ("drop", "add")
 Floats = npt.NDArray[np.float64]
@@ -37,7 +40,7 @@ class Curve:
     predicted class differs from that of step 0, None where it never does or the model has no classes.
     `at_zero` is the output once all instances with a positive score are out, `flipped_at_zero` whether the
     full bag's decision is gone by then. `decides`: whether the model has classes to decide between. `scale`
-    is what counts as a large change of the output: 1 for a probability.
+    is what counts as a large change of the output: 1 for a probability. `warnings` belong beside the curve.
     """
 
     values: Floats
@@ -51,6 +54,7 @@ class Curve:
     mode: str
     decides: bool = True
     scale: float = 1.0
+    warnings: tuple[str, ...] = ()
 
     @property
     def aupc(self) -> float:
@@ -97,6 +101,8 @@ class Flips:
             raise unknown_name("mode", mode, MODES)
         self.network, x = open_network(model, bag, **how)
         self.mode = mode
+        for line in self.network.remarks:
+            logger.warning("%s", line)
         with frozen(self.network.module), torch.no_grad():
             self._parts = parts_of(self.network, x, mode)
         asked = only_target(self.network, self._parts.full.shape[-1]) if target is ... else target
@@ -166,6 +172,7 @@ class Flips:
             mode=self.mode,
             decides=self.decides,
             scale=self.scale,
+            warnings=self.network.warnings,
         )
 
     def checked(self, scores: Scores) -> Floats:

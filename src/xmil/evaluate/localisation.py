@@ -82,13 +82,33 @@ def marked_by_geojson(
     """
     xy0 = _boxes(coords)
     _checked_share(share)
+    return covered_by_polygons(read_polygons(path, names=names, origin=origin), xy0, patch_size) >= share
+
+
+def covered_by_polygons(
+    polygons: Sequence[list[Floats]],
+    xy0: Floats,
+    patch_size: int,
+    *,
+    without: Sequence[list[Floats]] = (),
+) -> Floats:
+    """The share of each box (n, 2) that lies in polygons, each an outline and its holes, on a grid of points.
+
+    What lies in one of `without` does not count.
+
+    >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
+    >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
+    array([1. , 0.5])
+    """
     steps = (np.arange(GRID) + 0.5) / GRID * patch_size
     offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
     points = (xy0[:, None, :] + offsets).reshape(-1, 2)
     inside = np.zeros(len(points), dtype=bool)
-    for rings in read_polygons(path, names=names, origin=origin):
+    for rings in polygons:
         inside |= _inside(points, rings)
-    return np.asarray(inside.reshape(len(xy0), -1).mean(axis=1) >= share)
+    for rings in without:
+        inside &= ~_inside(points, rings)
+    return np.asarray(inside.reshape(len(xy0), -1).mean(axis=1))
 
 
 def read_polygons(

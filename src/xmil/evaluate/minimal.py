@@ -11,22 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import comb
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.target import Target
+from xmil.core.task import TASKS
 from xmil.evaluate.minimal_bounds import Bound, bound_of
 from xmil.methods.coalitions import Coalitions, PooledCoalitions, RunCoalitions, coalitions_of
-from xmil.methods.network import ForwardFunction
-from xmil.methods.opening import open_network
-from xmil.methods.outputs import Question, class_logits
-from xmil.models.tasks import CLASS_TASKS
+from xmil.methods.explain import Bags
+from xmil.methods.opening import Calling, open_network
+from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
 KINDS = ("flip", "keep")
@@ -78,20 +78,21 @@ class MinimalSet:
 
 
 def minimal_set(
-    model: nn.Module,
-    bag: Bag | Tensor | npt.NDArray[Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     target: Any = None,
     kind: str = "flip",
     evaluations: int | None = None,
-    forward: ForwardFunction | None = None,
+    **how: Unpack[Calling],
 ) -> MinimalSet:
     """The smallest set of patches that decides, with a lower bound.
 
     `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
     multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
     proper subsets of the bag. Without a target the predicted class is taken. `evaluations` is how many sets
-    may be tried; the default goes by the cost of one.
+    may be tried; the default goes by the cost of one. `how` a module of your own is called is as for
+    `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -103,10 +104,10 @@ def minimal_set(
         raise unknown_name("kind", kind, KINDS)
     if evaluations is not None and (not isinstance(evaluations, int) or evaluations < 1):
         raise bad_parameter("evaluations", "minimal_set", "an int in the range [1, inf)", evaluations)
-    network, x = open_network(model, bag, forward=forward)
-    if network.task not in CLASS_TASKS:
+    network, x = open_network(model, bag, **how)
+    if not TASKS[network.task].decides:
         raise UnsupportedError(f"A {network.task} model decides nothing; minimal sets need classes.")
-    with frozen(model), torch.no_grad():
+    with frozen(network.module), torch.no_grad():
         game = coalitions_of(network, x)
         (output,) = Question([target], None, network).outputs(game.model_logits)
         question = _Sets(game, output.target, kind, evaluations or _affordable(game))
@@ -119,7 +120,7 @@ class _Sets:
     def __init__(self, game: Coalitions, target: Target, kind: str, evaluations: int) -> None:
         self.game, self.target, self.kind, self.left = game, target, kind, evaluations
         self.n, self.device, self.tried = game.n, game.x.device, 0
-        self.c = int(target)
+        self.c, self.labels = int(target), TASKS[game.network.task].truth == "labels"
         self.decided = bool(self._predicted(game.full)[0])
         self.wanted = self.decided if kind == "keep" else not self.decided
 
@@ -127,8 +128,8 @@ class _Sets:
     def differences(self) -> tuple[Tensor, bool]:
         """Differences of outputs (r, c) that are positive where a set does it, and whether all must be."""
         c = self.game.full.shape[1]
-        if self.game.network.task == "multilabel" or c == 1:
-            sign = 1.0 if self.game.network.task == "multilabel" or self.c == 1 else -1.0
+        if self.labels or c == 1:
+            sign = 1.0 if self.labels or self.c == 1 else -1.0
             rows = torch.zeros(1, c, dtype=torch.float64, device=self.device)
             rows[0, self.c if c > 1 else 0] = sign
         else:
@@ -169,18 +170,21 @@ class _Sets:
         return bool(self._predicted(logits)[0] == self.wanted)
 
     def _predicted(self, logits: Tensor) -> Tensor:
-        task = self.game.network.task
-        if task == "multilabel":
+        if self.labels:
             return logits[:, self.c] > 0
-        return class_logits(logits, task).argmax(dim=1) == self.c
+        return _two_columns(logits).argmax(dim=1) == self.c
 
     def _margin(self, logits: Tensor) -> Tensor:
-        task = self.game.network.task
-        if task == "multilabel":
+        if self.labels:
             return logits[:, self.c]
-        full = class_logits(logits, task)
+        full = _two_columns(logits)
         others = [k for k in range(full.shape[1]) if k != self.c]
         return full[:, self.c] - full[:, others].amax(dim=1)
+
+
+def _two_columns(logits: Tensor) -> Tensor:
+    """A column per class: one output z stands for two."""
+    return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
 
 
 def _search(sets: _Sets, bound: Bound) -> MinimalSet:

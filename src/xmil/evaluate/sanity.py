@@ -17,7 +17,7 @@ from xmil.core.explanation import Explanation
 from xmil.evaluate.flip import Bags
 from xmil.methods import explain
 
-SHARES = ("instances", "class_token", "bias", "epsilon", "other")
+SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,6 +142,7 @@ def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
 
 
 FITS = 0.95  # share of the patches on the slide below which there is a word about it
+HATCH = (60, 60, 60, 255)  # of patches whose sign is not sure
 TISSUES = ("grey", "colour")  # how the slide looks under the colours
 
 
@@ -212,8 +213,17 @@ class View:
         return cls(canvas, Cells.cut(boxes, canvas), background)
 
     def heat(self, explanation: Explanation, scale: Scale) -> Pixels:
-        """The scores' colours (h, w, 4); transparent where there is no patch."""
-        return np.asarray(self.cells.expand(scale.paint(self.cells.average(explanation.scores))))
+        """The scores' colours (h, w, 4), hatched where a sign is not sure; transparent without a patch."""
+        colours = np.asarray(self.cells.expand(scale.paint(self.cells.average(explanation.scores))))
+        if explanation.stable is None or explanation.stable.all():
+            return colours
+        unsure = self.cells.expand(self.cells.average(~explanation.stable)) > 0.5  # NaN is not
+        return hatched(colours, unsure, period=self._hatch_period(explanation.boxes()))
+
+    def _hatch_period(self, boxes: IntArray) -> int:
+        """Pixels between hatch lines: four or so to a patch, and never so fine that they fill it."""
+        wide = float(np.median(boxes[:, 2] - boxes[:, 0])) / self.canvas.downsample[0]
+        return int(np.clip(round(wide / 4), 4, 16))
 
     def overlay(
         self, explanation: Explanation, scale: Scale, *, alpha: float, tissue: str = "grey"
@@ -223,6 +233,15 @@ class View:
         if self.background is None:
             return blend(None, heat, alpha=1.0)
         return blend(self.background, heat, alpha=alpha, tissue=tissue)
+
+
+def hatched(colours: Pixels, where: npt.NDArray[np.bool_], *, period: int) -> Pixels:
+    """The picture (h, w, 4) with dark diagonal lines over the marked pixels."""
+    height, width = where.shape
+    lines = (np.arange(height)[:, None] + np.arange(width)) % period < max(1, period // 5)
+    found = colours.copy()
+    found[where & lines] = HATCH
+    return found
 
 
 def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.core.identity import identity
+from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
 from xmil.heatmaps.canvas import TISSUES
@@ -20,14 +22,14 @@ from xmil.heatmaps.exports import write_geojson, write_table
 from xmil.heatmaps.ometiff import Pyramid, write_colours, write_scores
 from xmil.heatmaps.panel import FORMATS, Picture
 from xmil.heatmaps.picture import KINDS, Look, Scene, draw, only
+from xmil.heatmaps.registry import EXPORTS, Export, Exported
 from xmil.heatmaps.saved_run import SavedRun
 from xmil.heatmaps.scale import CLIPS, Scale, pooled
+from xmil.heatmaps.standards import write_asap, write_qupath
 from xmil.heatmaps.words import ALL, PREDICTED, is_predicted, without_repeats
 from xmil.slides.frames import FRAMES, export_frame
 
-EXPORTS = ("geojson", "scores", "colours", "csv", "parquet")
-SUFFIXES = {"geojson": "geojson", "scores": "scores.ome.tif", "colours": "colours.ome.tif"}
-EACH = ("overlay", "side", "patches", "map", "colours")  # one file for each explanation
+EACH = ("overlay", "side", "patches", "map")  # pictures with one file for each explanation
 NEED_SLIDE = ("side", "patches")
 
 
@@ -92,15 +94,20 @@ class DrawingJob:
     explanations: Path
     slide: Path | None = None
     fault: str = ""  # why the slide cannot be used
+    drawn: str = ""  # what the files held when they were drawn last
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Files written now and files that were current already, and what is doubtful about the slide."""
+    """Files written now and files that were current already, and what is doubtful about the slide.
+
+    `source` is what the explanations and the slide held.
+    """
 
     written: int = 0
     kept: int = 0
     note: str | None = None
+    source: str = ""
 
 
 def cohort_scales(run: SavedRun, order: Order) -> dict[str, Scale]:
@@ -112,7 +119,7 @@ def cohort_scales(run: SavedRun, order: Order) -> dict[str, Scale]:
         except XmilError:  # it is reported when its turn comes
             continue
         for e in chosen:
-            held.setdefault(e.method, []).append(replace(e, coords=None, raw_coords=None, relevance=None))
+            held.setdefault(e.method, []).append(replace(e, patches=Patches(), relevance=None))
     look = order.look
     return {
         method: pooled(
@@ -160,7 +167,13 @@ def _columns(path: Path) -> list[tuple[str, Target, Sequence[float]]]:
 
 
 def make_drawer(
-    run: SavedRun, order: Order, out: Path, *, restart: bool = False, slides: Path | None = None
+    run: SavedRun,
+    order: Order,
+    out: Path,
+    *,
+    restart: bool = False,
+    slides: Path | None = None,
+    full_digests: bool = False,
 ) -> Callable[[DrawingJob], Drawn]:
     """The function that draws one slide; `slides` is the folder that must hold it."""
 
@@ -169,7 +182,12 @@ def make_drawer(
             raise InputError(job.fault)
         if slides is not None and job.slide is None:
             raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
-        return draw_slide(job, run, order, out, restart=restart)
+        if job.explanations.is_symlink():
+            raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
+        files = [job.explanations] if job.slide is None else [job.explanations, job.slide]
+        source = " ".join(identity(path, full=full_digests) for path in files)
+        changed = job.drawn not in ("", source)
+        return replace(draw_slide(job, run, order, out, restart=restart or changed), source=source)
 
     return drawer
 
@@ -220,10 +238,10 @@ def _files(job: DrawingJob, explanations: Sequence[Explanation], order: Order, o
     """Every file of a slide: `<kind>/<slide>[.<method>.<target>].<suffix>`."""
     pictures = [kind for kind in order.pictures if job.slide is not None or kind not in NEED_SLIDE]
     for kind in (*pictures, *order.exports):
-        suffixes = order.formats if kind in pictures and kind != "map" else (SUFFIXES.get(kind, kind),)
-        suffixes = ("png",) if kind == "map" else suffixes
+        drawn = ("png",) if kind == "map" else order.formats
+        suffixes = drawn if kind in pictures else (EXPORTS[kind].suffix,)
         for suffix in suffixes:
-            if kind in EACH:
+            if kind in EACH if kind in pictures else EXPORTS[kind].each:
                 for e in explanations:
                     name = f"{job.slide_id}.{_safe(e.method)}.{_safe(str(e.target))}.{suffix}"
                     yield File(kind, suffix, out / kind / name, e.column)
@@ -240,21 +258,40 @@ def _write(file: File, scene: Scene, order: Order) -> None:
         else:
             write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
     else:
-        _export(file, scene, shown, order)
+        frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
+        task, scales = scene.caption.task, scene.scales
+        given = Exported(tuple(shown), frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
+        EXPORTS[file.kind].write(file.path, given)
 
 
-def _export(file: File, scene: Scene, shown: Sequence[Explanation], order: Order) -> None:
-    frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
-    if file.kind == "geojson":
-        write_geojson(file.path, shown, origin=frame[:2], task=scene.caption.task)
-    elif file.kind in ("csv", "parquet"):
-        write_table(file.path, shown, kind=file.kind)
-    else:
-        pyramid = Pyramid.of(frame, downsample=order.downsample, mpp=scene.mpp)
-        if file.kind == "scores":
-            write_scores(file.path, shown, pyramid)
-        else:
-            write_colours(file.path, shown[0], scene.scales[shown[0].column], pyramid)
+def _geojson(path: Path, given: Exported) -> None:
+    write_geojson(path, given.explanations, origin=given.frame[:2], task=given.task)
+
+
+def _table(path: Path, given: Exported) -> None:
+    write_table(path, given.explanations, kind=path.suffix.removeprefix("."))
+
+
+def _scores(path: Path, given: Exported) -> None:
+    write_scores(path, given.explanations, _pyramid(given))
+
+
+def _colours(path: Path, given: Exported) -> None:
+    (e,) = given.explanations
+    write_colours(path, e, given.scales[e.column], _pyramid(given))
+
+
+def _pyramid(given: Exported) -> Pyramid:
+    return Pyramid.of(given.frame, downsample=given.downsample, mpp=given.mpp)
+
+
+EXPORTS.add("geojson", Export(_geojson, "geojson"))
+EXPORTS.add("qupath", Export(write_qupath, "geojson.gz"))
+EXPORTS.add("asap", Export(write_asap, "xml", each=True))
+EXPORTS.add("scores", Export(_scores, "scores.ome.tif"))
+EXPORTS.add("colours", Export(_colours, "colours.ome.tif", each=True))
+EXPORTS.add("csv", Export(_table, "csv"))
+EXPORTS.add("parquet", Export(_table, "parquet"))
 
 
 def _current(path: Path, changed: int) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
@@ -50,8 +52,17 @@ class Picture(Figure):
         return held.getvalue()
 
 
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Segments (k, 4) in pixels of a picture, each with a colour and a width of its own, in text sizes."""
+
+    segments: npt.NDArray[np.float64]
+    colours: Sequence[str]
+    widths: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True)
-class Column:
+class PanelColumn:
     """Pictures below each other (whole slide, zoomed region) with a title and the scale of their colours."""
 
     title: str
@@ -59,6 +70,7 @@ class Column:
     images: tuple[npt.NDArray[np.uint8], ...]
     scale: Scale | None = None
     ends: tuple[str, str] = ("", "")
+    lines: tuple[Lines, ...] = ()  # over each of the images
 
 
 @dataclass(frozen=True)
@@ -86,14 +98,15 @@ class Ruler:
 
 @dataclass(frozen=True)
 class Heading:
-    """The line above a panel: the slide's name and what is known of it."""
+    """The lines above a panel: the slide's name, what is known of it, and what to beware of."""
 
     name: str
     facts: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def draw_panel(
-    columns: Sequence[Column],
+    columns: Sequence[PanelColumn],
     *,
     heading: Heading,
     rulers: Sequence[Ruler | None] = (),
@@ -138,6 +151,9 @@ class Sheet:
             self.line(heading.name, 1.35, x=self.left[0], width=inner, weight="bold")
         if heading.facts:
             self.line(heading.facts, 1.0, x=self.left[0], width=inner, color=GREY)
+        for text in heading.warnings:
+            for part in wrap(f"warning: {text}", max(20, int(inner / (0.5 * self.unit)))):
+                self.line(part, 0.85, x=self.left[0], width=inner, color=RED)
         self.y += round(0.4 * self.unit)
 
     def line(self, text: str, size: float, *, x: float, width: float, **look: Any) -> None:
@@ -145,7 +161,9 @@ class Sheet:
         self.text(text, size, x, self.y, width=width, **look)
         self.y += round(1.5 * size * self.unit)
 
-    def block(self, columns: Sequence[Column], *, rulers: Sequence[Ruler | None], mark: Mark | None) -> None:
+    def block(
+        self, columns: Sequence[PanelColumn], *, rulers: Sequence[Ruler | None], mark: Mark | None
+    ) -> None:
         """Titles, one row of pictures for each of the columns' images, colour bars."""
         self._titles(columns)
         for row in range(max(len(column.images) for column in columns)):
@@ -188,7 +206,7 @@ class Sheet:
             text.set_position((x / width, 1 - y / height))
         return self.figure
 
-    def _titles(self, columns: Sequence[Column]) -> None:
+    def _titles(self, columns: Sequence[PanelColumn]) -> None:
         for i, column in enumerate(columns):
             centre, width = self._centre(i)
             self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
@@ -199,7 +217,7 @@ class Sheet:
 
     def _row(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[PanelColumn],
         row: int,
         *,
         ruler: Ruler | None,
@@ -210,6 +228,8 @@ class Sheet:
             pixels = column.images[row]
             x = self.left[i] + (self.widths[i] - pixels.shape[1]) // 2
             axes = self.image(pixels, x, self.y)
+            for lines in column.lines[row : row + 1]:
+                _lines(axes, lines, self.unit * 72 / DPI)
             if mark is not None:
                 _mark(axes, mark, self.unit * 72 / DPI)
             if ruler is not None and i == 0:
@@ -225,7 +245,7 @@ class Sheet:
         points = 0.85 * u * 72 / DPI
         axes.text(0.6 * u, height - 1.1 * u, ruler.name, fontsize=points, va="bottom", color="black")
 
-    def _bar(self, i: int, column: Column) -> None:
+    def _bar(self, i: int, column: PanelColumn) -> None:
         if column.scale is None:
             return
         u, (centre, width) = self.unit, self._centre(i)
@@ -281,12 +301,21 @@ def _mark(axes: Any, mark: Mark, size: float) -> None:
         axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width * size))
 
 
-def _unit(columns: Sequence[Column]) -> float:
+def _lines(axes: Any, lines: Lines, size: float) -> None:
+    ends = lines.segments.reshape(-1, 2, 2)
+    for colour, extra in (("white", 0.06), (lines.colours, 0.0)):  # a light rim, to be seen on any colour
+        drawn = LineCollection(
+            list(ends), colors=colour, linewidths=(lines.widths + extra) * size, capstyle="round"
+        )
+        axes.add_collection(drawn, autolim=False)
+
+
+def _unit(columns: Sequence[PanelColumn]) -> float:
     """The size of ordinary text in pixels, in proportion to the pictures."""
     longest = max(max(image.shape[:2]) for column in columns for image in column.images)
     return float(max(13, longest / (44 if len(columns) < 3 else 36)))
 
 
-def _width(column: Column, unit: float) -> int:
+def _width(column: PanelColumn, unit: float) -> int:
     widest = max(int(image.shape[1]) for image in column.images)
     return max(widest, round((NARROWEST if column.scale else 18) * unit * 0.7))

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.explanation import Explanation
+from xmil.core.interactions import Interactions
 from xmil.heatmaps.canvas import Box, View, as_image, check_fit, place_on, same_places, whole_box
-from xmil.heatmaps.panel import Column, Heading, Picture, Ruler, draw_panel
+from xmil.heatmaps.pairs import pair_lines
+from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel
 from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.sheets import draw_sheet
 from xmil.heatmaps.words import Caption, ends, subtitle, title, without_repeats
@@ -72,6 +74,7 @@ def heatmap(
     label: str | None = None,
     prediction: str | None = None,
     task: str = "classification",
+    pairs: Interactions | None = None,
 ) -> Picture | Image:
     """Draw an explanation, or several in a panel, over the slide (a path or an open one) or on their own.
 
@@ -80,6 +83,7 @@ def heatmap(
     the colours alone, to be laid over the slide's scanned area at the same size. `clip`: `whiskers`,
     `percentile` or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in
     level-0 pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own.
+    `pairs`, from `xmil.interactions`, are lines between patches. Patches whose sign is not sure are hatched.
 
     >>> import numpy as np
     >>> from xmil import Explanation, Target
@@ -98,6 +102,7 @@ def heatmap(
     )
     with _opened(slide, mpp) as opened:
         scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
+        scene = replace(scene, pairs=pairs)
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
         scales = None if scale is None else {e.column: scale for e in several}
@@ -115,6 +120,7 @@ class Scene:
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
     note: str | None = None  # what is doubtful about the slide
+    pairs: Interactions | None = None
 
     @classmethod
     def of(
@@ -143,8 +149,9 @@ class Scene:
 
     @property
     def heading(self) -> Heading:
-        """The slide's name, label and prediction."""
-        return Heading(self.caption.name, self.caption.facts())
+        """The slide's name, label and prediction, and what the explanations warn of."""
+        told = dict.fromkeys(text for e in self.explanations for text in e.warnings)
+        return Heading(self.caption.name, self.caption.facts(), tuple(told))
 
     @property
     def mpp(self) -> float | None:
@@ -218,18 +225,22 @@ def _sheet(scene: Scene) -> Picture:
     )
 
 
-def _column(scene: Scene, explanation: Explanation) -> Column:
+def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
     scale, look = scene.scales[explanation.column], scene.look
     images = tuple(
         view.overlay(explanation, scale, alpha=look.alpha, tissue=look.tissue) for view in scene.views
     )
     task = scene.caption.task
-    return Column(title(explanation), subtitle(explanation, task), images, scale, ends(explanation, task))
+    lines: tuple[Lines, ...] = ()
+    if scene.pairs is not None:
+        lines = tuple(pair_lines(scene.pairs, view.canvas) for view in scene.views)
+    words = subtitle(explanation, task)
+    return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines)
 
 
-def _slide_column(scene: Scene) -> Column:
+def _slide_column(scene: Scene) -> PanelColumn:
     images = tuple(view.background for view in scene.views if view.background is not None)
-    return Column("Slide", "", images)
+    return PanelColumn("Slide", "", images)
 
 
 def _ruler(view: View, mpp: float | None) -> Ruler | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
+from xmil.core.run import Run
 from xmil.core.task import TASKS
 from xmil.heatmaps.words import Caption, number
 
@@ -64,7 +62,7 @@ class SavedRun:
         return names[int(cell)] if whole else cell
 
 
-def open_run(path: str | PathLike[str]) -> SavedRun:
+def open_saved(path: str | PathLike[str]) -> SavedRun:
     """Open a run's folder, a folder of explanations, or one explanation file."""
     place = Path(path)
     if place.is_file():
@@ -80,31 +78,5 @@ def open_run(path: str | PathLike[str]) -> SavedRun:
 
 
 def _described(folder: Path, files: dict[str, Path]) -> SavedRun:
-    about = _json(folder / "run.json")
-    spec = (about.get("model") or {}).get("spec") if isinstance(about.get("model"), dict) else None
-    held = {**(spec or {}), **about}
-    names = held.get("class_names") or None
-    task = str(held.get("task") or "classification")
-    return SavedRun(
-        folder, files, task, tuple(map(str, names)) if names else None, _rows(folder / "slides.csv")
-    )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: not readable ({error}); the run's folder is damaged.") from None
-    return held if isinstance(held, dict) else {}
-
-
-def _rows(path: Path) -> dict[str, dict[str, str]]:
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as handle:
-            return {row["slide_id"]: row for row in csv.DictReader(handle)}
-    except (OSError, KeyError, ValueError, csv.Error) as error:
-        raise FileError(f"{path}: not a readable table of slides ({error!r}).") from None
+    run = Run(folder)
+    return SavedRun(folder, files, run.task, run.class_names, run.rows)

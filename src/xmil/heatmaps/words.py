@@ -54,7 +54,9 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     >>> subtitle(e), ends(e)
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
-    return f"for {TASKS[task].subject(explained(explanation))}"
+    unsure = explanation.stable is not None and not explanation.stable.all()
+    said = "; hatched: sign not sure" * unsure + "; has warnings" * bool(explanation.warnings)
+    return f"for {TASKS[task].subject(explained(explanation))}{said}"
 
 
 def explained(explanation: Explanation) -> str:

@@ -17,12 +17,14 @@ class AffineRule:
     """Settings of the epsilon and gamma rules for linear layers, convolutions and batch norm.
 
     `bias="absorb"`: the bias keeps its share. `bias="redistribute"`: the bias is left out of the
-    denominator, so that the inputs receive everything; this needs an epsilon.
+    denominator, so that the inputs receive everything; this needs an epsilon. `constant`: the result is a
+    constant, and what it receives is cut.
     """
 
     epsilon: float = 0.0
     gamma: float = 0.0
     bias: str = "absorb"
+    constant: bool = False
 
     def __post_init__(self) -> None:
         if self.bias not in BIAS_POLICIES:

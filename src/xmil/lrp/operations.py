@@ -41,13 +41,16 @@ rot90 repeat repeat_interleave masked_select pixel_shuffle pixel_unshuffle chann
 to float double half bfloat16 type type_as cpu cuda requires_grad_ atleast_1d atleast_2d atleast_3d
 sum mean nansum nanmean cumsum neg negative positive __pos__ trace nan_to_num diff
 relu relu_ leaky_relu leaky_relu_ prelu rrelu abs absolute __abs__
-amax amin aminmax topk sort kthvalue median nanmedian cummax cummin msort norm std vector_norm
-linalg_norm linalg_vector_norm
+amax amin aminmax topk sort kthvalue median nanmedian mode quantile nanquantile cummax cummin msort
+std std_mean sum_to_size linalg_diagonal diagflat dsplit trapezoid trapz cumulative_trapezoid
+deg2rad rad2deg unsafe_chunk unsafe_split
 max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices
 avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-interpolate upsample dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+interpolate upsample dropout dropout1d dropout2d dropout3d
 fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2
-fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift
+fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfft2 fft_ihfft2 fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
 view_as_real view_as_complex real imag conj resolve_conj resolve_neg conj_physical H mH adjoint
 sparse_coo_tensor to_dense to_sparse coalesce
 """
@@ -59,10 +62,14 @@ _TRANSPARENT = """
 add sub rsub mul div pow square sqrt float_power cat stack hstack vstack dstack column_stack where max min
 maximum minimum fmax fmin masked_fill pad copy_ scatter index_put index_copy index_add scatter_add
 clamp clamp_min clamp_max clip hardtanh relu6 lerp scatter_reduce index_reduce index_fill fill_diagonal
-prod addcmul addcdiv linalg_solve
+prod addcmul addcdiv linalg_solve norm vector_norm linalg_norm linalg_vector_norm threshold
+select_scatter slice_scatter diagonal_scatter masked_scatter
 """
 # The same, unless a factor is a parameter: that is a linear layer.
-_PRODUCTS = "matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum tensordot _sparse_mm"
+_PRODUCTS = """
+matmul rmatmul bmm mm mv dot inner outer vdot kron chain_matmul einsum tensordot cross linalg_cross
+linalg_vecdot _sparse_mm
+"""
 PRODUCTS = frozenset(_PRODUCTS.split())
 CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
 
@@ -158,7 +165,7 @@ def positional(
 
 def no_values(name: str) -> bool:
     """Whether an operation takes only shape and type from its arguments."""
-    return name.endswith("_like") or name.startswith("new_")
+    return name.endswith("_like") or name.startswith("new_") or name in ("fill", "zero")
 
 
 def is_live(value: Any) -> bool:

@@ -35,8 +35,8 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
         found.append(_cut_sentence(shares["cut"] / sum(shares.values()), cuts))
     if shares["other"] > WARNED_OTHER * scale:
         found.append(
-            f"The account closes only to {shares['other'] / scale:.1%}: the rules are unstable for this bag. "
-            "Another preset, a larger epsilon or model.double() may help."
+            f"The account closes only to {shares['other'] / scale:.1%}: low precision, or rules that are "
+            "unstable for this bag. model.double(), another preset or a larger epsilon may help."
         )
     return tuple(found)
 

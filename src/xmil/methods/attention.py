@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +14,7 @@ from xmil.core.errors import bad_parameter
 from xmil.core.target import Target
 from xmil.methods.captured import captured_attention
 from xmil.methods.network import Network
-from xmil.methods.outputs import Question
+from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import Attribution, Attributions, register_method
 from xmil.models import MILModel
 from xmil.nn.attention import SelfAttention, row_blocks
@@ -27,7 +27,20 @@ def _unsupported(network: Network) -> str | None:
     return None if network.model is None else network.model.no_attention
 
 
-@register_method("attention", signed=False, cost="1 to 2", supports=_unsupported)
+@torch.no_grad()
+def attention_batch(network: Network, x: Tensor, outputs: Sequence[Output], *, fold: bool = True) -> Tensor:
+    """Attention (b, outputs, n) of many bags to their instances."""
+    weights = attention_of(network, x, fold=fold)[1]
+    return torch.stack([branch(weights, output.target, network) for output in outputs], dim=1)
+
+
+@register_method(
+    "attention",
+    signed=False,
+    cost="1 to 2",
+    supports=_unsupported,
+    batch=attention_batch,
+)
 @torch.no_grad()
 def attention(
     network: Network,

@@ -18,7 +18,7 @@ COMPANIONS = {
     "adjacency": ("adjacency", "adj", "adj_mat", "adj_matrix", "edge_index"),
     "index": ("index",),
 }
-MASKS = ("mask", "attention_mask", "attn_mask", "padding_mask", "key_padding_mask", "return_att")
+MASKS = ("mask", "attention_mask", "attn_mask", "padding_mask", "key_padding_mask")
 _KNOWN = {alias: name for name, aliases in COMPANIONS.items() for alias in aliases}
 
 Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
@@ -34,6 +34,7 @@ class Way:
     text: str
     call: Call
     names: Mapping[str, bool] = field(default_factory=dict)
+    masks: bool = False  # whether a mask of ones is handed over: all is real, or all is padding
 
 
 PLAIN = Way("net(x)", lambda module, x, _: module(x))
@@ -49,28 +50,38 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
         else:
             yield from (_by_keyword(name, batch=batch) for name in ("data", "x") for batch in (True, False))
         if wanted is not None:
-            yield from (_offering(batch=batch) for batch in (True, False))
+            yield from _masked(module, {})
+            yield from (
+                _offering(batch=batch, mask=mask) for mask in (False, True) for batch in (True, False)
+            )
         return
     others = {name: companion_of(name, held) for name in wanted[1:]}
     yield from (_with_companions(others, batch=batch) for batch in (True, False))
+    yield from (_with_companions(others, batch=batch, real=True) for batch in (True, False))
+    yield from _masked(module, others)
+
+
+def _masked(module: nn.Module, others: Mapping[str, str | None]) -> Iterator[Way]:
+    """The ways with a mask of ones, for modules that have a parameter for one."""
+    name = next((name for name in _parameters(module) if name in MASKS), None)
+    if name is not None:
+        yield from (
+            _with_companions({**others, name: None}, batch=batch, mask=name) for batch in (True, False)
+        )
 
 
 def required(module: nn.Module) -> list[str] | None:
     """Parameters of `forward` that must be given, the features first; None where it cannot be known."""
-    try:
-        parameters = _signature(module).parameters.values()
-    except (TypeError, ValueError):
+    found = _signature(module)
+    if found is None:
         return None
     loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in loose]
+    return [p.name for p in found.parameters.values() if p.default is p.empty and p.kind not in loose]
 
 
 def optional_companions(module: nn.Module, held: Sequence[str]) -> dict[str, str]:
     """Parameters with a default that would take a companion the bag holds, and its name."""
-    try:
-        parameters = _signature(module).parameters.values()
-    except (TypeError, ValueError):
-        return {}
+    parameters = _parameters(module).values()
     found = {p.name: companion_of(p.name, held) for p in parameters if p.default is None}
     return {name: to for name, to in found.items() if to in held and to is not None}
 
@@ -91,15 +102,23 @@ def forward_way(forward: Callable[..., Any], names: Mapping[str, bool]) -> Way:
     return Way("forward(net, x)", lambda module, x, given: forward(module, x, **given), names)
 
 
-def _signature(module: nn.Module) -> inspect.Signature:
-    """How a module is called; a chain is called as its encoder is."""
+def _signature(module: nn.Module) -> inspect.Signature | None:
+    """How a module is called, a chain as its encoder is; None where it cannot be known, as of traced ones."""
     found = getattr(module, "call_signature", None)
-    return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+    try:
+        return found if isinstance(found, inspect.Signature) else inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    found = _signature(module)
+    return {} if found is None else found.parameters
 
 
 def _only_keywords(module: nn.Module) -> bool:
     """Whether `forward` takes nothing but **keywords."""
-    kinds = [p.kind for p in _signature(module).parameters.values()]
+    kinds = [p.kind for p in _parameters(module).values()]
     return kinds == [inspect.Parameter.VAR_KEYWORD]
 
 
@@ -108,28 +127,40 @@ def _by_keyword(name: str, *, batch: bool) -> Way:
     return Way(text, lambda module, x, _: module(**{name: x if batch else x[0]}))
 
 
-def _with_companions(others: Mapping[str, str | None], *, batch: bool) -> Way:
-    x_text = "x" if batch else "x[0]"
-    said = [f"{name}={'None' if to is None else to if batch else f'{to}[0]'}" for name, to in others.items()]
+def _with_companions(
+    others: Mapping[str, str | None], *, batch: bool, real: bool = False, mask: str | None = None
+) -> Way:
+    """The way with companions by keyword: in batches or not, as real numbers, with a mask of ones."""
+    end = f"{'' if batch else '[0]'}{'.float()' if real else ''}"
+    said = [
+        f"{name}={'ones' if name == mask else None if to is None else to + end}"
+        for name, to in others.items()
+    ]
 
     def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
         named = {name: None if to is None else given[to] for name, to in others.items()}
-        if not batch:
-            named = {name: None if value is None else value[0] for name, value in named.items()}
-        return module(x if batch else x[0], **named)
+        if mask is not None:
+            named[mask] = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return module(x if batch else x[0], **{name: fit(value, x.dtype) for name, value in named.items()})
 
-    return Way(f"net({', '.join([x_text, *said])})", call, {to: True for to in others.values() if to})
+    def fit(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        value = value if value is None or batch else value[0]
+        return value if value is None or not real else value.to(dtype)
+
+    names = {to: True for to in others.values() if to}
+    text = ", ".join(["x" if batch else "x[0]", *said])
+    return Way(f"net({text})", call, names, masks=mask is not None)
 
 
-def _offering(*, batch: bool) -> Way:
+def _offering(*, batch: bool, mask: bool) -> Way:
     names = dict.fromkeys(COMPANIONS, False)
 
     def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
-        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()})
+        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()}, mask=mask)
         return module(offer)
 
-    shape = "(1, n, d)" if batch else "(n, d)"
-    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names)
+    shape = f"{'(1, n, d)' if batch else '(n, d)'}{' and a mask of ones' if mask else ''}"
+    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names, masks=mask)
 
 
 class LackingError(KeyError, AttributeError):
@@ -139,19 +170,21 @@ class LackingError(KeyError, AttributeError):
 class Offer(dict[str, Any]):
     """Features and companions under the names that modules ask for, as items or attributes of one object.
 
-    A mask is not among them: one bag alone has no padding, and whether True marks padding differs.
+    A mask is not among them unless asked for: one bag alone has no padding, and what True marks differs.
 
     >>> Offer(torch.zeros(3, 2), {})["feats"].shape, Offer(torch.zeros(3, 2), {}).batch.tolist()
     (torch.Size([3, 2]), [0, 0, 0])
     """
 
-    def __init__(self, x: Tensor, given: Mapping[str, Tensor]) -> None:
+    def __init__(self, x: Tensor, given: Mapping[str, Tensor], *, mask: bool = False) -> None:
         super().__init__()
-        self._x, self._given = x, given
+        self._x, self._given, self._mask = x, given, mask
 
     def __missing__(self, name: str) -> Any:
         if name in FEATURES:
             return self._x
+        if name in MASKS and self._mask:
+            return torch.ones(self._x.shape[:-1], dtype=torch.bool, device=self._x.device)
         if name in ("batch", "num_nodes"):
             nodes = self._x.shape[-2]
             return (

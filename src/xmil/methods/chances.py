@@ -17,6 +17,7 @@ from xmil.core.errors import InputError
 from xmil.core.task import TASKS
 
 RETURNS = ("logit", "probability")
+LOGITS = 1 << 16  # no model has more outputs
 _SQUASH = ("softmax", "sigmoid", "sigmoid_", "special_expit", "expit")
 _SAME = (
     "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
@@ -50,7 +51,8 @@ class ChanceWatch(TorchFunctionMode):
 
     def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
         if name in _SQUASH and isinstance(first, Tensor):
-            self._made[out] = None if name.endswith("_") else first
+            small = first.numel() <= LOGITS and not name.endswith("_")
+            self._made[out] = first if small else None  # large ones are attention: not to be kept alive
         elif name in _SAME and isinstance(first, Tensor) and first in self._made:
             function, others, options = operation
             source = self._made[first]

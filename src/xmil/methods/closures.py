@@ -20,8 +20,13 @@ LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
 
 
 def values_by_row(function: Callable[..., Any] | None, module: nn.Module, n: int) -> Rows:
-    """What a function, or else the module, holds with a row for each of n instances."""
-    held = plain_tensors(module).items() if function is None else held_values(function)
+    """What a function and the module it calls hold with a row for each of n instances."""
+    held = [*([] if function is None else held_values(function)), *plain_tensors(module).items()]
+    for part in module.modules():
+        if not type(part).__module__.startswith(LIBRARIES):
+            held += held_values(part.forward)
+    caller = getattr(module, "caller", None)  # the function of a chain
+    held += [] if caller is None else held_values(caller)
     return {name: (id(value), shape) for name, value in held if (shape := _rows(value, n)) is not None}
 
 

@@ -39,7 +39,8 @@ class Companions:
         """The companions of a bag; those of a bare array of features are its rows' numbers alone."""
         if not isinstance(bag, Bag):
             return cls({}, n=n)
-        values = {**bag.columns, "coords": bag.coords, "raw_coords": bag.raw_coords, **bag.extras}
+        values = {**bag.columns, "coords": bag.coords, "raw_coords": bag.raw_coords, "microns": _microns(bag)}
+        values |= bag.extras
         name = f"bag {bag.slide_id!r}" if bag.slide_id else "the bag"
         hint = f" Its coordinates are in {bag.unit}; bag.placed(mpp=...) makes them level-0." * bool(bag.unit)
         return cls({key: v for key, v in values.items() if v is not None}, n=n, name=name, hint=hint)
@@ -51,6 +52,10 @@ class Companions:
 
     def __contains__(self, name: object) -> bool:
         return name == INDEX or name in self._values
+
+    def replaced(self, others: Mapping[str, Any]) -> Companions:
+        """These companions, with others in place of some."""
+        return Companions({**self._values, **others}, n=self.n, name=self.name, hint=self._hint)
 
     def given(self, name: str, rows: Tensor, like: Tensor) -> Tensor:
         """One companion for rows (b, m) of the bag: (b, m, ...), or (b, m, m) where it joins instances.
@@ -87,6 +92,13 @@ class Companions:
             f"{who} asks for {' and '.join(map(repr, missing))}, which {self.name} does not have (it has "
             f"{', '.join(held)}); pass a Bag with {way}.{self._hint if 'coords' in missing else ''}"
         )
+
+
+def _microns(bag: Bag) -> npt.NDArray[Any] | None:
+    """Top-left corners in microns, where the bag knows them."""
+    if bag.raw_coords is not None and bag.unit == "um":
+        return bag.raw_coords
+    return None if bag.coords is None or bag.mpp is None else bag.coords * float(bag.mpp)
 
 
 def as_companion(value: Any, like: Tensor, name: str) -> Tensor:

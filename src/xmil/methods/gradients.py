@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,22 +12,66 @@ from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.methods.baseline import described, find_baseline
 from xmil.methods.network import Network
-from xmil.methods.outputs import Question
+from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import Attribution, Attributions, register_method
 
+STEPS = 50  # of integrated gradients, unless asked otherwise
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
 
 
-@register_method("gxi", signed=True, cost="about 3", contexts=True)
+def _times_input(gradient: Tensor, x: Tensor) -> Tensor:
+    return (gradient * x).sum(dim=-1)
+
+
+def _squared(gradient: Tensor, _: Tensor) -> Tensor:
+    return gradient.square().sum(dim=-1)
+
+
+def times_input_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Gradient times input (b, outputs, n) of many bags."""
+    return _many(network, x, outputs, _times_input)
+
+
+def squared_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Squared gradients (b, outputs, n) of many bags."""
+    return _many(network, x, outputs, _squared)
+
+
+@register_method("gxi", signed=True, cost="about 3", contexts=True, batch=times_input_batch)
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
-    return _from_gradients(network, x, question, lambda gradient: (gradient * x).sum(dim=-1))
+    return _from_gradients(network, x, question, _times_input)
 
 
-@register_method("grad2", signed=False, cost="about 3")
+@register_method("grad2", signed=False, cost="about 3", batch=squared_batch)
 def squared_gradient(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of the squared gradient."""
-    return _from_gradients(network, x, question, lambda gradient: gradient.square().sum(dim=-1))
+    return _from_gradients(network, x, question, _squared)
+
+
+def integrated_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Scores (b, outputs, n) of many bags from bags of zeros, all steps of the path at once."""
+    start = torch.zeros_like(x)
+    paths = [_path(network, x, start, output, at_once=None) for output in outputs]
+    return torch.stack(paths, dim=1)
+
+
+def _path(
+    network: Network,
+    x: Tensor,
+    start: Tensor,
+    output: Output,
+    *,
+    steps: int = STEPS,
+    integration: str = INTEGRATIONS[0],
+    at_once: int | None,
+) -> Tensor:
+    """Integrated gradients (b, n) of bags (b, n, d); `at_once` is how many bags of the path run together."""
+    from captum.attr import IntegratedGradients
+
+    captum = IntegratedGradients(lambda bags: output(network(bags)))
+    parts = captum.attribute(x, start, n_steps=steps, method=integration, internal_batch_size=at_once)
+    return torch.as_tensor(parts.sum(dim=-1), dtype=x.dtype)
 
 
 # no "contrastive": its weights are constants of one bag, and a path has many
@@ -38,14 +82,15 @@ def squared_gradient(network: Network, x: Tensor, question: Question) -> Attribu
     cost="3 x steps",
     outputs=("logit", "log_odds", "probability"),
     contexts=True,
+    batch=integrated_batch,
 )
 def integrated_gradients(
     network: Network,
     x: Tensor,
     question: Question,
     *,
-    steps: int = 50,
-    integration: str = "gausslegendre",
+    steps: int = STEPS,
+    integration: str = INTEGRATIONS[0],
     baseline: Any = None,
     strength: float | None = None,
 ) -> Attributions:
@@ -54,8 +99,6 @@ def integrated_gradients(
     With a `baseline` the path starts at a bag of such instances, times the `strength`. In the audit the bias
     is the output at the start and `other` the convergence gap.
     """
-    from captum.attr import IntegratedGradients
-
     if not isinstance(steps, int) or steps < 1:
         raise bad_parameter("steps", "ig", "an int in the range [1, inf)", steps)
     if integration not in INTEGRATIONS:
@@ -71,32 +114,46 @@ def integrated_gradients(
         at_start = network(start)
     found = []
     for output in question.outputs(logits):
-        captum = IntegratedGradients(lambda bags, f=output: f(network(bags)))
         # one bag of the path at a time: the memory of a gradient, whatever the steps
-        parts = captum.attribute(x, start, n_steps=steps, method=integration, internal_batch_size=1)
-        scores = parts.sum(dim=-1)[0].to(x.dtype)
+        (scores,) = _path(network, x, start, output, steps=steps, integration=integration, at_once=1)
         value, constant = float(output(logits)), float(output(at_start))
         audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=constant)
         found.append(Attribution(output, value, scores, audit, **described(centre)))
     return Attributions(logits, found)
 
 
-def _from_gradients(
-    network: Network, x: Tensor, question: Question, score: Callable[[Tensor], Tensor]
-) -> Attributions:
+Score = Callable[[Tensor, Tensor], Tensor]  # gradients and bags (b, n, d) to scores (b, n)
+
+
+def _from_gradients(network: Network, x: Tensor, question: Question, score: Score) -> Attributions:
     x = x.detach().requires_grad_(True)
     with torch.enable_grad():
         logits = network(x)
         _check_gradient(network, logits)
         outputs = question.outputs(logits)
-        found = []
-        for i, output in enumerate(outputs):
-            value = output(logits)
-            keep = i < len(outputs) - 1
-            (gradient,) = torch.autograd.grad(value.sum(), x, retain_graph=keep, materialize_grads=True)
-            with torch.no_grad():
-                found.append(Attribution(output, float(value), score(gradient)[0]))
-    return Attributions(logits.detach(), found)
+        found = _scored(logits, x, outputs, score)
+    logits = logits.detach()
+    values = [float(output(logits)) for output in outputs]
+    pairs = zip(outputs, values, found, strict=True)
+    return Attributions(logits, [Attribution(o, value, scores[0]) for o, value, scores in pairs])
+
+
+def _many(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
+    """Scores (b, outputs, n) of many bags: the gradient of a sum over bags holds each bag's own."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        return torch.stack(_scored(network(x), x, outputs, score), dim=1)
+
+
+def _scored(logits: Tensor, x: Tensor, outputs: Sequence[Output], score: Score) -> list[Tensor]:
+    """The scores (b, n) of each output; the graph is kept until the last."""
+    found = []
+    for i, output in enumerate(outputs):
+        keep = i < len(outputs) - 1
+        value = output(logits).sum()
+        (gradient,) = torch.autograd.grad(value, x, retain_graph=keep, materialize_grads=True)
+        found.append(score(gradient, x.detach()))
+    return found
 
 
 def _check_gradient(network: Network, logits: Tensor) -> None:

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from os import PathLike
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,8 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.interactions import Interactions
 from xmil.methods.coalitions import Coalitions, coalitions_of
-from xmil.methods.explain import explain
-from xmil.methods.network import ForwardFunction
-from xmil.methods.opening import open_network
+from xmil.methods.explain import Bags, explain
+from xmil.methods.opening import Calling, as_bag, open_network
 from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import seed_words
 from xmil.methods.shapley import LARGEST, bits_of
@@ -43,8 +43,8 @@ Masks = Callable[[Tensor], Tensor]  # coalitions of players (b, p) to logits (b,
 
 
 def interactions(
-    model: nn.Module,
-    bag: Bag | Tensor | npt.NDArray[Any],
+    model: nn.Module | str | PathLike[str],
+    bag: Bags,
     *,
     target: Any = None,
     top: int = 50,
@@ -55,8 +55,8 @@ def interactions(
     draws: int = 500,
     exact: bool | None = None,
     seed: int | Sequence[int] = 0,
-    forward: ForwardFunction | None = None,
     progress: Progress | None = None,
+    **how: Unpack[Calling],
 ) -> Interactions:
     """Which pairs of patches act together: Shapley interaction indices with standard errors.
 
@@ -64,7 +64,8 @@ def interactions(
     (`by`), whatever their sign; with `groups`, a label for each patch, those among the groups. Up to twelve
     patches or groups are enumerated (`exact=False` asks against it); more are sampled until the largest
     standard error is at most `precision`, in units of the output, or after so many `draws`.
-    `progress(done, total)` is called as draws are done.
+    `progress(done, total)` is called as draws are done. `how` a module of your own is called is as for
+    `explain`.
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
@@ -73,20 +74,21 @@ def interactions(
     ((6, 2), True)
     """
     _check(top, precision, draws)
-    network, x = open_network(model, bag, forward=forward)
+    bag = as_bag(bag)
+    network, x = open_network(model, bag, **how)
     question = Question([target], output, network)
-    with frozen(model), torch.no_grad():
+    with frozen(network.module), torch.no_grad():
         game = coalitions_of(network, x)
         (asked,) = question.outputs(game.model_logits)
     if game.n < 2:
         raise InputError("Interactions need a bag of two instances or more.")
     members, names = _members(groups, game.n)
     if groups is None and game.n > top:
-        chosen = _strongest(model, bag, by, top, target=asked.target, output=output, forward=forward)
+        chosen = _strongest(network.module, bag, by, top, target=asked.target, output=output, **how)
     else:
         chosen = np.arange(len(members) if members is not None else game.n)
     players = _Players(game, asked, members, torch.from_numpy(chosen).to(x.device))
-    with frozen(model), torch.no_grad():
+    with frozen(network.module), torch.no_grad():
         if players.n <= ENUMERATED if exact is None else exact:
             found = players.enumerate()
         else:

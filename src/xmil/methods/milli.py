@@ -81,11 +81,7 @@ def _draw(chances: Floats, samples: int, seed: list[int]) -> npt.NDArray[np.bool
 
 def _coalition_logits(network: Network, h: Tensor, coalitions: npt.NDArray[np.bool_]) -> Tensor:
     masks = torch.from_numpy(coalitions).to(h.device)
-    parts = [
-        network.aggregate(h.expand(batch.stop - batch.start, -1, -1), masks[batch])
-        for batch in network.batches(len(masks), h.shape[1])
-    ]
-    return torch.cat(parts)
+    return torch.cat([network.subsets(h, masks[batch]) for batch in network.batches(len(masks), h.shape[1])])
 
 
 def _fit(coalitions: npt.NDArray[np.bool_], values: Floats, weights: Floats) -> Floats:

@@ -130,6 +130,12 @@ class Network:
         kept = zip(h, mask, full, strict=True)
         return torch.cat([self._one(bag[m].unsqueeze(0), r[m].unsqueeze(0)) for bag, m, r in kept])
 
+    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
+        """Outputs (m, c) of parts of the full bag h (1, n, e), none of them empty; `members` is (m, n)."""
+        if self.model is not None and not self._own_names:
+            return self.model.subsets(h[0], members)  # in closed form, where the model has one
+        return self.aggregate(h.expand(len(members), -1, -1), members)
+
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
         assert self.model is not None  # noqa: S101  # others have no such weights
@@ -162,6 +168,12 @@ class Network:
         zero = self.model.embed(h.new_zeros(1, 1, self.model.in_dim))
         return self.aggregate(zero.expand(1, h.shape[1], -1))
 
+    def with_companions(self, **others: Tensor) -> Network:
+        """The network with other values in place of some companions."""
+        twin = copy.copy(self)
+        twin.companions = self.companions.replaced(others)
+        return twin
+
     def part(self, rows: Tensor) -> Network:
         """The network for the bag of the given rows (m,) of the full one, in that order."""
         twin = copy.copy(self)
@@ -193,6 +205,8 @@ class Network:
         asker = "forward" if self.by_user else self.name
         if (error := self.companions.lacking(wanted, asker)) is not None:
             raise error
+        if not wanted:
+            return {}
         at = self.rows(x, rows)
         return {name: self.companions.given(name, at, x) for name in wanted}
 

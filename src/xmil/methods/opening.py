@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, unknown_name
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.trial import try_out
@@ -29,6 +29,9 @@ def open_network(model: Any, bag: Any, **how: Unpack[Calling]) -> tuple[Network,
 
     A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
     """
+    for name in how:
+        if name not in Calling.__annotations__:
+            raise unknown_name("parameter", name, Calling.__annotations__)
     network = Network(as_model(model), how.get("forward"))
     bag = as_bag(bag)
     x = as_tensor(bag, network)

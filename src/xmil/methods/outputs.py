@@ -49,7 +49,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedOutput:
     """One target of a task, with the kind of output the user named, or the method's default.
 
     `references` are the values that each of the `n_outputs` outputs is explained against.
@@ -81,7 +81,9 @@ class Asked:
         return kind
 
 
-TASK_OUTPUTS: Registry[Callable[[Asked], Output]] = Registry("task with outputs", group="xmil.task_outputs")
+TASK_OUTPUTS: Registry[Callable[[AskedOutput], Output]] = Registry(
+    "task with outputs", group="xmil.task_outputs"
+)
 
 
 def own_outputs() -> tuple[str, ...]:
@@ -126,7 +128,7 @@ class Question:
     def _output(self, target: Target, c: int) -> Output:
         references = self.network.references(c)
         task = self.network.task
-        return TASK_OUTPUTS[task](Asked(task, target, self.kind, c, self.default, references))
+        return TASK_OUTPUTS[task](AskedOutput(task, target, self.kind, c, self.default, references))
 
 
 def class_output(target: Target, kind: str, *, task: str = "classification", n_outputs: int = 2) -> Output:
@@ -135,23 +137,23 @@ def class_output(target: Target, kind: str, *, task: str = "classification", n_o
     >>> class_output(Target(1), "logit")(torch.tensor([[0.5, 2.0]]))
     tensor([2.])
     """
-    return TASK_OUTPUTS[task](Asked(task, target, kind, n_outputs))
+    return TASK_OUTPUTS[task](AskedOutput(task, target, kind, n_outputs))
 
 
 @TASK_OUTPUTS.register("classification")
-def _classification(asked: Asked) -> Output:
+def _classification(asked: AskedOutput) -> Output:
     kind, c, against = asked.kind_among(OUTPUTS), asked.cls, asked.against
     make = {"logit": _logit, "contrastive": _contrastive, "log_odds": _log_odds, "probability": _probability}
     return Output(asked.target, kind, lambda logits: make[kind](logits, c, against))
 
 
 @TASK_OUTPUTS.register("multilabel")
-def _multilabel(asked: Asked) -> Output:
+def _multilabel(asked: AskedOutput) -> Output:
     return _sigmoids(asked, "A multi-label")
 
 
 @TASK_OUTPUTS.register("survival")
-def _survival(asked: Asked) -> Output:
+def _survival(asked: AskedOutput) -> Output:
     """A time bin, or the risk: not linear, so shared out along the path from zero logits."""
     risk, kind = asked.n_outputs, asked.kind
     if risk not in (asked.cls, asked.against):
@@ -163,13 +165,13 @@ def _survival(asked: Asked) -> Output:
 
 
 @TASK_OUTPUTS.register("cox")
-def _cox(asked: Asked) -> Output:
+def _cox(asked: AskedOutput) -> Output:
     kind, c = asked.kind_among(("risk", "logit"), "risk"), asked.cls
     return Output(asked.target, kind, lambda logits: logits[:, c])
 
 
 @TASK_OUTPUTS.register("regression")
-def _regression(asked: Asked) -> Output:
+def _regression(asked: AskedOutput) -> Output:
     """The value minus its reference, or the difference of two such deviations; or the bare output."""
     kind, c, against = asked.kind_among(("value", "logit"), "value"), asked.cls, asked.against
     known = asked.references if kind == "value" else [0.0] * asked.n_outputs
@@ -186,7 +188,7 @@ def _shared_risk(logits: Tensor) -> Tensor:
     return survival_risk(logits.detach()) + moved
 
 
-def _sigmoids(asked: Asked, who: str) -> Output:
+def _sigmoids(asked: AskedOutput, who: str) -> Output:
     """Outputs with a chance of their own each: labels, hazards."""
     kind, c, against = asked.kind_among(OUTPUTS), asked.cls, asked.against
     if kind == "contrastive":
@@ -200,7 +202,7 @@ def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:
     return torch.sigmoid(odds) if kind == "probability" else odds
 
 
-def _class_logits(logits: Tensor) -> Tensor:
+def class_logits(logits: Tensor) -> Tensor:
     """Logits with a column per class: one z becomes (-z / 2, z / 2), whose softmax is its sigmoid."""
     return torch.cat([-0.5 * logits, 0.5 * logits], dim=-1) if logits.shape[-1] == 1 else logits
 
@@ -215,7 +217,7 @@ def _logit(logits: Tensor, c: int, against: int | None) -> Tensor:
 
 def _contrastive(logits: Tensor, c: int, against: int | None) -> Tensor:
     """Sum over the other classes of z_cc' p_cc', with constant weights p_cc' = softmax over c' of -z_cc'."""
-    others = [i for i in range(_class_logits(logits).shape[-1]) if i != c]
+    others = [i for i in range(class_logits(logits).shape[-1]) if i != c]
     z = torch.stack([_difference(logits, c, other) for other in others], dim=-1)
     weighted = z * F.softmax(-z, dim=-1).detach()
     return weighted.sum(dim=-1) if against is None else weighted[:, others.index(against)]
@@ -240,5 +242,5 @@ def _probability(logits: Tensor, c: int, against: int | None) -> Tensor:
 
 
 def _difference(logits: Tensor, c: int, against: int) -> Tensor:
-    full = _class_logits(logits)
+    full = class_logits(logits)
     return full[:, c] - full[:, against]

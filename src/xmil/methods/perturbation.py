@@ -5,6 +5,8 @@ Early et al., "Model Agnostic Interpretability for Multiple Instance Learning", 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,34 @@ from xmil.methods.removal import logits_without_each
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
 
 
-@register_method("single", signed=False, cost="n passes over one instance", outputs=OUTPUTS)
+@torch.no_grad()
+def single_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Scores (b, outputs, n) of many bags."""
+    alone = single_logits(network, network.embed(x))
+    return torch.stack([output(alone).view(x.shape[:2]) for output in outputs], dim=1)
+
+
+@torch.no_grad()
+def removed_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Scores (b, outputs, n) of many bags."""
+    logits, h = _embedded(network, x)
+    rest = logits_without_each(network, x, h)
+    return torch.stack([(o(logits).unsqueeze(1) - o(rest).view(x.shape[:2])) for o in outputs], dim=1)
+
+
+@torch.no_grad()
+def combined_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Scores (b, outputs, n) of many bags."""
+    return 0.5 * (single_batch(network, x, outputs) + removed_batch(network, x, outputs))
+
+
+@register_method(
+    "single",
+    signed=False,
+    cost="n passes over one instance",
+    outputs=OUTPUTS,
+    batch=torch.no_grad()(single_batch),
+)
 @torch.no_grad()
 def single(network: Network, x: Tensor, question: Question) -> Attributions:
     """f({x_k}): the output of each instance alone."""
@@ -25,7 +54,13 @@ def single(network: Network, x: Tensor, question: Question) -> Attributions:
     return Attributions(logits, [_attribution(o, logits, o(alone)) for o in question.outputs(logits)])
 
 
-@register_method("one_removed", signed=True, cost="n; about 2 for pooling models", outputs=OUTPUTS)
+@register_method(
+    "one_removed",
+    signed=True,
+    cost="n; about 2 for pooling models",
+    outputs=OUTPUTS,
+    batch=removed_batch,
+)
 @torch.no_grad()
 def one_removed(network: Network, x: Tensor, question: Question) -> Attributions:
     """f(X) - f(X without x_k)."""
@@ -36,7 +71,13 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
     )
 
 
-@register_method("combined", signed=False, cost="as single and one_removed together", outputs=OUTPUTS)
+@register_method(
+    "combined",
+    signed=False,
+    cost="as single and one_removed together",
+    outputs=OUTPUTS,
+    batch=combined_batch,
+)
 @torch.no_grad()
 def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     """The mean of `single` and `one_removed`."""
@@ -52,7 +93,9 @@ def combined(network: Network, x: Tensor, question: Question) -> Attributions:
 
 
 def single_logits(network: Network, h: Tensor) -> Tensor:
-    """Logits (n, c) of the n bags of one embedded instance of a bag (1, n, e)."""
+    """Logits (b n, c) of the bags of one embedded instance each, of bags (b, n, e)."""
+    if len(h) > 1:
+        return network.aggregate(h.flatten(0, 1).unsqueeze(1))
     return network.sub(h, torch.arange(h.shape[1], device=h.device).unsqueeze(1))
 
 

@@ -48,6 +48,7 @@ class Attributions:
 
 CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
 Explain = Callable[..., Attributions]
+Batch = Callable[..., Tensor]
 Support = Callable[[Network], str | None]
 
 
@@ -58,7 +59,8 @@ class Method:
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
     forward passes over a bag of n instances. `card` has its titles and its colour. `contexts`: whether its
-    scores can be averaged over sub-bags, see `methods/contexts.py`.
+    scores can be averaged over sub-bags, see `methods/contexts.py`. Where the method can,
+    `batch(network, x, outputs, **parameters)` scores many bags (b, n, d) of one size together, (b, k, n).
     """
 
     name: str
@@ -70,6 +72,7 @@ class Method:
     supports: Support
     card: MethodCard
     contexts: bool = False
+    batch: Batch | None = None
 
     @property
     def seeded(self) -> bool:
@@ -98,9 +101,9 @@ def seed_words(seed: Any, method: str) -> list[int]:
     return words
 
 
-def seeds(method: str, name: str, seed: int) -> dict[str, Any]:
-    """The seed of a method that draws at random: the same for a bag whenever it is explained."""
-    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded else {}
+def seeds(method: str, name: str, seed: int, *, contexts: bool = False) -> dict[str, Any]:
+    """The seed of a method that draws, or whose contexts are drawn: the same for a bag each time."""
+    return {"seed": [seed, crc32(name.encode())]} if METHODS[method].seeded or contexts else {}
 
 
 METHODS: Registry[Method] = Registry("method", group="xmil.methods")
@@ -116,6 +119,7 @@ def register_method(
     supports: Support = lambda _: None,
     card: MethodCard | None = None,
     contexts: bool = False,
+    batch: Batch | None = None,
 ) -> Callable[[Explain], Explain]:
     """Decorator that registers a function `(network, x, question, *, ...)` as an explanation method.
 
@@ -124,7 +128,8 @@ def register_method(
 
     def add(run: Explain) -> Explain:
         shown = card or card_of(name)
-        METHODS.add(name, Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts))
+        method = Method(name, run, signed, conserves, cost, outputs, supports, shown, contexts, batch)
+        METHODS.add(name, method)
         return run
 
     return add

@@ -13,10 +13,13 @@ SMALL = 200  # bags up to this size are run without each instance plainly: the s
 def logits_without_each(network: Network, x: Tensor, embedded: Tensor) -> Tensor:
     """Logits (n, c) of the n bags that lack one instance of x (1, n, d), embedded as (1, n, e).
 
-    A bag that loses its only instance is a zero vector.
+    A bag that loses its only instance is a zero vector. Of several bags (b, n, d): (b n, c).
     """
     if x.shape[1] == 1:
         return network(torch.zeros_like(x))
+    if len(x) > 1:
+        rests = [torch.cat([embedded[:, :k], embedded[:, k + 1 :]], dim=1) for k in range(x.shape[1])]
+        return torch.stack([network.aggregate(rest) for rest in rests], dim=1).flatten(0, 1)
     if x.shape[1] <= SMALL:
         rows = torch.arange(x.shape[1], device=x.device)
         return torch.cat([network(x[:, rest], rest.unsqueeze(0)) for k in rows for rest in [rows[rows != k]]])

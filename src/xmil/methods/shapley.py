@@ -13,7 +13,6 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 
 from xmil.core.errors import bad_parameter
@@ -95,6 +94,8 @@ def _attributions(
 
 def sure_signs(scores: Tensor, stderr: Tensor, samples: int | Tensor) -> Tensor:
     """Where the sign is sure: |score| > t(.975, samples - 1) stderr; nowhere with a single sample."""
+    from scipy.stats import t as student  # not at the top: other methods do without scipy
+
     counts = torch.as_tensor(samples, device=scores.device)
     degrees = np.maximum(1, counts.cpu().numpy() - 1)
     quantile = torch.as_tensor(student.ppf(0.975, degrees), dtype=scores.dtype, device=scores.device)

@@ -7,20 +7,21 @@ import logging
 import torch
 from torch import Tensor
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.task import TASKS
 from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters, ways_to_call
-from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances
+from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
 from xmil.methods.network import Network
-from xmil.methods.reading import AmbiguousError, find_logits
+from xmil.methods.reading import AmbiguousError, UnreadableError, find_logits
 
 logger = logging.getLogger(__name__)
 
 SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def try_out(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
     """Settle how the network is called and read, from trial calls with the whole bag (1, n, d).
@@ -37,14 +38,18 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
                 "returns", f"explain for {network.name}", "'logit': it returns logits", returns
             )
         return
+    x = x.clone() if x.is_inference() else x
     network.whole = x
     before = network.by_row(x.shape[1])
     watch, first = _called(network, x)
+    if not bool(torch.isfinite(first).all()):
+        where = network.companions.name
+        raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")
     _settle_fixed(network, before, x.shape[1])
     _check_instances(network, x, first)
-    _check_optional(network, x, first)
+    _check_optional(network, x)
     _settle_chances(network, first, watch, returns)
-    _settle_draws(network, x, average)
+    _settle_draws(network, x, first, average)
 
 
 def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
@@ -70,18 +75,48 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
             failures.append(Failure(way, error))
             continue
         network.copies = probe._version > 0
-        _tell(network)
+        if way.masks and not _depends(network, x, logits):
+            failures.append(Failure(way, UnreadableError(f"{network.name} masks the bag with {way.text}.")))
+            continue
+        _tell(network, x)
         return watch, logits
     raise call_fault(network, x, failures) from failures[0].error
 
 
-def _tell(network: Network) -> None:
+def _depends(network: Network, x: Tensor, logits: Tensor) -> bool:
+    """Whether the output depends on the bag at all: under a mask of ones some modules see nothing of it."""
+    with seeded(0):
+        first = network.logits(x)
+    with seeded(0):
+        other = network.logits(torch.zeros_like(x))
+    return bool(torch.isfinite(logits).all()) and _distance(first, other) > 0
+
+
+def _tell(network: Network, x: Tensor) -> None:
     """Say how the module is called, where that is not the plain way."""
     told = f"{network.way.text}{network.reading}"
     if told in (PLAIN.text, "forward(net, x)"):
         return
     network.params["call"] = told
     logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, told)
+    if "coords" in network.way.names and _places_matter(network, x):
+        top = int(network.companions.given("coords", network.rows(x), x).max())
+        network.remarks += (
+            f"{network.name} is given level-0 coordinates, here up to {top}; where it was trained with "
+            "another unit, pass forward=lambda net, x, *, coords: ... that converts them.",
+        )
+
+
+def _places_matter(network: Network, x: Tensor) -> bool:
+    """Whether the output is another with all patches in one place; a guess of their unit is then said."""
+    if network.by_user or "coords" not in network.companions:
+        return False
+    zeros = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
+    twin = network.with_companions(coords=zeros)
+    with seeded(0):
+        first = network.logits(x)
+    with seeded(0):
+        return _distance(first, twin.logits(x)) > SAME
 
 
 def _settle_fixed(network: Network, before: Rows, n: int) -> None:
@@ -108,7 +143,7 @@ def _check_instances(network: Network, x: Tensor, logits: Tensor) -> None:
         )
 
 
-def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
+def _check_optional(network: Network, x: Tensor) -> None:
     """Refuse to choose where a module may be given companions or not, and its output depends on it."""
     if network.by_user:
         return
@@ -117,9 +152,12 @@ def _check_optional(network: Network, x: Tensor, logits: Tensor) -> None:
         return
     batch = network.way is PLAIN
     given = {k: network.companions.given(to, network.rows(x), x) for k, to in names.items()}
+    given = {k: v if batch else v[0] for k, v in given.items()}
     try:
-        raw = network.module(x if batch else x[0], **{k: v if batch else v[0] for k, v in given.items()})
-        other = network.reading(raw)
+        with seeded(0):
+            logits = network.logits(x)
+        with seeded(0):
+            other = network.reading(network.module(x.clone() if batch else x[0].clone(), **given))
     except Exception:  # it does not take them as the bag has them
         return
     if other.shape != logits.shape or _distance(other, logits) > SAME:
@@ -142,11 +180,7 @@ def _settle_chances(network: Network, logits: Tensor, watch: ChanceWatch, return
         same = source is not None and _is_source(source, logits, task)
         network.link = "source" if same else "log"
         network.params["returns"] = returns
-    elif (
-        returns is None
-        and TASKS[task].link is not None
-        and looks_like_chances(logits, made=watch.made(logits))
-    ):
+    elif returns is None and linked and looks_like_chances(logits, made=watch.made(logits)):
         how = "made by a sigmoid or softmax" if watch.made(logits) else "adding up to 1"
         raise InputError(
             f"{name} returned what look like probabilities (within [0, 1], {how}); say "
@@ -159,11 +193,10 @@ def _is_source(source: Tensor, p: Tensor, task: str) -> bool:
     return found.shape == p.shape and torch.allclose(chances_of(found, task), p, atol=1e-6)
 
 
-def _settle_draws(network: Network, x: Tensor, average: int | None) -> None:
-    """Two plain passes: where they differ, seeded draws from now on, and a warning."""
-    first, second = network.logits(x), network.logits(x)
-    moved = _distance(first, second)
-    if moved <= SAME:
+def _settle_draws(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
+    """A second pass beside the first: where they differ, seeded draws from now on, and a warning."""
+    second = network.reading(network.raw(x))
+    if not _distance(first, second) > SAME:
         return
     network.draws = average or 1
     network.params["average"] = network.draws

@@ -1,6 +1,6 @@
 """MIL models: one file each. They know nothing of explanations."""
 
-from xmil.models import addmil, attnmil, clam, dsmil, mambamil, pooling, transmil
+from xmil.models import addmil, attnmil, clam, dsmil, mambamil, pooling, stamp_vit, transmil
 from xmil.models.base import MILModel, ModelSpec, PooledMIL
 from xmil.models.chained import Chain, chain
 from xmil.models.checkpoints import describe_checkpoint, load_model, save_model
@@ -24,5 +24,6 @@ __all__ = [
     "mambamil",
     "pooling",
     "save_model",
+    "stamp_vit",
     "transmil",
 ]

@@ -29,6 +29,7 @@ class ModelSpec:
     labels; `time_bins` are the n_classes - 1 times that part the bins, the last of which is open.
     `relative` outputs of a regression are deviations from the reference already.
     `columns` of the training cohort held the targets: a label, several labels, a value, or time and event.
+    `features` says how those of the training were made: weights of the encoder, patch_px, mpp and the like.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelSpec:
     time_bins: tuple[float, ...] | None = None
     columns: tuple[str, ...] | None = None
     relative: bool = False
+    features: Mapping[str, Any] | None = None
 
     @property
     def target_names(self) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.task import TASKS
+from xmil.models.base import MILModel
 from xmil.models.fitted import AffineProbe, convert_probe
 
 
@@ -21,14 +22,15 @@ def chain(
     forward: Callable[..., Any] | None = None,
     task: str | None = None,
     class_names: Sequence[str] | None = None,
-    reference: float | None = None,
+    reference: Any = None,
 ) -> Chain:
     """A slide encoder with its probe as one model.
 
-    `probe` is a torch module, a fitted scikit-learn `LogisticRegression`, `Ridge` or `LinearRegression` or a
-    pipeline of scalers and PCA before one, a fitted Cox model (`params_` or `coef_`), or the coefficients of
-    one with `task="cox"`; predictions are the probe's own. `forward(encoder, x, *, coords)` gives the
-    embedding where the encoder returns more than one. Task and class names come from the probe.
+    `probe` is a torch module, a model of ours trained on slide embeddings, a fitted scikit-learn
+    `LogisticRegression`, `Ridge` or `LinearRegression` or a pipeline of scalers and PCA before one, a fitted
+    Cox model (`params_` or `coef_`), or the coefficients of one with `task="cox"`; predictions are the
+    probe's own. `forward(encoder, x, *, coords)` gives the embedding where the encoder returns more than one.
+    Task and class names come from the probe.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import LogisticRegression
@@ -48,7 +50,7 @@ def chain(
         forward=forward,
         task=task or getattr(found, "task", None) or "classification",
         class_names=getattr(found, "class_names", None) if class_names is None else tuple(class_names),
-        reference=reference,
+        reference=_reference(found) if reference is None else reference,
     ).eval()
 
 
@@ -63,31 +65,34 @@ class Chain(nn.Module):
         forward: Callable[..., Any] | None = None,
         task: str = "classification",
         class_names: tuple[str, ...] | None = None,
-        reference: float | None = None,
+        reference: Any = None,
     ) -> None:
         super().__init__()
         self.encoder, self.probe = encoder, probe
         self.task, self.class_names, self.reference = task, class_names, reference
-        self._forward = forward
+        self.time_bins = getattr(getattr(probe, "spec", None), "time_bins", None)
+        self.caller = forward
 
     @property
     def call_signature(self) -> inspect.Signature:
         """How the chain is called: as its encoder, or as the function that calls it."""
-        if self._forward is None:
+        if self.caller is None:
             return inspect.signature(self.encoder.forward)
-        whole = inspect.signature(self._forward)
+        whole = inspect.signature(self.caller)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The probe's outputs for the embedding of one bag."""
         given = (
             self.encoder(*args, **kwargs)
-            if self._forward is None
-            else self._forward(self.encoder, *args, **kwargs)
+            if self.caller is None
+            else self.caller(self.encoder, *args, **kwargs)
         )
         embedding = self._embedding(given)
         if not isinstance(self.probe, AffineProbe):
-            out: Tensor = self.probe(embedding)
+            out: Tensor = self.probe(
+                embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding
+            )
             return out
         return F.linear(embedding.to(self.probe.weight.dtype), self.probe.weight, self.probe.bias)
 
@@ -107,10 +112,15 @@ class Chain(nn.Module):
         )
 
 
+def _reference(probe: nn.Module) -> Any:
+    """What a regression of ours is explained against; None for any other probe."""
+    return getattr(getattr(probe, "spec", None), "reference", None)
+
+
 def _width(probe: nn.Module) -> int | None:
     """The width that a probe takes: that of its first linear layer."""
-    if isinstance(probe, AffineProbe):
-        return int(probe.weight.shape[1])
+    if isinstance(probe, AffineProbe | MILModel):
+        return probe.in_dim
     return next((m.in_features for m in probe.modules() if isinstance(m, nn.Linear)), None)
 
 

@@ -23,6 +23,7 @@ class AffineProbe(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.from_numpy(np.array(weight, dtype=np.float64)))
         self.bias = nn.Parameter(torch.from_numpy(np.array(bias, dtype=np.float64)))
+        self.in_dim = self.weight.shape[1]
         self.task, self.class_names = task, class_names
 
 

@@ -10,7 +10,7 @@ from xmil.models.registry import MODELS
 
 
 class _LinearPooling(MILModel):
-    """Linear + ReLU layers before the pooling, a linear classifier behind it."""
+    """Linear + ReLU layers before the pooling, a linear classifier behind it; no layers make it linear."""
 
     def __init__(
         self, in_dim: int, n_classes: int, *, dim: int = 256, n_layers: int = 1, dropout: float = 0.0
@@ -18,7 +18,7 @@ class _LinearPooling(MILModel):
         super().__init__(in_dim, n_classes)
         self.dropout = nn.Dropout(dropout)
         self.instance = linear_relu_stack([in_dim] + [dim] * n_layers)
-        self.classifier = nn.Linear(dim, n_classes)
+        self.classifier = nn.Linear(dim if n_layers else in_dim, n_classes)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself."""

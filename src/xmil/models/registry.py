@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ def list_models() -> list[str]:
     """Names that `create_model` takes.
 
     >>> list_models()
-    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool', 'transmil']
+    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool',
+     'stamp_vit', 'transmil']
     """
     return list(MODELS)
 
@@ -38,6 +39,7 @@ def create_model(
     reference: float | Sequence[float] | None = None,
     time_bins: Sequence[float] | None = None,
     columns: Sequence[str] | None = None,
+    features: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> MILModel:
     """A model with fresh weights, in eval mode; `params` are the model's own.
@@ -59,6 +61,7 @@ def create_model(
         reference=tuple(reference) if isinstance(reference, Sequence) else reference,
         time_bins=None if time_bins is None else tuple(time_bins),
         columns=None if columns is None else tuple(columns),
+        features=None if features is None else dict(features),
     )
     if seed is None:
         return build(spec)

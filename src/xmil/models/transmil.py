@@ -54,6 +54,7 @@ class TransMIL(MILModel):
         landmarks: int | None = None,
         pinv_iterations: int = 6,
         residual_kernel: int | None = 33,
+        qkv_bias: bool = False,
         ppeg: bool = True,
         pool: str = "class_token",
         n_out_layers: int = 0,
@@ -65,12 +66,15 @@ class TransMIL(MILModel):
         super().__init__(in_dim, n_classes)
         if attention not in ("nystrom", "dot_product"):
             raise bad_parameter("attention", "transmil", "'nystrom' or 'dot_product'", attention)
+        if qkv_bias and attention == "nystrom":
+            raise bad_parameter("qkv_bias", "transmil with nystrom attention", "False", qkv_bias)
         if pool not in ("class_token", "sum"):
             raise bad_parameter("pool", "transmil", "'class_token' or 'sum'", pool)
         shared = {
             "heads": heads,
             "head_dim": head_dim,
             "residual_kernel": residual_kernel,
+            "qkv_bias": qkv_bias,
             "bias": bias,
             "dropout": attention_dropout,
         }

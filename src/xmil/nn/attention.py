@@ -111,18 +111,20 @@ class SelfAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         head_dim: int | None = None,
+        qkv_bias: bool = False,
     ) -> None:
         super().__init__()
         inner = heads * (head_dim or dim // heads)
         self.heads = heads
-        self.to_qkv = nn.Linear(dim, 3 * inner, bias=False)
+        self.to_qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias)
         self.to_out = nn.Sequential(nn.Linear(inner, dim, bias=bias), nn.Dropout(dropout))
         self.res_conv = residual_convolution(heads, residual_kernel)
 
     def project(self, x: Tensor, part: int) -> Tensor:
         """Queries (0), keys (1) or values (2) of tokens: (b, n, d) to (b, h, n, e)."""
         weight = self.to_qkv.weight.chunk(3)[part]
-        heads: Tensor = F.linear(x, weight).unflatten(-1, (self.heads, -1))
+        bias = None if self.to_qkv.bias is None else self.to_qkv.bias.chunk(3)[part]
+        heads: Tensor = F.linear(x, weight, bias).unflatten(-1, (self.heads, -1))
         return heads.transpose(1, 2)
 
     def attention(self, x: Tensor, rows: int | None = None) -> AttentionMatrix:

@@ -91,8 +91,13 @@ def multilabel_metrics(
     return intervals(statistics, len(y), **options)
 
 
-def value_metrics(truth: npt.ArrayLike, values: npt.ArrayLike, **options: Any) -> dict[str, Interval]:
+def value_metrics(
+    truth: npt.ArrayLike, values: npt.ArrayLike, *, reference: float | None = None, **options: Any
+) -> dict[str, Interval]:
     """Mean absolute error, root mean squared error, R2, Pearson's and Spearman's correlation of values (n,).
+
+    `medape` is the median error in percent of the truth, where that is not zero. With a `reference`, `auroc`
+    tells how well the values part those above it from the others.
 
     >>> found = value_metrics([1.0, 2.0, 3.0], [1.5, 2.0, 2.5], draws=50)
     >>> round(found["mae"].estimate, 3), round(found["r2"].estimate, 3), round(found["pearson"].estimate, 3)
@@ -108,6 +113,11 @@ def value_metrics(truth: npt.ArrayLike, values: npt.ArrayLike, **options: Any) -
         "pearson": partial(weighted.correlation, first=y, second=v),
         "spearman": partial(weighted.rank_correlation, first=y, second=v),
     }
+    some = y != 0
+    percent = 100 * np.abs(y - v) / np.where(some, np.abs(y), 1.0)
+    statistics["medape"] = lambda weights: weighted.median(weights * some, percent)
+    if reference is not None:
+        statistics["auroc"] = partial(weighted.auroc, positive=y > reference, scores=v)
     return intervals(statistics, len(y), **options)
 
 

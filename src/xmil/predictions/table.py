@@ -18,7 +18,7 @@ import numpy.typing as npt
 from xmil.core.interval import Interval
 from xmil.core.runfiles import write_table
 from xmil.core.storage import write_atomically
-from xmil.core.task import TASKS, Columns, Floats, Task, as_row
+from xmil.core.task import TASKS, Columns, Floats, Task, as_row, references
 from xmil.data.cases import Case
 from xmil.models.base import ModelSpec
 from xmil.predictions.metrics import class_metrics, multilabel_metrics, risk_metrics, value_metrics
@@ -118,7 +118,14 @@ class Predictions:
         truth, numbers = known.truth(), known.numbers
         if self.task.truth == "time":
             return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
-        each = [value_metrics(truth[:, c], numbers[:, c], **options) for c in range(truth.shape[1])]
+        known_reference = getattr(self.spec, "reference", None)
+        reference = references(known_reference, truth.shape[1]) if known_reference is not None else None
+        each = [
+            value_metrics(
+                truth[:, c], numbers[:, c], reference=None if reference is None else reference[c], **options
+            )
+            for c in range(truth.shape[1])
+        ]
         if len(each) == 1:
             return each[0]
         pairs = [(name, own) for name, own in zip(known.names, each, strict=True)]

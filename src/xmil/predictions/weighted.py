@@ -42,6 +42,20 @@ def mean(weights: Floats, values: Floats) -> Floats:
     return _ratio(weights @ values, weights.sum(axis=1))
 
 
+def median(weights: Floats, values: Floats) -> Floats:
+    """The weighted median of values (n,), halfway between two where the weights balance; nan for no weight.
+
+    >>> median(np.array([[1.0, 1, 0], [1, 1, 1], [0, 0, 0]]), np.array([4.0, 1.0, 7.0]))
+    array([2.5, 4. , nan])
+    """
+    order = np.argsort(values, kind="stable")
+    running = np.cumsum(weights[:, order], axis=1)
+    half = 0.5 * running[:, -1:]
+    lower, upper = (running >= half) & (running > 0), running > half
+    middle = 0.5 * (values[order][lower.argmax(axis=1)] + values[order][upper.argmax(axis=1)])
+    return np.where(half[:, 0] > 0, middle, np.nan)
+
+
 def balanced_accuracy(weights: Floats, labels: npt.NDArray[np.int64], correct: Bools) -> Floats:
     """The mean over the classes that were drawn of the share of their slides that are right."""
     classes = np.unique(labels)

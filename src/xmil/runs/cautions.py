@@ -1,18 +1,24 @@
-"""Slides that a cohort names and that have no features, and the cases that lack them."""
+"""What is doubtful about a run: missing slides, slides of the training, features made otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import XmilError
-from xmil.core.runfiles import RUN, read_run
+from xmil.core.names import bare_name
+from xmil.core.runfiles import read_run
+from xmil.data.bags import open_bag
 from xmil.data.cases import Case
 from xmil.data.cohort import SPLIT, read_cohort
+from xmil.data.feature_facts import feature_facts, features_warning
+from xmil.models.base import ModelSpec
 
 SHOWN = 5
+LOOKING = 16  # threads that read headers: they wait for the disk
 
 
 @dataclass(frozen=True)
@@ -50,30 +56,63 @@ HELD_OUT = "test"
 
 
 def seen_warning(models: Sequence[Path], cases: Sequence[Case]) -> str | None:
-    """One sentence where cases were in the training of one of the models, else None."""
-    known = set().union(*(training_cases(path) for path in models)) if models else set()
-    seen = [case for case in cases if (case.case_id or case.name) in known]
-    if not seen:
-        return None
-    return (
-        f"{len(seen)} of {len(cases)} predictions are of cases that were in the training of a model: their "
-        "measures flatter. The predictions.csv of the training run has those of held-out cases."
-    )
+    """One sentence where slides, or others of their cases, were in the training of a model, else None."""
+    trained = [training_slides(path) for path in models]
+    slides = {bare_name(slide) for known in trained for slide in known}
+    owners = {owner for known in trained for owner in known.values()}
+    seen = [case for case in cases if any(bare_name(slide) in slides for slide in case.slides)]
+    alike = [case for case in cases if _own_case(case) in owners]
+    if seen:
+        return (
+            f"{len(seen)} of {len(cases)} predictions are of cases that were in the training of a model: "
+            "their measures flatter. The predictions.csv of the training run has those of held-out cases."
+        )
+    if alike:
+        return (
+            f"{len(alike)} of {len(cases)} predictions are of cases with the case_id of a case in the "
+            "training of a model, though by other slides: if they are the same patients, their measures "
+            "flatter."
+        )
+    return None
 
 
-def training_cases(model: Path) -> set[str]:
-    """The cases a model of a training run was fitted on or chosen by; empty where nothing is written down.
+def _own_case(case: Case) -> str | None:
+    """The case's id, where it says more than the slide's name."""
+    return None if case.case_id in case.slides else case.case_id
 
-    The run's cohort.csv says for each case on which side it was: a fold's model has held that fold out.
+
+def training_slides(model: Path) -> dict[str, str]:
+    """The slides a model of a training run was fitted on or chosen by, with their cases.
+
+    The run's cohort.csv says for each slide on which side it was: a fold's model has held that fold out, and
+    rows without a side took no part. Empty where nothing is written down.
     """
     job = model if model.is_dir() else model.parent
     run = job.parent
     try:
-        if (read_run(run / RUN) or {}).get("kind") != "train":
-            return set()
+        if (read_run(run) or {}).get("kind") != "train":
+            return {}
         table = read_cohort(run / "cohort.csv")
         held_out = {HELD_OUT, *job.name.split("-")}
         sides = table.column(SPLIT)
     except XmilError:
-        return set()
-    return {case for case, side in zip(table.cases, sides, strict=True) if side not in held_out}
+        return {}
+    rows = zip(table.slides, table.cases, sides, strict=True)
+    return {slide: case for slide, case, side in rows if side is not None and side not in held_out}
+
+
+def made_otherwise(spec: ModelSpec, cases: Sequence[Case]) -> str | None:
+    """One sentence where features were not made as those the model was trained on, else None."""
+    trained = {"encoder": spec.encoder, **(spec.features or {})}
+    paths = [path for case in cases for path in case.paths]
+    if not any(trained.values()):
+        return None
+    with ThreadPoolExecutor(LOOKING) as threads:
+        return features_warning(trained, threads.map(_facts, paths))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        return feature_facts(open_bag(path))
+    except (XmilError, OSError):  # it is reported as a failure
+        return {}

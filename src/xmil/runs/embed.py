@@ -1,4 +1,4 @@
-"""Features of many slides: patches read and decoded by threads while the encoder works.
+"""`embed_slides`, features of many slides: patches read and decoded by threads while the encoder works.
 
 <slide>.h5    TRIDENT's layout: `features` (n, d), `coords` (n, 2) with the attributes of the patches
 
@@ -9,11 +9,11 @@ first batches of the next are read.
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,22 +22,24 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, StopError, bad_parameter
-from xmil.core.runfiles import RunFolder, file_digest
+from xmil.core.identity import file_digest, unchanged
+from xmil.core.names import counted
+from xmil.core.run import Run
+from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import write_atomically
-from xmil.data import Header, open_bag
-from xmil.runs.slidewise import Results, stopping, work_on_slides
-from xmil.runs.workers.pool import Stages, Workers
-from xmil.slides import Slide, open_slide
-from xmil.slides.slide import Pixels
-from xmil.slides.stain import Macenko
-from xmil.slides.tiling import read_patch
+from xmil.data import feature_files, open_bag
+from xmil.data.siblings import slide_name
+from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
+from xmil.runs.listener import Listener
+from xmil.runs.patch_stream import PatchStream
+from xmil.runs.slide_inputs import StrPath, named_slides
+from xmil.runs.workers.pool import MakeWorker, Stages, Workers, checked_device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xmil.encoders import Encoder
 
-SAMPLE = 32  # patches from which the stains of a slide are found
 KEPT = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
 
 
@@ -58,6 +60,7 @@ class EmbedSettings:
     batch: int = 64
     threads: int = 4
     ahead: int = 4  # batches read ahead
+    full_digests: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "threads", "ahead"):
@@ -81,152 +84,179 @@ class EmbedSettings:
 
     def lasting(self) -> dict[str, Any]:
         """What changes features, and so must stay the same in a folder."""
-        passing = ("device", "batch", "threads", "ahead", "weights")
+        passing = ("device", "batch", "threads", "ahead", "weights", "full_digests")
         kept = {key: value for key, value in asdict(self).items() if key not in passing}
+        return {**kept, "files": list(self.digests)}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What the encoder's files hold, where it is made from files."""
         files = [Path(name) for name in (self.encoder, self.weights or "")]
-        return {**kept, "files": [file_digest(path) for path in files if path.is_file()]}
+        return tuple(file_digest(path) for path in files if path.is_file())
 
 
 def embed_slides(
-    slides: Mapping[str, tuple[Path, Path]],
-    out: Path,
-    settings: EmbedSettings,
+    tiles: StrPath,
+    slides: StrPath | Sequence[StrPath],
     *,
-    engine: Workers | None = None,
+    encoder: str,
+    out: StrPath | None = None,
+    weights: StrPath | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    batch: int = 64,
+    threads: int = 0,
+    stain_norm: bool = False,
+    input_size: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    patch_px: int | None = None,
+    random: bool = False,
     restart: bool = False,
-    on_slide: Callable[[], None] = lambda: None,
-    refused: Mapping[str, str] | None = None,
-) -> Results:
-    """Embed slides, given as id to (slide, patches); those that have the patches' features are left alone."""
-    return work_on_slides(
-        RunFolder(out, "embed", settings.lasting()),
-        slides,
-        partial(_make_worker, settings, out),
-        output=lambda name: out / f"{name}.h5",
-        about={"device": settings.device, "weights": settings.weights},
-        engine=engine,
-        restart=restart,
-        on_slide=on_slide,
-        refused=refused,
-        current=lambda name: _same_places(out / f"{name}.h5", slides[name][1]),
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    full_digests: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Encode the patches of slides into a folder of features, as `xmil embed` does.
+
+    `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
+    a folder beside the patches.
+    """
+    from xmil.encoders.load import short_name
+
+    hear = listener or Listener()
+    settings = EmbedSettings(
+        encoder=encoder,
+        weights=None if weights is None else str(weights),
+        device=found_device(device),
+        precision=precision,
+        input_size=input_size,
+        mean=None if mean is None else tuple(mean),
+        std=None if std is None else tuple(std),
+        random=random,
+        stain_norm=stain_norm,
+        patch_px=patch_px,
+        batch=batch,
+        threads=threads or min(16, max(2, os.cpu_count() or 2)),
+        full_digests=full_digests,
     )
+    pairs, refused = _pairs(Path(tiles), slides, follow_links=follow_links, hear=hear)
+    folder = Path(tiles) / f"features_{short_name(encoder)}" if out is None else Path(out)
+    run, chosen = EmbedRun(folder, settings), as_workers(workers)
+    items = [(name, *pair) for name, pair in pairs.items()]
+    tally = run.go(items, workers=chosen, restart=restart, refused=refused, listener=hear)
+    patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
+    hear.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
+    return run.saved()
 
 
-def _same_places(features: Path, patches: Path) -> bool:
-    """Whether features are those of the patches, which may have been laid anew since."""
-    try:
-        ours, asked = open_bag(features), open_bag(patches)
-    except FileError:
-        return True  # the patches' fault is reported by the worker, the features' by who reads them
-    if ours.coords is None or asked.coords is None:
-        return True
-    return ours.patch_size == asked.patch_size and np.array_equal(ours.coords, asked.coords)
+def _pairs(
+    tiles: Path, slides: StrPath | Sequence[StrPath], *, follow_links: bool, hear: Listener
+) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
+    """Slide id to (slide, patches); the patches that have no slide, or two, with the reason."""
+    folder = tiles / "patches" if (tiles / "patches").is_dir() else tiles
+    if not folder.is_dir():
+        raise InputError(f"{tiles}: no such folder.")
+    files, links = feature_files(folder, follow_links=follow_links)
+    named = {slide_name(path): path for path in files if path.suffix == ".h5"}
+    for path in links:
+        hear.say(f"{path}: a link that was not followed.")
+    if not named:
+        raise InputError(f"{tiles}: no patches here; run xmil tile first.")
+    found = named_slides(slides, follow_links=follow_links, say=hear.say)
+    pairs = {name: (found.slides[name], path) for name, path in named.items() if name in found.slides}
+    refused = {name: why for name, why in found.twice.items() if name in named}
+    missing = [name for name in named if name not in pairs and name not in refused]
+    where = slides if isinstance(slides, str | PathLike) else ", ".join(map(str, slides))
+    if not pairs and not refused:
+        raise InputError(f"{where}: no slide has the name of a file in {folder}.")
+    return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 
-def _make_worker(settings: EmbedSettings, out: Path) -> Stages[tuple[str, tuple[Path, Path]], dict[str, Any]]:
+Item = tuple[str, Path, Path]  # name, slide, patches
+
+
+@dataclass(frozen=True)
+class EmbedRun(CohortRun[Item, dict[str, Any]]):
+    """A folder of features."""
+
+    chosen: EmbedSettings
+    kind = "embed"
+    verb = "used"
+
+    def settings(self) -> dict[str, Any]:
+        """What changes features."""
+        return self.chosen.lasting()
+
+    def about(self) -> dict[str, Any]:
+        """Where it was done, and with which file of weights."""
+        return {"device": self.chosen.device, "weights": self.chosen.weights}
+
+    def slides_of(self, item: Item) -> Sequence[str]:
+        """The slide itself."""
+        return (item[0],)
+
+    def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
+        """The features of these slides; the folder may hold others."""
+        return (self.out / f"{item[0]}.h5" for item in items)
+
+    def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
+        """Encodes one slide after another; the encoder's files are those that were hashed here."""
+        return partial(_make_worker, self.chosen, self.out, self.chosen.digests)
+
+    def known(self, item: Item) -> dict[str, Any] | None:
+        """What is there of a slide whose features are those of its patches, which may have been laid anew."""
+        name, slide, patches = item
+        path = self.out / f"{name}.h5"
+        if not path.is_file():
+            return None
+        try:
+            ours, asked = open_bag(path), open_bag(patches)
+        except FileError:
+            return {
+                "patches": 0
+            }  # the patches' fault is reported by the worker, the features' by who reads them
+        stored = ours.extra.get("source")
+        if stored is not None and not unchanged(slide, stored, full=self.chosen.full_digests):
+            return None
+        if ours.coords is None or asked.coords is None:
+            return {"patches": len(ours)}
+        same = ours.patch_size == asked.patch_size and np.array_equal(ours.coords, asked.coords)
+        return {"patches": len(ours)} if same else None
+
+    @cached_property
+    def _before(self) -> dict[str, TableRow]:
+        return dict(read_rows(self.out / SLIDES))
+
+    def earlier(self) -> Mapping[str, TableRow]:
+        """Slides are added to the folder, one run after another."""
+        return self._before
+
+    def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
+        """The slide and its patches."""
+        return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
+
+
+def _make_worker(
+    settings: EmbedSettings, out: Path, digests: tuple[str, ...]
+) -> Stages[Item, dict[str, Any]]:
     encoder = settings.load()
+    if settings.digests != digests:
+        raise StopError(
+            "The encoder's files have changed since the run began; put them back, or use another --out."
+        )
 
-    def read(item: tuple[str, tuple[Path, Path]]) -> PatchStream:
-        return PatchStream(item[1][0], item[1][1], encoder.transform, settings)
+    def read(item: Item) -> PatchStream:
+        return PatchStream(item[1], item[2], encoder.transform, settings)
 
-    def work(item: tuple[str, tuple[Path, Path]], patches: PatchStream) -> dict[str, Any]:
+    def work(item: Item, patches: PatchStream) -> dict[str, Any]:
         with patches:
             write = partial(_write, item[0], patches, encoder, settings)
             stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
         return {"patches": len(patches)}
 
     return Stages(read, work)
-
-
-class PatchStream:
-    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
-
-    def __init__(
-        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
-    ) -> None:
-        self.header = open_bag(patches)
-        self.size = _patch_px(self.header, settings)
-        self.slide = open_slide(slide)
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
-        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
-        self._waiting: deque[list[Future[Tensor]]] = deque()
-        self._next = 0
-        try:
-            _check(self.slide, self.header)
-            self.stain = self._find_stain() if settings.stain_norm and len(self) else None
-            self._fill()
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return len(self.header)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Batches in the order of the patches."""
-        import torch
-
-        while self._waiting:
-            batch = [future.result() for future in self._waiting.popleft()]
-            self._fill()
-            yield torch.stack(batch)
-
-    def read(self, index: int) -> Pixels:
-        """The pixels of one patch, stains not changed."""
-        assert self.header.coords is not None and self.header.patch_size is not None  # noqa: S101, PT018
-        return read_patch(self.slide, self.header.coords[index], edge0=self.header.patch_size, size=self.size)
-
-    def close(self) -> None:
-        """Stop reading and close the slide."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self.slide.close()
-
-    def __enter__(self) -> PatchStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _fill(self) -> None:
-        while len(self._waiting) < self._ahead and self._next < len(self):
-            last = min(self._next + self._batch, len(self))
-            futures = [self._pool.submit(self._prepared, i) for i in range(self._next, last)]
-            self._waiting.append(futures)
-            self._next = last
-
-    def _prepared(self, index: int) -> Tensor:
-        pixels = self.read(index)
-        return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
-
-    def _find_stain(self) -> Macenko:
-        """The slide's stains, from patches spread evenly over it."""
-        chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
-        try:
-            return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
-        except InputError as error:
-            raise FileError(f"{self.slide.path}: {error}") from None
-
-
-def _patch_px(header: Header, settings: EmbedSettings) -> int:
-    if header.coords is None or header.patch_size is None:
-        raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
-    size = settings.patch_px or header.extra.get("patch_size")
-    if not size:
-        raise FileError(f"{header.path}: does not say how many pixels a patch has; pass --patch-px.")
-    return int(size)
-
-
-def _check(slide: Slide, header: Header) -> None:
-    """Patches that lie outside the slide are of another one."""
-    stored = tuple(header.extra.get(key) for key in ("level0_width", "level0_height"))
-    if all(isinstance(value, int | np.integer) for value in stored) and stored != slide.dimensions:
-        raise FileError(
-            f"{header.path}: is of a slide of {stored[0]} x {stored[1]} px; {slide.path} has "
-            f"{slide.dimensions[0]} x {slide.dimensions[1]}. Tile this slide."
-        )
-    coords = header.coords
-    if coords is not None and len(coords) and (coords.max(axis=0) >= slide.dimensions).any():
-        raise FileError(f"{header.path}: has patches outside {slide.path}; they are of another slide.")
 
 
 def _write(slide_id: str, patches: PatchStream, encoder: Encoder, settings: EmbedSettings, path: str) -> None:
@@ -288,5 +318,14 @@ def _ours(slide_id: str, patches: PatchStream, encoder: Encoder, settings: Embed
         "slide_id": slide_id,
         "mpp": patches.header.mpp,
         "inferred": list(patches.header.inferred),
-        "extra": made,
+        "extra": {**made, "source": patches.source},
     }
+
+
+def found_device(name: str) -> str:
+    """A device that is there; "auto" takes a GPU if there is one."""
+    if name != "auto":
+        return checked_device(name)
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,39 +3,156 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from xmil.core.bag import Bag
-from xmil.core.errors import InputError
+from xmil.core.bag import Bag, FloatArray
+from xmil.core.errors import InputError, StopError
 from xmil.core.explanation import Audit, Explanation
+from xmil.core.identity import file_digest
 from xmil.core.task import TASKS
+from xmil.data.feature_facts import differing, same_encoder
 from xmil.methods.opening import open_network
-from xmil.models import MILModel
+from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
+from xmil.models.checkpoints.files import checkpoint_files
 from xmil.nn.frozen import frozen
 
-_SAME = ("in_dim", "n_classes", "task", "class_names", "encoder")
+ANSWERS = ("in_dim", "n_classes", "task")
+NAMES = {"class_names": "class names", "encoder": "encoder"}
+StrPath = str | PathLike[str]
 
 
-def check_ensemble(models: Sequence[MILModel], paths: Sequence[Path]) -> None:
-    """Refuse models that do not answer the same question."""
-    first = models[0].spec
-    for model, path in zip(models[1:], paths[1:], strict=True):
-        for name in _SAME:
-            if getattr(model.spec, name) != getattr(first, name):
+@dataclass(frozen=True)
+class Ensemble:
+    """The models of a run, one or several: loaded once, their files hashed once."""
+
+    paths: tuple[Path, ...]
+    digests: tuple[str, ...]
+    models: tuple[MILModel, ...]
+
+    @classmethod
+    def load(
+        cls, paths: Sequence[Path], device: str = "cpu", *, digests: Sequence[str] | None = None
+    ) -> Ensemble:
+        """The models of the files; refused where they do not answer the same question.
+
+        `digests` are what the files must have: those of a run that began with them.
+        """
+        wanted: Sequence[str | None] = digests or [None] * len(paths)
+        pairs = [_loaded(path, digest) for path, digest in zip(paths, wanted, strict=True)]
+        models = tuple(model.to(device) for model, _ in pairs)
+        check_ensemble([model.spec for model in models], paths)
+        return cls(tuple(paths), tuple(digest for _, digest in pairs), models)
+
+    @property
+    def specs(self) -> list[ModelSpec]:
+        """The spec of each model."""
+        return [model.spec for model in self.models]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the models have in common."""
+        return shared_spec(self.specs)
+
+    def to(self, device: str) -> Ensemble:
+        """The ensemble with its models on a device."""
+        return replace(self, models=tuple(model.to(device) for model in self.models))
+
+    def about(self) -> dict[str, Any]:
+        """What run.json says of the models."""
+        every = [
+            {"path": str(path), "digest": digest, "spec": asdict(spec)}
+            for path, digest, spec in zip(self.paths, self.digests, self.specs, strict=True)
+        ]
+        shared = self.spec
+        first = {**every[0], "spec": asdict(shared)}
+        return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
+
+
+def _loaded(path: Path, wanted: str | None) -> tuple[MILModel, str]:
+    """A model with the digest of its file, which must not change while it is read."""
+    before = _stamp(path)
+    digest = file_digest(path)
+    if wanted is not None and digest != wanted:
+        raise StopError(
+            f"{path}: is another model than the run began with; put it back, or use another --out."
+        )
+    model = load_model(path)
+    if _stamp(path) != before:
+        raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
+    return model, digest
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()  # what reads it says why
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
+    """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
+    listed = [given] if isinstance(given, str | PathLike) else list(given)
+    if not all(isinstance(path, str | PathLike) for path in listed):
+        raise InputError("A run over slides takes models by their files; save_model writes one.")
+    return tuple(file for path in listed for file in checkpoint_files(Path(path)))
+
+
+def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:
+    """Refuse models that do not answer the same question, or that would be given the same features wrongly.
+
+    What a model does not say contradicts no other; `ensemble_warning` tells.
+    """
+    for name in (*ANSWERS, *NAMES):
+        first: tuple[Any, Path] | None = None
+        for spec, path in zip(specs, paths, strict=True):
+            value = getattr(spec, name)
+            if value is None:
+                continue
+            first = first or (value, path)
+            same = same_encoder(first[0], value) if name == "encoder" else first[0] == value
+            if not same:
                 raise InputError(
-                    f"{path}: its {name} is {getattr(model.spec, name)!r}, that of {paths[0]} "
-                    f"{getattr(first, name)!r}; the models of an ensemble must agree."
+                    f"{path}: its {name} is {value!r}, that of {first[1]} {first[0]!r}; the models of an "
+                    "ensemble must agree."
                 )
 
 
+def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str | None:
+    """One sentence where some models of an ensemble do not say what others do, or had other features."""
+    for spec, path in zip(specs[1:], paths[1:], strict=True):
+        found = differing(specs[0].features or {}, spec.features or {})
+        if found:
+            return (
+                f"{path.name} of the ensemble was trained on features made otherwise than those of "
+                f"{paths[0].name} ({', '.join(found)}): for one of them these features are wrong."
+            )
+    for name, words in NAMES.items():
+        silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
+        if silent and len(silent) < len(specs):
+            return (
+                f"{', '.join(silent[:3])} of the ensemble does not say its {words}: those of the other "
+                "models are taken."
+            )
+    return None
+
+
 def shared_spec(specs: Sequence[ModelSpec]) -> ModelSpec:
-    """The spec of an ensemble: its first model's; time bins of their own have no common names."""
-    return specs[0] if _same_bins(specs) else replace(specs[0], time_bins=None)
+    """The spec of an ensemble: its first model's, with names that any knows, and bins where they agree."""
+    first = specs[0]
+    return replace(
+        first,
+        class_names=next((spec.class_names for spec in specs if spec.class_names is not None), None),
+        encoder=next((spec.encoder for spec in specs if spec.encoder is not None), None),
+        time_bins=first.time_bins if _same_bins(specs) else None,
+    )
 
 
 def bins_warning(specs: Sequence[ModelSpec]) -> str | None:
@@ -83,8 +200,27 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
         output=float(np.mean([e.output for e in explanations])),
         audit=_mean_audit([e.audit for e in explanations]),
         model=f"{first.model} x {len(explanations)}",
-        relevance=None,
+        relevance=_mean_relevance([e.relevance for e in explanations]),
+        stderr=_mean_error([e.stderr for e in explanations]),
+        stable=None,
+        warnings=list(dict.fromkeys(text for e in explanations for text in e.warnings)),
     )
+
+
+def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
+    """The standard error of the mean of scores that are drawn apart."""
+    known = [np.asarray(error, dtype=np.float64) for error in errors if error is not None]
+    if not known or len(known) < len(errors):
+        return None
+    return np.asarray(np.sqrt(np.sum(np.square(known), axis=0)) / len(known), dtype=np.float32)
+
+
+def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
+    """The mean relevance per feature, where every model has it."""
+    known = [relevance for relevance in each if relevance is not None]
+    if not known or len(known) < len(each):
+        return None
+    return np.asarray(np.mean(known, axis=0, dtype=np.float64), dtype=np.float32)
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:

@@ -1,4 +1,4 @@
-"""A faithfulness run over a cohort: a folder that fills slide by slide and goes on where it stopped.
+"""`evaluate_slides`: faithfulness over a cohort, into a folder that goes on where it stopped.
 
 run.json, slides.csv, failures.csv
 slides/<slide_id>.parquet        explanations, as `xmil explain` writes them
@@ -9,12 +9,11 @@ results.parquet, summary.*, statistics.csv, faithfulness.png
 
 from __future__ import annotations
 
-import logging
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,39 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, StopError, WriteError
-from xmil.core.runfiles import SLIDES, RunFolder, file_digest, write_json, write_table
-from xmil.core.storage import write_atomically, write_explanations
+from xmil.core.errors import FileError, InputError
+from xmil.core.identity import identity, unchanged
+from xmil.core.names import listed
+from xmil.core.run import Run
+from xmil.core.runfiles import write_json
+from xmil.core.storage import write_atomically, write_explanations, write_text
+from xmil.core.task import TASKS
 from xmil.data.bags import read_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
-from xmil.evaluate.faithfulness import FaithfulnessSettings, Row, SlideResult, evaluate_slide
+from xmil.evaluate.faithfulness import (
+    DEFAULT_METHODS,
+    FaithfulnessSettings,
+    Row,
+    SlideResult,
+    evaluate_slide,
+)
+from xmil.evaluate.faithfulness_plots import draw_certificate, draw_summary
+from xmil.evaluate.faithfulness_table import FORMATS, as_text, statistics_csv, summarise
 from xmil.evaluate.localisation import Truth
-from xmil.models import load_model
+from xmil.evaluate.parts import MODES
+from xmil.methods import list_methods
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
+from xmil.runs.ensemble import Ensemble, StrPath, model_paths
 from xmil.runs.explainer import slide_share
+from xmil.runs.inputs import Inputs, class_index, find_cases, reading_of
+from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
-from xmil.runs.workers.pool import Workers, process
+from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
+from xmil.slides import find_slides
 
-__all__ = ["EvaluateOutcome", "EvaluateRun", "LabelledSlide", "file_digest"]
-
-logger = logging.getLogger(__name__)
-
-KEY = b"xmil-faithfulness"
-FOLDERS = ("slides", "results", "certificates")
+KEY, SOURCES = b"xmil-faithfulness", b"xmil-sources"
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("slide_id", "method", "mode", "verdict", "explained")]
     + [(name, pa.int64()) for name in ("n", "label", "predicted", "target", "flipped")]
@@ -59,196 +72,263 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class LabelledSlide:
-    """A slide of the cohort: its name, feature file, true class and case, where they are known.
+def evaluate_slides(
+    model: StrPath,
+    features: StrPath,
+    *,
+    out: StrPath,
+    cohort: StrPath | None = None,
+    label: str = "",
+    split: str | Iterable[str] = (),
+    by: str = "slide",
+    methods: str | Iterable[str] = "",
+    modes: str | Iterable[str] = MODES,
+    steps: int = 100,
+    orders: int = 20,
+    top: float = 0.1,
+    truth: StrPath | None = None,
+    truth_class: str | int = 1,
+    truth_names: str | Iterable[str] = (),
+    slides: StrPath | None = None,
+    mask_downsample: float = 1.0,
+    mpp: float | None = None,
+    patch_size: int | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    restart: bool = False,
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    full_digests: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Measure how faithful each method is for a model, over the slides of a cohort, into the folder `out`.
 
-    Where all slides of a case are one bag, it is the case: `parts` are its slides and their files.
+    The same as `xmil evaluate`, with the same files. `truth` is a folder of GeoJSON, masks or instance
+    labels.
     """
+    hear, chosen = listener or Listener(), as_workers(workers)
+    where = device if chosen.kind == "ray" else checked_device(device)
+    models = Ensemble.load(_one_model(model), where if in_process(chosen) else "cpu")
+    net = models.models[0]
+    settings = FaithfulnessSettings(
+        _methods(methods, net), tuple(listed(modes)), steps, orders, top, seed,
+        1 if truth is None else class_index(str(truth_class), net),
+    )  # fmt: skip
+    settings.check(net)
+    if not TASKS[net.task].decides:
+        hear.say(f"A {net.task} model is neither right nor wrong: every slide counts.")
+    table = None if cohort is None else Path(cohort)
+    inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    column = label if TASKS[net.task].decides else None
+    cases, missing = find_cases(inputs, label=column, spec=net.spec, say=hear.say)
+    known = _truth(truth, listed(truth_names), mask_downsample, slides, follow_links=follow_links)
+    run = EvaluateRun(
+        Path(out), models, settings, inputs, reading_of(mpp, patch_size), known,
+        None if slides is None else Path(slides), where, missing, full_digests,
+    )  # fmt: skip
+    what = "slides" if by == "slide" else "cases"
+    tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
+    for line in run.lines:
+        hear.say(line)
+    hear.say(f"{len(tally.done)} measured, {len(tally.found)} found done. Written to {out}.")
+    return run.saved()
 
-    slide_id: str
-    path: Path
-    label: int | None = None
-    case_id: str | None = None
-    parts: tuple[tuple[str, Path], ...] = ()
 
-    @classmethod
-    def of(cls, case: Case) -> LabelledSlide:
-        """What is one bag of a cohort."""
-        parts = tuple(zip(case.slides, case.paths, strict=True))
-        return cls(case.name, case.paths[0], case.label, case.case_id, parts)
-
-    @property
-    def slides(self) -> tuple[tuple[str, Path], ...]:
-        """The slides that make the bag, with their files."""
-        return self.parts or ((self.slide_id, self.path),)
+def _truth(
+    folder: StrPath | None, names: list[str], downsample: float, slides: StrPath | None, *, follow_links: bool
+) -> Truth | None:
+    if folder is None:
+        return None
+    place = Path(folder)
+    if not place.is_dir():
+        raise InputError(f"{place}: no such folder.")
+    found = {} if slides is None else find_slides(slides, follow_links=follow_links)
+    return Truth(place, tuple(names), downsample, slides=found)
 
 
-@dataclass
-class EvaluateOutcome:
-    """What a run did: slides measured now, found done, and failed with the reason."""
+def _one_model(path: StrPath) -> tuple[Path, ...]:
+    """The checkpoint a path stands for; an ensemble has several, whose curves would be of several outputs."""
+    files = model_paths(path)
+    if len(files) > 1:
+        names = ", ".join(map(str, files))
+        raise InputError(
+            f"{path}: xmil evaluate takes one model, and here are {len(files)}; name one: {names}."
+        )
+    return files
 
-    measured: list[str] = field(default_factory=list)
-    found: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+
+def _methods(given: str | Iterable[str], net: nn.Module) -> tuple[str, ...]:
+    able = list_methods(net)
+    if given == "all":
+        return tuple(able)
+    return tuple(listed(given)) or tuple(name for name in DEFAULT_METHODS if name in able)
 
 
 @dataclass(frozen=True)
-class EvaluateRun:
-    """A run's folder with its settings; `inputs` (model, features, ...) must stay the same as well.
+class EvaluateRun(CohortRun[Case, list[Row]]):
+    """A run's folder, model and settings; `reading` are options of `read_bag`."""
 
-    `about` is written into run.json beside them: the model's spec and where things lie. `reading` are options
-    of `read_bag`.
-    """
-
-    folder: Path
-    settings: FaithfulnessSettings
-    inputs: dict[str, Any]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    models: Ensemble
+    chosen: FaithfulnessSettings
+    inputs: Inputs
     reading: Mapping[str, Any] = field(default_factory=dict)
+    truth: Truth | None = None
+    slides: Path | None = None
+    device: str = "cpu"
+    missing: Missing = field(default_factory=Missing)
+    full_digests: bool = False
+    lines: list[str] = field(default_factory=list)  # of the summary, for the screen
+    kind = "evaluate"
+    folders = ("slides", "results", "certificates")
+    verb = "measured"
 
-    @property
+    @cached_property
+    def made_of(self) -> dict[str, Any]:
+        """What the results are of, beside what is measured."""
+        truth = self.truth
+        return {
+            "model": self.models.digests[0],
+            "features": str(self.inputs.features.resolve()),
+            "truth": None if truth is None else str(truth.folder.resolve()),
+            "truth_names": [] if truth is None else list(truth.names),
+            "mask_downsample": 1.0 if truth is None else truth.downsample,
+            "by": self.inputs.by,
+            "reading": dict(self.reading),
+            **({} if self.slides is None else {"slides": str(self.slides.resolve())}),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What is measured, and on what."""
+        return {**self.made_of, **self.chosen.as_dict()}
+
+    def about(self) -> dict[str, Any]:
+        """What run.json says beside the settings."""
+        about = {**self.models.about(), "methods": self.chosen.methods, "targets": ["predicted"]}
+        return {**about, **self.inputs.as_dict(), **self.missing.as_dict()}
+
+    @cached_property
     def fingerprint(self) -> str:
-        """A name for the settings and inputs; results under another one are not mixed in."""
-        return self._run_folder.fingerprint
+        """A name for the settings."""
+        return self.folder.fingerprint
 
-    def prepare(self) -> None:
-        """Make the folder and write run.json; a folder with a run of other settings is refused."""
-        self._run_folder.prepare(self.about, folders=FOLDERS)
+    def slides_of(self, item: Case) -> Sequence[str]:
+        """The slides of a case."""
+        return item.slides
 
-    @contextmanager
-    def opened(self, *, restart: bool = False) -> Iterator[None]:
-        """The prepared folder, for this run alone; `restart` clears it of an earlier run first."""
-        with self._run_folder.opened(self.about, folders=FOLDERS, restart=restart):
-            yield
+    def make_worker(self, workers: Workers) -> MakeWorker[Case, list[Row]]:
+        """Workers in other processes load the model from the file that was hashed here."""
+        if in_process(workers):
+            return partial(_make_measurer, self, self.models)
+        return partial(_make_measurer, replace(self, models=replace(self.models, models=())), None)
 
-    def measure(
+    def warnings(self, items: Sequence[Case], tally: Tally[list[Row]]) -> list[str]:
+        """Sentences on slides that are missing, slides of the training and features made otherwise."""
+        done = [case for case in items if case.slides[0] in tally.results]
+        made = made_otherwise(self.models.spec, done)
+        every = (self.missing.warning(), seen_warning(self.models.paths, items), made)
+        return [warning for warning in every if warning is not None]
+
+    def known(self, item: Case) -> list[Row] | None:
+        """The rows of a case that was measured with these settings, on these files and this label."""
+        try:
+            table = pq.read_table(self._result(item), partitioning=None)
+            metadata = table.schema.metadata or {}
+            if metadata.get(KEY, b"").decode() != self.fingerprint:
+                return None
+            stored = json.loads(metadata.get(SOURCES, b"[]"))
+            now = [*item.paths, *self._truth_files]
+            same = len(stored) == len(now) and all(
+                unchanged(path, word, full=self.full_digests, times=True)
+                for path, word in zip(now, stored, strict=True)
+            )
+            rows: list[Row] = table.to_pylist()
+        except (FileError, OSError, ValueError, pa.ArrowException):
+            return None
+        return rows if same and rows and all(row["label"] == item.label for row in rows) else None
+
+    def rows_of(self, item: Case, result: list[Row]) -> list[TableRow]:
+        """What the model says of each slide."""
+        row, spec = result[0], vars(self.models.spec)
+        seconds = float(row["seconds"]) / len(row["parts"])
+        return [
+            slide_row(item, i, logits=row["logits"], spec=spec, n=n, seconds=seconds)
+            for i, n in enumerate(row["parts"])
+        ]
+
+    def header(self, rows: Sequence[TableRow]) -> list[str]:
+        """Names first, outputs between, the rest last."""
+        return columns(rows)
+
+    def finish(
         self,
-        model: nn.Module | Path,
-        slides: Sequence[LabelledSlide],
-        *,
-        truth: Truth | None = None,
-        on_slide: Callable[[str], None] | None = None,
-        engine: Workers | None = None,
-        device: str = "cpu",
-    ) -> EvaluateOutcome:
-        """Measure the slides that have no result yet; one that fails is recorded and the rest goes on.
+        items: Sequence[Case],
+        tally: Tally[list[Row]],
+        workers: Workers,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """All rows in one table, and the summary of the methods."""
+        measured = [tally.results[case.slides[0]] for case in items if case.slides[0] in tally.results]
+        rows = [row for own in measured for row in own]
+        table = pa.Table.from_pylist(rows, schema=SCHEMA)
+        write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
+        summary = summarise(rows, seed=self.chosen.seed)
+        texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
+        for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
+            write_text(self.out / name, text)
+        draw_summary(rows, summary, self.out / "faithfulness.png")
+        self.lines.append(as_text(summary))
+        return {"best": {mode: str(best) for mode, best in summary.best.items()}}
 
-        Workers other than this process need the model's file, from which each loads its own.
-        """
-        outcome, tell = EvaluateOutcome(), on_slide or (lambda _: None)
-        waiting = []
-        for slide in slides:
-            if self._done(slide):
-                outcome.found.append(slide.slide_id)
-                tell(slide.slide_id)
-            else:
-                waiting.append(slide)
-        for done in process(waiting, partial(_make_measurer, self, model, truth, device), engine):
-            if done.error is None:
-                outcome.measured.append(done.item.slide_id)
-            else:
-                outcome.failed[done.item.slide_id] = done.error
-                logger.warning("%s failed: %s", done.item.slide_id, done.error)
-                self._run_folder.write_failures(outcome.failed)
-            tell(done.item.slide_id)
-        self._run_folder.write_failures(outcome.failed)
-        return outcome
-
-    def measure_slide(self, model: nn.Module, slide: LabelledSlide, truth: Truth | None = None) -> None:
-        """Measure one slide and write its files."""
-        for name in (slide.slide_id, *(part for part, _ in slide.slides)):
+    def measure_slide(self, model: nn.Module, case: Case) -> list[Row]:
+        """Measure one case and write its files."""
+        for name in (case.name, *case.slides):
             if not is_plain(name):
                 raise InputError(f"The name {name!r} cannot name a file; rename the slide or case.")
         start = time.perf_counter()
-        bags = [named(read_bag(path, **self.reading), name) for name, path in slide.slides]
-        bag, _ = join_bags(bags, name=slide.slide_id)
-        evidence = None if truth is None else _evidence(truth, bags)
-        result = evaluate_slide(model, bag, self.settings, label=slide.label, evidence=evidence)
+        paths = [*case.paths, *self._truth_files]
+        sources = [identity(path, full=self.full_digests, times=True) for path in paths]
+        pairs = zip(case.slides, case.paths, strict=True)
+        bags = [named(read_bag(path, **self.reading), name) for name, path in pairs]
+        bag, _ = join_bags(bags, name=case.name)
+        evidence = None if self.truth is None else _evidence(self.truth, bags)
+        result = evaluate_slide(model, bag, self.chosen, label=case.label, evidence=evidence)
         for row in result.rows:
             row |= {"seconds": time.perf_counter() - start, "parts": [len(part) for part in bags]}
-        try:
-            self._write_slide(slide, result, bags)
-        except WriteError as error:  # the next slide would fare no better
-            raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
+        stopping(partial(self._write_slide, case, result, bags, sources))
+        return result.rows
 
-    def rows(self, slides: Sequence[LabelledSlide]) -> list[Row]:
-        """The rows of the slides that have a result, curves included."""
-        tables = [
-            pq.read_table(self._result(slide), partitioning=None) for slide in slides if self._done(slide)
-        ]
-        return [row for table in tables for row in table.to_pylist()]
+    @cached_property
+    def _truth_files(self) -> list[Path]:
+        return [] if self.truth is None else [self.truth.folder]
 
-    def write_results(self, rows: list[Row]) -> None:
-        """All rows in one table."""
-        table = pa.Table.from_pylist(rows, schema=SCHEMA)
-        write_atomically(self.folder / "results.parquet", lambda part: pq.write_table(table, part))
-
-    def write_slides(self, slides: Sequence[LabelledSlide], rows: Sequence[Row]) -> None:
-        """slides.csv: what the model says of each slide."""
-        spec = self.about.get("model", {}).get("spec", {})
-        first = {row["slide_id"]: row for row in reversed(rows)}
-        table = [
-            slide_row(_case(slide), i, logits=row["logits"], spec=spec, n=n, seconds=_share_of_time(row))
-            for slide in slides
-            if (row := first.get(slide.slide_id)) is not None
-            for i, n in enumerate(row["parts"])
-        ]
-        names = columns(table)
-        write_table(self.folder / SLIDES, names, ([row.get(name) for name in names] for row in table))
-
-    def _write_slide(self, slide: LabelledSlide, result: SlideResult, bags: Sequence[Bag]) -> None:
+    def _write_slide(
+        self, case: Case, result: SlideResult, bags: Sequence[Bag], sources: Sequence[str]
+    ) -> None:
         """The result goes last: once it is there, the slide is done."""
-        from xmil.evaluate.faithfulness_plots import draw_certificate
-
-        about = {"fingerprint": self.fingerprint, **self.inputs}
+        about = {"fingerprint": self.fingerprint, **self.made_of}
         if len(bags) > 1:
             n = sum(map(len, bags))
-            about["case"] = {
-                "name": slide.slide_id,
-                "slides": [name for name, _ in slide.slides],
-                "instances": n,
-            }
+            about["case"] = {"name": case.name, "slides": list(case.slides), "instances": n}
         start = 0
-        for (name, _), bag in zip(slide.slides, bags, strict=True):
+        for name, bag in zip(case.slides, bags, strict=True):
             rows, start = slice(start, start + len(bag)), start + len(bag)
-            own = (
-                [slide_share(e, bag, rows) for e in result.explanations]
-                if len(bags) > 1
-                else result.explanations
-            )
-            write_explanations(own, self.folder / "slides" / f"{name}.parquet", provenance=about)
-            paper = self.folder / "certificates" / name
-            write_json(_with(paper, ".json"), certificate_dict(slide, result, self.about.get("class_names")))
-            draw_certificate(slide.slide_id, result, _with(paper, ".png"))
-        table = pa.Table.from_pylist(result.rows, schema=SCHEMA.with_metadata({KEY: self.fingerprint}))
-        write_atomically(self._result(slide), lambda part: pq.write_table(table, part, compression="zstd"))
+            several, every = len(bags) > 1, result.explanations
+            own = [slide_share(e, bag, rows) for e in every] if several else every
+            write_explanations(own, self.out / "slides" / f"{name}.parquet", provenance=about)
+            paper = self.out / "certificates" / name
+            write_json(_with(paper, ".json"), certificate_dict(case, result, self.models.spec.class_names))
+            draw_certificate(case.name, result, _with(paper, ".png"))
+        marks = {KEY: self.fingerprint, SOURCES: json.dumps(list(sources))}
+        table = pa.Table.from_pylist(result.rows, schema=SCHEMA.with_metadata(marks))
+        write_atomically(self._result(case), lambda part: pq.write_table(table, part, compression="zstd"))
 
-    def _done(self, slide: LabelledSlide) -> bool:
-        try:
-            metadata = pq.read_schema(self._result(slide)).metadata or {}
-        except (OSError, pa.ArrowException):
-            return False
-        return bool(metadata.get(KEY, b"").decode() == self.fingerprint)
-
-    def _result(self, slide: LabelledSlide) -> Path:
-        return self.folder / "results" / f"{slide.slide_id}.parquet"
-
-    @property
-    def _run_folder(self) -> RunFolder:
-        return RunFolder(self.folder, "evaluate", {**self.inputs, **self.settings.as_dict()})
+    def _result(self, case: Case) -> Path:
+        return self.out / "results" / f"{case.name}.parquet"
 
 
-def _make_measurer(
-    run: EvaluateRun, model: nn.Module | Path, truth: Truth | None, device: str
-) -> Callable[[LabelledSlide], None]:
-    net = load_model(model).to(device) if isinstance(model, Path) else model
-    return lambda slide: run.measure_slide(net, slide, truth)
-
-
-def _case(slide: LabelledSlide) -> Case:
-    names, paths = zip(*slide.slides, strict=True)
-    return Case(slide.slide_id, names, paths, slide.label, slide.case_id)
+def _make_measurer(run: EvaluateRun, loaded: Ensemble | None) -> Callable[[Case], list[Row]]:
+    models = loaded or Ensemble.load(run.models.paths, run.device, digests=run.models.digests)
+    own = replace(run, models=models)
+    return lambda case: own.measure_slide(models.models[0], case)
 
 
 def _evidence(truth: Truth, bags: Sequence[Bag]) -> npt.NDArray[np.float64] | None:
@@ -258,12 +338,8 @@ def _evidence(truth: Truth, bags: Sequence[Bag]) -> npt.NDArray[np.float64] | No
     return np.concatenate(known) if len(known) == len(bags) else None
 
 
-def _share_of_time(row: Row) -> float:
-    return float(row["seconds"]) / len(row["parts"])
-
-
 def certificate_dict(
-    slide: LabelledSlide, result: SlideResult, class_names: Sequence[str] | None = None
+    case: Case, result: SlideResult, class_names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """What a slide's certificate says, in plain types; classes by number, and by name where they have one."""
     first = result.rows[0]
@@ -276,8 +352,8 @@ def certificate_dict(
         name: [round(float(v), 6) for v in getattr(result.band, name)] for name in ("mean", "low", "high")
     }
     return {
-        "slide_id": slide.slide_id,
-        **({"slides": [name for name, _ in slide.slides]} if len(slide.slides) > 1 else {}),
+        "slide_id": case.name,
+        **({"slides": list(case.slides)} if len(case.slides) > 1 else {}),
         **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
         **named_classes,
         "methods": [certificate.as_dict() for certificate in result.certificates],

@@ -1,222 +1,223 @@
-"""A run of `explain` over a cohort: a folder that fills slide by slide and goes on where it stopped.
+"""`explain_slides`: every slide of a cohort explained, into a folder that goes on where it stopped.
 
 run.json, slides.csv, failures.csv
 slides/<slide_id>.parquet   one file per slide, by atomic rename
+interactions/<slide_id>.<target>.parquet    with --interactions
 summary/                    see `xmil.runs.summary`
 """
 
 from __future__ import annotations
 
-import csv
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import FileError, XmilError
-from xmil.core.runfiles import SLIDES, RunFolder, file_digest, write_table
+from xmil.core.errors import FileError, InputError, UnknownNameError
+from xmil.core.identity import unchanged
+from xmil.core.names import listed
+from xmil.core.run import Run
+from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import read_provenance
 from xmil.data.cases import Case
-from xmil.data.encoder_names import encoder_warning
-from xmil.models import MILModel
 from xmil.models.base import ModelSpec
-from xmil.runs.cautions import Missing, seen_warning
-from xmil.runs.ensemble import bins_warning, shared_spec
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
+from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
-from xmil.runs.rows import Row, columns, slide_row, source_of
-from xmil.runs.settings import ExplainSettings
-from xmil.runs.workers.pool import Workers, process
+from xmil.runs.inputs import Inputs, named, reading_of, task_cases
+from xmil.runs.listener import Listener
+from xmil.runs.rows import columns, slide_row
+from xmil.runs.settings import LABEL, ExplainSettings, with_contexts, with_vectors
+from xmil.runs.summary import summarise_run
+from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
 
-LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
-AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
-RESTING = 20  # times as long as the tables took to write, they are left alone
+
+def explain_slides(
+    model: StrPath | Sequence[StrPath],
+    features: StrPath,
+    *,
+    out: StrPath,
+    methods: str | Iterable[str] = "lrp",
+    target: str | int | Iterable[str] = "predicted",
+    cohort: StrPath | None = None,
+    label: str = "",
+    time: str = "time",
+    event: str = "event",
+    split: str | Iterable[str] = (),
+    by: str = "slide",
+    output: str | None = None,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
+    contexts: int = 0,
+    keep: float = 0.5,
+    interactions: int = 0,
+    save_vectors: bool = False,
+    mpp: float | None = None,
+    patch_size: int | None = None,
+    device: str = "cpu",
+    memory: int = 10**9,
+    seed: int = 0,
+    restart: bool = False,
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    full_digests: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Explain every slide of a folder of feature files, or one file, into the folder `out`.
+
+    The same as `xmil explain`, with the same files. `params` holds a method's own parameters by its name, as
+    {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many sub-bags,
+    each of which keeps the share `keep`; `interactions` asks for the pairs among so many of the strongest
+    patches; `save_vectors` keeps lrp's relevance (n, d) of each feature in the slides' files. A folder that a
+    run was stopped in is filled further.
+    """
+    hear, chosen = listener or Listener(), as_workers(workers)
+    asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
+    reading = reading_of(mpp, patch_size)
+    chosen_methods = tuple(listed(methods))
+    own = with_contexts(params or {}, chosen_methods, contexts, keep)
+    own = with_vectors(own, chosen_methods) if save_vectors else own
+    settings = ExplainSettings(chosen_methods, asked, output or None, own, by, seed, reading, interactions)
+    if LABEL in settings.targets and cohort is None:
+        raise InputError("--target label needs a --cohort with the labels.")
+    where = device if chosen.kind == "ray" else checked_device(device)
+    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
+    spec = _checked(settings, models)
+    if interactions and len(models.models) > 1:
+        raise InputError("--interactions is for one model; an ensemble has none in common.")
+    table = None if cohort is None else Path(cohort)
+    inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    cases, missing = task_cases(inputs, spec, label=label, time=time, event=event, say=hear.say)
+    run = ExplainRun(Path(out), models, settings, inputs, where, memory, missing, full_digests)
+    what = "slides" if by == "slide" else "cases"
+    tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
+    if run.far:
+        who = "1 slide stands" if len(run.far) == 1 else f"{len(run.far)} slides stand"
+        hear.say(f"{who} out from the others: {named(run.far)} (summary/outliers.csv)")
+    hear.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
+    return run.saved()
 
 
-@dataclass
-class ExplainTally:
-    """What a run did: slides explained now, found done, and failed with the reason; their rows."""
-
-    explained: list[str] = field(default_factory=list)
-    found: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)
-    encoders: list[str | None] = field(default_factory=list)
+def _checked(settings: ExplainSettings, models: Ensemble) -> ModelSpec:
+    """What the models have in common, once each of them can do what the settings ask for."""
+    try:
+        for model in models.models:
+            settings.check(model, models.spec)
+    except UnknownNameError as error:
+        warning = bins_warning(models.specs) if settings.asks_bins else None
+        if warning is None:
+            raise
+        raise InputError(f"{error} Here {warning}") from None
+    return models.spec
 
 
 @dataclass(frozen=True)
-class ExplainRun:
+class ExplainRun(CohortRun[Case, Explained]):
     """A run's folder, models and settings."""
 
-    out: Path
-    paths: tuple[Path, ...]
-    models: Sequence[MILModel]
-    settings: ExplainSettings
-    features: Path
-    cohort: Path | None = None
+    models: Ensemble
+    chosen: ExplainSettings
+    inputs: Inputs
     device: str = "cpu"
     memory: int = 1 << 30
     missing: Missing = field(default_factory=Missing)
+    full_digests: bool = False
+    far: list[str] = field(default_factory=list)  # slides that stand out from the others
+    kind = "explain"
+    folders = ("slides",)
+    verb = "explained"
 
-    @property
-    def spec(self) -> ModelSpec:
-        """What the models have in common."""
-        return shared_spec([model.spec for model in self.models])
-
-    @property
-    def folder(self) -> RunFolder:
-        """The folder, known by the settings and the models' weights."""
-        digests = [file_digest(path) for path in self.paths]
-        return RunFolder(self.out, "explain", {**self.settings.as_dict(), "models": digests})
+    def settings(self) -> dict[str, Any]:
+        """Methods, targets, parameters and the models' weights."""
+        return {**self.chosen.as_dict(), "models": list(self.models.digests)}
 
     def about(self) -> dict[str, Any]:
         """What run.json says beside the settings."""
-        specs = [asdict(model.spec) for model in self.models]
-        models = [
-            {"path": str(path), "digest": file_digest(path), "spec": spec}
-            for path, spec in zip(self.paths, specs, strict=True)
-        ]
         return {
-            "model": {**models[0], "spec": asdict(self.spec)},
-            "models": models,
-            "class_names": specs[0]["class_names"],
-            "task": specs[0]["task"],
-            "methods": list(self.settings.methods),
-            "targets": list(self.settings.targets),
-            "features": str(self.features.resolve()),
-            "cohort": None if self.cohort is None else str(self.cohort.resolve()),
-            "seed": self.settings.seed,
+            **self.models.about(),
+            "methods": list(self.chosen.methods),
+            "targets": list(self.chosen.targets),
+            **self.inputs.as_dict(),
+            "seed": self.chosen.seed,
             **self.missing.as_dict(),
         }
 
-    def explain(
-        self,
-        cases: Sequence[Case],
-        *,
-        engine: Workers | None = None,
-        restart: bool = False,
-        on_case: Callable[[], None] = lambda: None,
-    ) -> ExplainTally:
-        """Explain the cases that are not done; one that fails is recorded and the rest goes on."""
-        folder = self.folder
-        job = ExplainJob(self.paths, self.settings, self.out, folder.fingerprint, self.device, self.memory)
-        with folder.opened(self.about(), folders=("slides",), restart=restart):
-            known = _seconds(self.out / SLIDES)
-            tally = ExplainTally()
-            with _tables(folder, tally, cases) as save:
-                waiting = list(self._waiting(job, cases, tally, known, on_case))
-                for outcome in process(waiting, partial(make_explainer, job), engine):
-                    _note(tally, outcome.item, outcome.result, outcome.error)
-                    on_case()
-                    save()
-            return tally
+    @cached_property
+    def job(self) -> ExplainJob:
+        """What a worker needs to know."""
+        models, fingerprint = self.models, self.folder.fingerprint
+        return ExplainJob(
+            models.paths, models.digests, self.chosen, self.out, fingerprint, self.device, self.memory,
+            self.full_digests,
+        )  # fmt: skip
 
-    def warnings(self, tally: ExplainTally, cases: Sequence[Case]) -> list[str]:
+    def slides_of(self, item: Case) -> Sequence[str]:
+        """The slides of a case."""
+        return item.slides
+
+    def make_worker(self, workers: Workers) -> MakeWorker[Case, Explained]:
+        """Workers in other processes load the models from the files that were hashed here."""
+        return partial(make_explainer, self.job, self.models if in_process(workers) else None)
+
+    def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
+        """A row per slide of the case."""
+        return result.rows
+
+    def header(self, rows: Sequence[TableRow]) -> list[str]:
+        """Names first, outputs between, the rest last."""
+        return columns(rows)
+
+    def known(self, item: Case) -> Explained | None:
+        """The rows of a case whose files are all there, of these settings and of these feature files."""
+        try:
+            stored = [read_provenance(slide_file(self.out, slide)) for slide in item.slides]
+            if not all(self._made_of(item, i, header) for i, (header, _) in enumerate(stored)):
+                return None
+            return Explained([self._row(item, i, *header) for i, header in enumerate(stored)])
+        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
+            return None  # not there, or damaged: it is explained again
+
+    def warnings(self, items: Sequence[Case], tally: Tally[Explained]) -> list[str]:
         """Sentences on encoders, time bins, slides that are missing and cases of the training."""
+        models = self.models
         every = (
-            seen_warning(self.paths, cases),
-            encoder_warning(self.spec.encoder, tally.encoders),
-            bins_warning([model.spec for model in self.models]) if self.settings.asks_bins else None,
+            seen_warning(models.paths, items),
+            made_otherwise(models.spec, [case for case in items if case.slides[0] in tally.results]),
+            bins_warning(models.specs) if self.chosen.asks_bins else None,
+            ensemble_warning(models.specs, models.paths),
             self.missing.warning(),
         )
         return [warning for warning in every if warning is not None]
 
-    def _waiting(
-        self,
-        job: ExplainJob,
-        cases: Sequence[Case],
-        tally: ExplainTally,
-        known: dict[str, float],
-        on_case: Callable[[], None],
-    ) -> Iterator[Case]:
-        """The cases that are not done; rows of the others go into the tally."""
-        with ThreadPoolExecutor(LOOKING) as threads:
-            for start in range(0, len(cases), AT_A_TIME):
-                some = cases[start : start + AT_A_TIME]
-                looked = threads.map(lambda case: self._done(job, case, known), some)
-                for case, rows in zip(some, looked, strict=True):
-                    if rows is None:
-                        yield case
-                        continue
-                    tally.found += case.slides
-                    tally.rows |= {row["slide_id"]: row for row in rows}
-                    on_case()
+    def finish(self, items: Sequence[Case], tally: Tally[Explained], workers: Workers) -> Mapping[str, Any]:
+        """The cohort at a glance."""
+        slides = [slide for case in items for slide in case.slides if slide in tally.rows]
+        files = [slide_file(self.out, slide) for slide in slides]
+        self.far.extend(summarise_run(self.out, files, engine=workers))
+        return {}
 
-    def _done(self, job: ExplainJob, case: Case, known: dict[str, float]) -> list[Row] | None:
-        """The rows of a case whose files are all there, of these settings and of these feature files."""
+    @cached_property
+    def _seconds(self) -> dict[str, float]:
+        """The times of slides explained earlier."""
         try:
-            found = [read_provenance(slide_file(self.out, slide)) for slide in case.slides]
-            wanted = [file_provenance(job, case, source_of(path)) for path in case.paths]
-            if not all(_made_of(case, *pair) for pair in zip(found, wanted, strict=True)):
-                return None
-            logits = [self._logits(header) for header, _ in found]
-        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
-            return None  # not there, or damaged: it is explained again
-        spec = vars(self.spec)
-        return [
-            slide_row(case, i, logits=logits[i], spec=spec, n=n, seconds=known.get(case.slides[i]))
-            for i, (_, n) in enumerate(found)
-        ]
+            rows = read_rows(self.out / SLIDES)
+            return {slide: float(row["seconds"]) for slide, row in rows.items() if row.get("seconds")}
+        except (FileError, ValueError):
+            return {}
 
-    def _logits(self, header: dict[str, Any]) -> Any:
-        """The logits that a slide's file holds: the model's, or each model's."""
-        if len(self.models) > 1:
-            return header["provenance"]["logits"]
-        return next(iter(header["columns"].values()))["logits"]
+    def _row(self, case: Case, place: int, header: dict[str, Any], n: int) -> TableRow:
+        held = list(header["columns"].values())
+        logits = header["provenance"]["logits"] if len(self.models.models) > 1 else held[0]["logits"]
+        seconds = self._seconds.get(case.slides[place])
+        row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
+        said = dict.fromkeys(text for column in held for text in column.get("warnings", ()))
+        return {**row, "warnings": " ".join(said) or None}
 
-
-def _made_of(case: Case, found: tuple[dict[str, Any], int], wanted: dict[str, Any]) -> bool:
-    """Whether a file was made from what would be used again."""
-    stored = found[0].get("provenance", {})
-    together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
-    return together and all(stored.get(key) == value for key, value in wanted.items())
-
-
-def _note(tally: ExplainTally, case: Case, done: Explained | None, error: str | None) -> None:
-    if error is not None or done is None:
-        tally.failed |= dict.fromkeys(case.slides, error or "no result")
-        return
-    tally.explained += case.slides
-    tally.rows |= {row["slide_id"]: row for row in done.rows}
-    tally.encoders.append(done.encoder)
-
-
-@contextmanager
-def _tables(folder: RunFolder, tally: ExplainTally, cases: Sequence[Case]) -> Iterator[Callable[[], None]]:
-    """Keep the run's tables up to date, now and then; and at the end, whatever ends the run."""
-    rest = time.monotonic() + 5.0
-
-    def save(*, now: bool = False) -> None:
-        nonlocal rest
-        if now or time.monotonic() >= rest:
-            start = time.monotonic()
-            write_slides(folder.path / SLIDES, tally.rows, cases)
-            folder.write_failures(tally.failed)
-            rest = time.monotonic() + max(5.0, RESTING * (time.monotonic() - start))
-
-    try:
-        yield save
-    except BaseException:  # a full disk, an interruption: say what is done, if the disk lets us
-        with suppress(XmilError):
-            save(now=True)
-        raise
-    save(now=True)
-
-
-def write_slides(path: Path, rows: dict[str, Row], cases: Sequence[Case]) -> None:
-    """slides.csv in the cohort's order."""
-    ordered = [rows[slide] for case in cases for slide in case.slides if slide in rows]
-    names = columns(ordered)
-    write_table(path, names, ([row.get(name) for name in names] for row in ordered))
-
-
-def _seconds(path: Path) -> dict[str, float]:
-    """The times of slides explained earlier."""
-    with suppress(OSError, ValueError, csv.Error), path.open(newline="", encoding="utf-8") as stream:
-        return {
-            row["slide_id"]: float(row["seconds"]) for row in csv.DictReader(stream) if row.get("seconds")
-        }
-    return {}
+    def _made_of(self, case: Case, place: int, header: dict[str, Any]) -> bool:
+        """Whether a file was made from what would be used again."""
+        stored, wanted = header.get("provenance", {}), file_provenance(self.job, case)
+        together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
+        if not together or any(stored.get(key) != value for key, value in wanted.items()):
+            return False
+        return unchanged(case.paths[place], stored.get("source"), full=self.full_digests, times=True)

@@ -6,22 +6,27 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, StopError, WriteError
+from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
+from xmil.core.identity import identity
+from xmil.core.run import pairs_file
+from xmil.core.runfiles import make_folder
 from xmil.core.storage import write_explanations
 from xmil.data.bags import read_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
-from xmil.methods import explain_targets, memory_budget
-from xmil.models import MILModel, load_model
-from xmil.runs.ensemble import average, check_ensemble, predicted_by, shared_spec
-from xmil.runs.rows import Row, slide_row, source_of
+from xmil.methods import explain_targets, interactions, memory_budget
+from xmil.runs.cohort_run import stopping
+from xmil.runs.ensemble import Ensemble, average, predicted_by
+from xmil.runs.rows import Row, slide_row
 from xmil.runs.settings import PREDICTED, ExplainSettings
 from xmil.runs.workers.pool import Stages
 
@@ -30,14 +35,16 @@ LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
 
 @dataclass(frozen=True)
 class ExplainJob:
-    """What a worker needs to know: the models, the settings, where results go and how much memory to use."""
+    """What a worker needs to know: the models' files, the settings, where results go, the memory to use."""
 
-    models: tuple[Path, ...]
+    paths: tuple[Path, ...]
+    digests: tuple[str, ...]
     settings: ExplainSettings
     out: Path
     fingerprint: str
     device: str = "cpu"
     memory: int = 1 << 30
+    full_digests: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,37 +54,29 @@ class Read:
     bag: Bag
     parts: list[Bag]
     rows: list[slice]
-    sources: list[list[int]]
+    sources: list[str]
     seconds: float
 
 
 @dataclass(frozen=True)
 class Explained:
-    """What a worker did with a case: a row for each slide, and the encoder of its features."""
+    """What a worker did with a case: a row per slide."""
 
     rows: list[Row]
-    encoder: str | None
 
 
-def make_explainer(job: ExplainJob) -> Stages[Case, Explained]:
-    """The worker of a job: one copy of the models for each process."""
-    explainer = Explainer(job, load_models(job.models, job.device))
+def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
+    """The worker of a job, with the models that are loaded, or with a copy of its own from the same files."""
+    models = loaded or Ensemble.load(job.paths, job.device, digests=job.digests)
+    explainer = Explainer(job, models)
     return Stages(explainer.read, explainer.work)
-
-
-def load_models(paths: Sequence[Path], device: str = "cpu") -> list[MILModel]:
-    """The models of an ensemble, or the one; refused where they do not answer the same question."""
-    models = [load_model(path).to(device) for path in paths]
-    check_ensemble(models, paths)
-    return models
 
 
 class Explainer:
     """Explains one case after another with the same models."""
 
-    def __init__(self, job: ExplainJob, models: Sequence[MILModel]) -> None:
-        self.job, self.models = job, models
-        self.spec = shared_spec([model.spec for model in models])
+    def __init__(self, job: ExplainJob, ensemble: Ensemble) -> None:
+        self.job, self.models, self.spec = job, ensemble.models, ensemble.spec
 
     def read(self, case: Case) -> Read:
         """The bags of a case; runs ahead in a thread."""
@@ -85,7 +84,8 @@ class Explainer:
         for slide in case.slides:
             if not is_plain(slide):
                 raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
-        sources = [source_of(path) for path in case.paths]
+        full = self.job.full_digests
+        sources = [identity(path, full=full, times=True) for path in case.paths]
         options = self.job.settings.reading
         parts = [named(read_bag(p, **options), s) for s, p in zip(case.slides, case.paths, strict=True)]
         bag, rows = join_bags(parts, name=case.name)
@@ -97,14 +97,20 @@ class Explainer:
         """Explain a case and write its slides' files."""
         start = time.perf_counter()
         explanations, logits = self._within_memory(case, read.bag)
+        if self.job.settings.interactions:
+            self._write_pairs(case, read.bag, explanations)
         for place in range(len(read.parts)):
             self._write(case, read, place, explanations, logits)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
+        said = warnings_of(explanations)
         rows = [
-            slide_row(case, i, logits=logits, spec=vars(self.spec), n=len(part), seconds=seconds)
+            {
+                **slide_row(case, i, logits=logits, spec=vars(self.spec), n=len(part), seconds=seconds),
+                "warnings": said,
+            }
             for i, part in enumerate(read.parts)
         ]
-        return Explained(rows, read.bag.encoder)
+        return Explained(rows)
 
     def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
@@ -154,15 +160,30 @@ class Explainer:
     ) -> None:
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
-        about = file_provenance(self.job, case, read.sources[place])
+        about = {**file_provenance(self.job, case), "source": read.sources[place]}
         if len(logits) > 1:
             about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
         if len(read.parts) > 1:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
-        try:
-            write_explanations(own, slide_file(self.job.out, case.slides[place]), provenance=about)
-        except WriteError as error:  # the next slide would fare no better
-            raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
+        path = slide_file(self.job.out, case.slides[place])
+        stopping(partial(write_explanations, own, path, provenance=about))
+
+    def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
+        """Interactions of each target, before the slide's file: that one says the slide is done."""
+        settings = self.job.settings
+        for target in dict.fromkeys(e.target for e in explanations):
+            with memory_budget(self.job.memory):
+                found = interactions(
+                    self.models[0],
+                    bag,
+                    target=target,
+                    top=settings.interactions,
+                    output=settings.output,
+                    seed=[settings.seed, crc32(case.name.encode())],
+                )
+            path = pairs_file(self.job.out, case.name, target)
+            stopping(partial(make_folder, path.parent))
+            stopping(partial(found.save, path))
 
 
 def slide_file(out: Path, slide: str) -> Path:
@@ -170,10 +191,16 @@ def slide_file(out: Path, slide: str) -> Path:
     return out / "slides" / f"{slide}.parquet"
 
 
-def file_provenance(job: ExplainJob, case: Case, source: list[int]) -> dict[str, Any]:
+def warnings_of(explanations: Sequence[Explanation]) -> str | None:
+    """The sentences of a slide's explanations in one cell, each once."""
+    said = dict.fromkeys(text for e in explanations for text in e.warnings)
+    return " ".join(said) or None
+
+
+def file_provenance(job: ExplainJob, case: Case) -> dict[str, Any]:
     """What a slide's file says of its making: it is done when this is what would be written again."""
     asked = [f"label={case.label}" if text == "label" else text for text in job.settings.targets]
-    about = {"fingerprint": job.fingerprint, "source": source, "targets": asked}
+    about = {"fingerprint": job.fingerprint, "targets": asked}
     return dict(json.loads(json.dumps(about, default=str)))
 
 
@@ -186,17 +213,4 @@ def out_of_memory(error: BaseException) -> bool:
 
 def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
     """The scores of one slide of a case, with the case's account."""
-    return replace(
-        e,
-        scores=e.scores[rows],
-        spread=None if e.spread is None else e.spread[rows],
-        relevance=None if e.relevance is None else e.relevance[rows],
-        bag=part.slide_id,
-        coords=part.coords,
-        patch_size=part.patch_size,
-        mpp=part.mpp,
-        raw_coords=part.raw_coords,
-        unit=part.unit,
-        raw_edge=part.raw_edge,
-        slide_size=part.slide_size,
-    )
+    return replace(e.take(rows, part.patches), bag=part.slide_id)

@@ -1,4 +1,4 @@
-"""A run of `predict` over a cohort: a table of predictions, how good they are, and the figures.
+"""`predict_slides`, what models say of a cohort: a table of predictions, how good they are, and the figures.
 
 run.json, failures.csv
 predictions.parquet, predictions.csv
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,134 +22,212 @@ import torch
 
 from xmil.core.bag import Bag
 from xmil.core.errors import UnsupportedError
+from xmil.core.identity import identity
 from xmil.core.interval import Interval
-from xmil.core.runfiles import RunFolder, file_digest, write_json
+from xmil.core.names import listed
+from xmil.core.run import Run
+from xmil.core.runfiles import write_json
 from xmil.data.cases import Case, read_case
-from xmil.data.encoder_names import encoder_warning
 from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.nn.frozen import frozen
 from xmil.predictions.table import Answer, Predictions, write_predictions
-from xmil.runs.cautions import Missing, seen_warning
-from xmil.runs.ensemble import bins_warning, shared_spec
-from xmil.runs.explainer import load_models
-from xmil.runs.workers.pool import Outcome, Stages, Workers, process
+from xmil.runs.bag_sample import WHOLE, BagSample
+from xmil.runs.cautions import Missing, made_otherwise, seen_warning
+from xmil.runs.cohort_run import CohortRun, Tally, as_workers, in_process
+from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
+from xmil.runs.inputs import Inputs, task_cases
+from xmil.runs.listener import Listener
+from xmil.runs.rows import with_reference
+from xmil.runs.workers.pool import MakeWorker, Stages, Workers, checked_device
 
 FIGURES = ("roc.png", "calibration.png", "values.png", "survival.png")
 WRITTEN = ("predictions.parquet", "predictions.csv", "metrics.json", *FIGURES)
+TITLES = {
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "balanced_accuracy": "balanced accuracy",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "r2": "R2",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "medape": "MedAPE (%)",
+    "c_index": "C-index",
+}
+
+
+def predict_slides(
+    model: StrPath | Sequence[StrPath],
+    features: StrPath,
+    *,
+    out: StrPath,
+    cohort: StrPath | None = None,
+    label: str = "",
+    time: str = "time",
+    event: str = "event",
+    split: str | Iterable[str] = (),
+    by: str = "slide",
+    draws: int = 1000,
+    instances: int = 0,
+    repetitions: int = 1,
+    device: str = "cpu",
+    seed: int = 0,
+    restart: bool = False,
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    full_digests: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Predict every slide of a folder of feature files, or one file, into the folder `out`.
+
+    The same as `xmil predict`, with the same files; `draws` are those of the bootstrap over cases. With
+    `instances` each slide is predicted from so many of its patches, drawn `repetitions` times: outputs are
+    the means over the draws.
+    """
+    sample = BagSample(instances, repetitions, seed)
+    hear, chosen = listener or Listener(), as_workers(workers)
+    where = device if chosen.kind == "ray" else checked_device(device)
+    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
+    table = None if cohort is None else Path(cohort)
+    inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    columns = {"label": label, "time": time, "event": event}
+    cases, missing = task_cases(inputs, models.spec, **columns, say=hear.say)
+    run = PredictRun(Path(out), models, inputs, columns, where, draws, seed, missing, full_digests, sample)
+    what = "slides" if by == "slide" else "cases"
+    tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
+    for line in run.lines:
+        hear.say(line)
+    several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
+    hear.say(f"{len(tally.results)} predicted{several}, {len(tally.failed)} failed. Written to {out}.")
+    return run.saved()
 
 
 @dataclass(frozen=True)
-class PredictRun:
-    """A run's folder, models and settings; `settings` are what the user chose beside them."""
+class PredictRun(CohortRun[Case, Answer]):
+    """A run's folder, models and settings; `columns` are those of the truth."""
 
-    out: Path
-    paths: tuple[Path, ...]
-    models: Sequence[MILModel]
-    settings: Mapping[str, Any]
+    models: Ensemble
+    inputs: Inputs
+    columns: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     draws: int = 1000
     seed: int = 0
     missing: Missing = field(default_factory=Missing)
+    full_digests: bool = False
+    sample: BagSample = WHOLE
+    lines: list[str] = field(default_factory=list)  # of the measures, for the screen
+    kind = "predict"
+    verb = "predicted"
+    tabled = False
 
-    @property
-    def folder(self) -> RunFolder:
-        """The folder, known by the settings and the models' weights."""
-        digests = [file_digest(path) for path in self.paths]
-        chosen = {**self.settings, "draws": self.draws, "seed": self.seed, "models": digests}
-        return RunFolder(self.out, "predict", chosen)
+    def settings(self) -> dict[str, Any]:
+        """Where the slides come from, how they are measured, and the models' weights."""
+        chosen: dict[str, Any] = {**self.inputs.as_dict(), **self.columns, "split": list(self.inputs.splits)}
+        chosen |= {"by": self.inputs.by, "draws": self.draws, "seed": self.seed, **self.sample.as_dict()}
+        return {**chosen, "models": list(self.models.digests)}
 
     def about(self) -> dict[str, Any]:
-        """What run.json says beside the settings."""
-        models = [
-            {"path": str(path), "digest": file_digest(path), "spec": asdict(model.spec)}
-            for path, model in zip(self.paths, self.models, strict=True)
-        ]
-        spec = shared_spec([model.spec for model in self.models])
-        shared = {"class_names": spec.class_names, "task": spec.task, "features": self.settings["features"]}
-        first = {**models[0], "spec": asdict(spec)}
-        return {"model": first, "models": models, **shared, **self.missing.as_dict()}
+        """What run.json says beside the settings, with what the feature files held."""
+        places = {"features": self.inputs.as_dict()["features"]}
+        return {**self.models.about(), **places, **self.missing.as_dict()}
 
-    def predict(
-        self,
-        cases: Sequence[Case],
-        *,
-        engine: Workers | None = None,
-        restart: bool = False,
-        reading: dict[str, Any] | None = None,
-        on_case: Callable[[], None] = lambda: None,
-    ) -> PredictTally:
-        """Predict every case and write the tables; a case that fails is recorded and the rest goes on."""
-        folder = self.folder
-        with folder.opened(self.about(), folders=(), restart=restart):
-            for name in WRITTEN:  # of an earlier run: never beside a newer table
-                (self.out / name).unlink(missing_ok=True)
-            tally = PredictTally()
-            answers: dict[str, Answer] = {}
-            outcomes = predict_cases(self.paths, cases, device=self.device, engine=engine, reading=reading)
-            for outcome in outcomes:
-                if outcome.result is None:
-                    tally.failed |= dict.fromkeys(outcome.item.slides, outcome.error or "no result")
-                else:
-                    answers[outcome.item.name] = outcome.result
-                on_case()
-            folder.write_failures(tally.failed)
-            if answers:
-                found = [(case, answers[case.name]) for case in cases if case.name in answers]
-                self._write(tally, found)
-            return tally
+    def slides_of(self, item: Case) -> Sequence[str]:
+        """The slides of a case."""
+        return item.slides
 
-    def _write(self, tally: PredictTally, found: list[tuple[Case, Answer]]) -> None:
-        spec = shared_spec([model.spec for model in self.models])
-        encoders = [answer.encoder for _, answer in found]
-        warnings = (
-            encoder_warning(spec.encoder, encoders),
-            seen_warning(self.paths, [case for case, _ in found]),
-            bins_warning([model.spec for model in self.models]),
+    def make_worker(self, workers: Workers) -> MakeWorker[Case, Answer]:
+        """Workers in other processes load the models from the files that were hashed here."""
+        models = self.models
+        loaded = models if in_process(workers) else None
+        return partial(make_predictor, models.paths, models.digests, self.device, {}, loaded, self.sample)
+
+    def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
+        """Tables, measures and figures."""
+        return [self.out / name for name in WRITTEN]
+
+    def begin(self, *, again: bool) -> None:
+        """Remove the tables of the earlier run: every case is predicted anew."""
+        for path in self.outputs(()) if again else ():
+            path.unlink(missing_ok=True)
+
+    def warnings(self, items: Sequence[Case], tally: Tally[Answer]) -> list[str]:
+        """Sentences on encoders, time bins, slides that are missing and cases of the training."""
+        models = self.models
+        done = [case for case in items if case.slides[0] in tally.results]
+        every = (
+            made_otherwise(models.spec, done),
+            seen_warning(models.paths, done),
+            bins_warning(models.specs),
+            ensemble_warning(models.specs, models.paths),
             self.missing.warning(),
         )
-        tally.warnings = [warning for warning in warnings if warning is not None]
-        tally.predictions = Predictions.of(spec, found)
-        write_predictions(tally.predictions.columns(), self.out)
-        tally.metrics = tally.predictions.metrics(draws=self.draws, seed=self.seed)
-        write_json(self.out / "metrics.json", self._report(tally))
-        if tally.metrics:
-            draw_figures(tally.predictions.labelled(), tally.metrics, self.out, seed=self.seed)
+        return [warning for warning in every if warning is not None]
 
-    def _report(self, tally: PredictTally) -> dict[str, Any]:
+    def finish(
+        self,
+        items: Sequence[Case],
+        tally: Tally[Answer],
+        workers: Workers,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """Write the tables, the measures and the figures."""
+        answers = [(case, tally.results[case.slides[0]]) for case in items if case.slides[0] in tally.results]
+        predictions = Predictions.of(self.models.spec, answers)
+        write_predictions(predictions.columns(), self.out)
+        metrics = predictions.metrics(draws=self.draws, seed=self.seed)
+        report = self._report(predictions, metrics, self.warnings(items, tally), failed=len(tally.failed))
+        write_json(self.out / "metrics.json", report)
+        if metrics:
+            draw_figures(predictions.labelled(), metrics, self.out, seed=self.seed)
+        self.lines.extend(measure_lines(predictions, metrics))
+        every = [(slide, path) for case in items for slide, path in zip(case.slides, case.paths, strict=True)]
+        full = self.full_digests
+        return {"sources": {slide: identity(path, full=full) for slide, path in every if path.exists()}}
+
+    def _report(
+        self, every: Predictions, metrics: Mapping[str, Interval], warnings: list[str], *, failed: int
+    ) -> dict[str, Any]:
         """What metrics.json holds; numbers that are not determined are null."""
-        every = tally.predictions
-        assert every is not None  # noqa: S101  # narrows the type for mypy
         known = every.labelled()
         report: dict[str, Any] = {
-            "task": self.models[0].spec.task,
-            "by": self.settings.get("by", "slide"),
+            "task": self.models.spec.task,
+            "by": self.inputs.by,
             "predictions": len(every),
             "labelled": len(known),
             "cases": len({case.case_id or case.name for case in known.cases}),
-            "failed": len(tally.failed),
-            "warnings": tally.warnings,
+            "failed": failed,
+            "warnings": warnings,
             "interval": {"level": 0.95, "draws": self.draws, "seed": self.seed, "drawn": "cases"},
-            "metrics": {name: _plain(found) for name, found in tally.metrics.items()},
+            "metrics": {name: _plain(found) for name, found in metrics.items()},
         }
         if known.task.truth == "class" and len(known):
             report |= _counts(known)
         if every.models > 1:
             report["each_model"] = [
                 {"path": str(path), "metrics": _estimates(every.alone(m).metrics(draws=0))}
-                for m, path in enumerate(self.paths)
+                for m, path in enumerate(self.models.paths)
             ]
         return report
 
 
-@dataclass
-class PredictTally:
-    """What a run did: predictions, how good they are, what failed with the reason, and what to warn of."""
+def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> list[str]:
+    """The measures with their intervals, one per line."""
+    if not metrics:
+        return ["No label is known: there is nothing to measure against; see --cohort and --label."]
+    known = predictions.labelled()
+    cases = len({case.case_id or case.name for case in known.cases})
+    titles = {name: _title(name) for name in metrics}
+    width = max(map(len, titles.values()))
+    lines = [f"{titles[name]:<{width}}  {found}" for name, found in metrics.items()]
+    return [*lines, f"{len(known)} with a label, of {cases} cases; 95 % intervals over cases."]
 
-    predictions: Predictions | None = None
-    metrics: dict[str, Interval] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+
+def _title(name: str) -> str:
+    measure, _, part = name.partition(":")
+    title = TITLES.get(measure, measure.replace("_", " "))
+    return f"{title} {part}" if part else title
 
 
 def draw_figures(known: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
@@ -210,31 +288,23 @@ def _estimates(found: Mapping[str, Interval]) -> dict[str, float | None]:
     return {name: _plain(interval)["estimate"] for name, interval in found.items()}
 
 
-def predict_cases(
-    models: Sequence[Path],
-    cases: Sequence[Case],
-    *,
-    device: str = "cpu",
-    engine: Workers | None = None,
-    reading: dict[str, Any] | None = None,
-) -> Iterator[Outcome[Case, Answer]]:
-    """Outputs of one or several checkpoints for each case, as they are done; what fails has a reason.
-
-    `reading` are options of `read_bag`.
-    """
-    make = partial(make_predictor, tuple(models), device, reading or {})
-    return process(cases, make, engine)
+def make_predictor(
+    paths: tuple[Path, ...],
+    digests: tuple[str, ...],
+    device: str,
+    reading: dict[str, Any],
+    loaded: Ensemble | None = None,
+    sample: BagSample = WHOLE,
+) -> Stages[Case, Answer]:
+    """The worker of a prediction, with the models that are loaded, or a copy of its own of the same files."""
+    models = (loaded or Ensemble.load(paths, device, digests=digests)).models
+    return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag, sample))
 
 
-def make_predictor(paths: tuple[Path, ...], device: str, reading: dict[str, Any]) -> Stages[Case, Answer]:
-    """The worker of a prediction: one copy of the models for each process."""
-    models = load_models(paths, device)
-    return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag))
-
-
-def predict_bag(models: Sequence[MILModel], bag: Bag) -> Answer:
-    """The outputs of each model for a bag, in double precision."""
-    outputs = [_outputs(model, bag) for model in models]
+def predict_bag(models: Sequence[MILModel], bag: Bag, sample: BagSample = WHOLE) -> Answer:
+    """The outputs of each model for a bag, in double precision: means over the draws of a sample."""
+    drawn = sample.of(bag)
+    outputs = [np.mean([_outputs(model, part) for part in drawn], axis=0) for model in models]
     return Answer(np.stack(outputs), len(bag), bag.encoder)
 
 
@@ -244,4 +314,4 @@ def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
         outputs = network(x)[0].double().cpu().numpy()
     if not np.isfinite(outputs).all():
         raise UnsupportedError(f"The outputs of {model.spec.name} are not finite for {bag.slide_id!r}.")
-    return np.asarray(outputs)
+    return with_reference(np.asarray(outputs), vars(model.spec))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from xmil.core.task import TASKS, Task
+from xmil.core.task import TASKS, Task, references
 from xmil.data.cases import Case
 
 FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
-LAST = ("n", "features", "seconds")
+LAST = ("n", "features", "seconds", "warnings")
 Row = dict[str, Any]
 Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
 
@@ -29,7 +29,7 @@ def slide_row(
     """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
     task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
     names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
-    said = prediction(task, each, names)
+    said = prediction(task, with_reference(each, spec), names)
     return {
         "slide_id": case.slides[place],
         "case_id": case.case_id or case.name,
@@ -42,6 +42,18 @@ def slide_row(
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
     }
+
+
+def with_reference(outputs: npt.NDArray[np.float64], spec: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Outputs (..., c) as values, where a regression's are deviations from its reference.
+
+    >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
+    array([2.5])
+    """
+    if not spec.get("relative"):
+        return outputs
+    reference: npt.NDArray[np.float64] = np.asarray(references(spec.get("reference"), outputs.shape[-1]))
+    return outputs + reference
 
 
 def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
@@ -59,13 +71,8 @@ def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
 def columns(rows: Sequence[Row]) -> list[str]:
     """The columns of a table of rows: names first, outputs between, the rest last."""
     between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
-    return [*FIRST, *between, *LAST]
-
-
-def source_of(path: Path) -> list[int]:
-    """What tells whether a feature file has changed: its size and time, in nanoseconds."""
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
+    return [*FIRST, *between, *last]
 
 
 def _beside(task: Task, label: Any) -> Row:

@@ -26,7 +26,8 @@ class ExplainSettings:
 
     A target is "predicted" (for models without classes the value or the risk), "label", "all", a class by
     name or number, or a contrast "A:B". `params` holds a method's own parameters by its name. `reading` holds
-    what `read_bag` takes: format, mpp, patch_size.
+    what `read_bag` takes: format, mpp, patch_size. `interactions` is among how many of the strongest patches
+    pairs are looked for; 0 for none.
     """
 
     methods: tuple[str, ...] = ("lrp",)
@@ -36,10 +37,12 @@ class ExplainSettings:
     by: str = "slide"
     seed: int = 0
     reading: Mapping[str, Any] = field(default_factory=dict)
+    interactions: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings in plain types."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        """The settings in plain types; what earlier versions did not know only where it is asked for."""
+        known = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        return known if self.interactions else {k: v for k, v in known.items() if k != "interactions"}
 
     @property
     def asks_bins(self) -> bool:
@@ -50,6 +53,8 @@ class ExplainSettings:
         """Refuse what the model or its methods cannot do; `spec` is that of the model's ensemble."""
         if self.by not in BY:
             raise unknown_name("grouping", self.by, BY)
+        if self.interactions and (self.interactions < 2 or self.by != "slide"):
+            raise InputError("--interactions takes two patches or more, of one slide (--by slide).")
         if not self.methods or not self.targets:
             raise InputError("There is nothing to explain: name at least one method and one target.")
         for method in self.methods:
@@ -96,7 +101,41 @@ class ExplainSettings:
 
     def method_params(self, method: str, name: str) -> dict[str, Any]:
         """A method's parameters for a bag; methods that draw at random get a draw of the bag's own."""
-        return {**seeds(method, name, self.seed), **self.params.get(method, {})}
+        own = self.params.get(method, {})
+        return {**seeds(method, name, self.seed, contexts="contexts" in own), **own}
+
+
+def with_contexts(
+    params: Mapping[str, Mapping[str, Any]], methods: Sequence[str], contexts: int, keep: float
+) -> Mapping[str, Mapping[str, Any]]:
+    """The methods' parameters with contexts for those that take them.
+
+    >>> with_contexts({}, ["lrp", "attention"], 24, 0.5)
+    {'lrp': {'contexts': 24, 'keep': 0.5}}
+    """
+    if not contexts:
+        return params
+    able = [name for name in METHODS if METHODS[name].contexts]
+    taking = [name for name in methods if name in able]
+    if not taking:
+        raise InputError(f"--contexts is for {', '.join(able)}; none of them is among the methods.")
+    own = {"contexts": contexts, "keep": keep}
+    return {**params, **{name: {**own, **params.get(name, {})} for name in taking}}
+
+
+def with_vectors(
+    params: Mapping[str, Mapping[str, Any]], methods: Sequence[str]
+) -> Mapping[str, Mapping[str, Any]]:
+    """The methods' parameters with relevance per feature for those that have it.
+
+    >>> with_vectors({"lrp": {"preset": "paper"}}, ["lrp", "single"])
+    {'lrp': {'preset': 'paper', 'feature_level': True}}
+    """
+    able = [name for name in METHODS if "feature_level" in METHODS[name].parameters]
+    taking = [name for name in methods if name in able]
+    if not taking:
+        raise InputError(f"--save-vectors is for {', '.join(able)}; none of them is among the methods.")
+    return {**params, **{name: {**params.get(name, {}), "feature_level": True} for name in taking}}
 
 
 def parse_target(text: str, names: Sequence[str] | None) -> Target:

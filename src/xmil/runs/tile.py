@@ -1,73 +1,141 @@
-"""Tiling of many slides."""
+"""`tile_slides`: patches on the tissue of many slides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError
-from xmil.core.runfiles import RUN, RunFolder, read_run
+from xmil.core.identity import identity, unchanged
+from xmil.core.names import counted
+from xmil.core.run import Run
+from xmil.core.runfiles import SLIDES, read_rows, read_run
 from xmil.data import open_bag
-from xmil.runs.slidewise import Results, stopping, work_on_slides
-from xmil.runs.workers.pool import Workers
+from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
+from xmil.runs.listener import Listener
+from xmil.runs.slide_inputs import StrPath, named_slides
+from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
 from xmil.slides.layout import FOLDERS, patches_file, write_tiling
 from xmil.slides.tiling import TileSettings, tile_slide
 
+Item = tuple[str, Path]
+
 
 def tile_slides(
-    slides: Mapping[str, Path],
-    out: Path,
-    settings: TileSettings,
+    slides: StrPath | Sequence[StrPath],
     *,
-    engine: Workers | None = None,
+    out: StrPath,
+    size: int = 256,
+    mpp: float = 0.5,
+    overlap: int = 0,
+    magnification: float | None = None,
+    slide_mpp: float | None = None,
+    min_tissue: float = 0.25,
+    min_std: float = 8.0,
     restart: bool = False,
-    on_slide: Callable[[], None] = lambda: None,
-    refused: Mapping[str, str] | None = None,
-) -> Results:
-    """Tile slides into a folder; those that have their patches are left alone.
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    full_digests: bool = False,
+    listener: Listener | None = None,
+) -> Run:
+    """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does."""
+    hear = listener or Listener()
+    settings = TileSettings(size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification)
+    found = named_slides(slides, follow_links=follow_links, say=hear.say)
+    run = TileRun(Path(out), settings, found.slides, full_digests=full_digests, restarts=restart)
+    tally = run.go(
+        run.items, workers=as_workers(workers), restart=restart, refused=found.twice, listener=hear
+    )
+    for name in tally.done:
+        for note in tally.results[name]["inferred"]:
+            hear.say(f"{name}: {note}")
+    patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
+    hear.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {out}.")
+    return run.saved()
+
+
+@dataclass(frozen=True)
+class TileRun(CohortRun[Item, dict[str, Any]]):
+    """A folder of patches.
 
     Where another `slide_mpp` is given than before, the slides that do not store theirs are tiled again.
     """
-    kept = settings.as_dict()
-    given = {"slide_mpp": _given_mpp(kept.pop("slide_mpp"), out, restart=restart)}
-    return work_on_slides(
-        RunFolder(out, "tile", kept),
-        slides,
-        partial(partial, _tile, settings, out),
-        output=partial(patches_file, out),
-        about={**given, "slides": {name: str(path) for name, path in slides.items()}},
-        folders=FOLDERS,
-        engine=engine,
-        restart=restart,
-        on_slide=on_slide,
-        refused=refused,
-        current=lambda name: _has_mpp(patches_file(out, name), settings.slide_mpp),
-    )
+
+    chosen: TileSettings
+    slides: Mapping[str, Path] = field(default_factory=dict)
+    full_digests: bool = False
+    restarts: bool = False
+    kind = "tile"
+    folders = FOLDERS
+    verb = "used"
+
+    @property
+    def items(self) -> list[Item]:
+        """Slides by name."""
+        return list(self.slides.items())
+
+    def settings(self) -> dict[str, Any]:
+        """What a patch is; the mpp of slides that store none may be given later."""
+        return {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
+
+    def about(self) -> dict[str, Any]:
+        """The given mpp, which stays known when it is not repeated, and the slides."""
+        mpp = self.chosen.slide_mpp
+        before = None if self.restarts or mpp is not None else read_run(self.out)
+        given = mpp if before is None else before.get("slide_mpp")
+        return {"slide_mpp": given, "slides": {name: str(path) for name, path in self.items}}
+
+    def slides_of(self, item: Item) -> Sequence[str]:
+        """The slide itself."""
+        return (item[0],)
+
+    def outputs(self, items: Sequence[Item]) -> Iterator[Path]:
+        """The patches of these slides; the folder may hold others."""
+        return (patches_file(self.out, name) for name, _ in items)
+
+    def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
+        """Tiles one slide after another."""
+        return partial(partial, _tile, self.chosen, self.out, self.full_digests)
+
+    def known(self, item: Item) -> dict[str, Any] | None:
+        """What was found of a slide that has its patches, laid on this slide with the given mpp."""
+        path = patches_file(self.out, item[0])
+        if not path.is_file():
+            return None
+        try:
+            header = open_bag(path)
+            stored = header.extra.get("source")
+            if stored is not None and not unchanged(item[1], stored, full=self.full_digests):
+                return None
+        except FileError:
+            return None
+        own = not any(note.startswith("mpp ") for note in header.inferred)
+        if self.chosen.slide_mpp is not None and not own and header.mpp != self.chosen.slide_mpp:
+            return None
+        return {"patches": len(header), "mpp": header.mpp, "inferred": list(header.inferred)}
+
+    @cached_property
+    def _before(self) -> dict[str, TableRow]:
+        return dict(read_rows(self.out / SLIDES))
+
+    def earlier(self) -> Mapping[str, TableRow]:
+        """Slides are added to the folder, one run after another."""
+        return self._before
+
+    def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
+        """The slide, its patches and its mpp."""
+        row = {"slide_id": item[0], "n": result["patches"], "mpp": result["mpp"]}
+        return [{**row, "slide": str(item[1].absolute())}]
 
 
-def _given_mpp(mpp: float | None, out: Path, *, restart: bool) -> float | None:
-    """The mpp of slides that store none; it may be given later, and stays known when it is not repeated."""
-    known = None if restart or mpp is not None else read_run(out / RUN)
-    return mpp if known is None else known.get("slide_mpp")
-
-
-def _has_mpp(patches: Path, mpp: float | None) -> bool:
-    """Whether the patches were laid with the given mpp, or with one that the slide itself stores."""
-    if mpp is None:
-        return True
-    try:
-        header = open_bag(patches)
-    except FileError:
-        return False
-    own = not any(note.startswith("mpp ") for note in header.inferred)
-    return own or header.mpp == mpp
-
-
-def _tile(settings: TileSettings, out: Path, item: tuple[str, Path]) -> dict[str, Any]:
+def _tile(settings: TileSettings, out: Path, full: bool, item: Item) -> dict[str, Any]:
+    source = identity(item[1], full=full)
     with open_slide(item[1]) as slide:
         tiling = tile_slide(slide, settings)
-    stopping(partial(write_tiling, tiling, out))
-    return {"patches": len(tiling.xy0), "flat": tiling.flat, "inferred": list(tiling.inferred)}
+    stopping(partial(write_tiling, tiling, out, source=source))
+    told = {"flat": tiling.flat, "inferred": list(tiling.inferred)}
+    return {"patches": len(tiling.xy0), "mpp": tiling.mpp, **told}

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xmil._version import __version__
 from xmil.core.storage import write_atomically, write_text
 from xmil.slides.slide import resize
-from xmil.slides.tiling import STANDARD, Tiling
-from xmil.slides.tissue import outlines, tissue_geojson
+from xmil.slides.tiling import STANDARD, Tiling, outlines, tissue_geojson
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,8 +32,11 @@ def patches_file(folder: Path, slide_id: str) -> Path:
     return folder / PATCHES / f"{slide_id}_patches.h5"
 
 
-def write_tiling(tiling: Tiling, folder: Path) -> Path:
-    """Write outline, overview and patches; each file is whole or absent."""
+def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None) -> Path:
+    """Write outline, overview and patches; each file is whole or absent.
+
+    `source` is what the slide held.
+    """
     for name in FOLDERS:
         (folder / name).mkdir(parents=True, exist_ok=True)
     slide_id = tiling.slide_id
@@ -45,15 +47,15 @@ def write_tiling(tiling: Tiling, folder: Path) -> Path:
         folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", optimize=False)
     )
     path = patches_file(folder, slide_id)
-    write_atomically(path, lambda part: _write(tiling, part))
+    write_atomically(path, lambda part: _write(tiling, part, source))
     return path
 
 
-def _write(tiling: Tiling, path: str) -> None:
+def _write(tiling: Tiling, path: str, source: str | None) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        file.attrs["xmil"] = json.dumps(_ours(tiling))
+        file.attrs["xmil"] = json.dumps(_ours(tiling, source))
         coords = file.create_dataset("coords", data=tiling.xy0)
         for key, value in _attributes(tiling).items():
             coords.attrs[key] = value
@@ -76,8 +78,8 @@ def _attributes(tiling: Tiling) -> dict[str, Any]:
     }
 
 
-def _ours(tiling: Tiling) -> dict[str, Any]:
-    extra = {"tissue_share": tiling.tissue.share, "flat_patches": tiling.flat}
+def _ours(tiling: Tiling, source: str | None) -> dict[str, Any]:
+    extra = {"source": source, "tissue_share": tiling.tissue.share, "flat_patches": tiling.flat}
     return {
         "version": __version__,
         "slide_id": tiling.slide_id,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xmil.core.errors import FileError
 from xmil.core.names import SLIDE_SUFFIXES, bare_name
-from xmil.slides.backends import UnreadableError
+from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Slide
 
 INSTALL = "pip install 'xmil[slides]'"
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Slide:
             return backend(path)
         except ImportError as error:
             reasons.append(f"{error.name} is not installed: {INSTALL}")
-        except UnreadableError as error:
+        except UnreadableSlideError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
     raise FileError(f"{path}: not a slide or image that can be read, or damaged or cut off ({told}).")
@@ -103,24 +103,29 @@ class Found:
     beside: list[Path]
 
 
-def find_slides(folder: str | os.PathLike[str]) -> dict[str, Path]:
+def find_slides(folder: str | os.PathLike[str], *, follow_links: bool = True) -> dict[str, Path]:
     """Slide id to file, for every slide in a folder and the folders below it, in order of id.
 
     A folder of DICOM files is one slide under the folder's name. A picture beside a slide of the same name
-    is left out; two slides of one name are an error. Run folders of this package are not searched.
+    is left out; two slides of one name are an error. Run folders of this package are not searched. Links are
+    followed, unless they lead nowhere or in a circle; without `follow_links` none is that leads out of the
+    folder.
     """
-    found = sort_slides(slide_files(folder))
+    found = sort_slides(slide_files(folder, follow_links=follow_links)[0])
     for reason in found.twice.values():
         raise FileError(reason)
     return found.slides
 
 
-def slide_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """Every slide file in a folder and the folders below it."""
+def slide_files(
+    folder: str | os.PathLike[str], *, follow_links: bool = True
+) -> tuple[list[Path], list[Path]]:
+    """Every slide file in a folder and the folders below it, and the links that were left out."""
     root = Path(folder)
     if not root.is_dir():
         raise FileError(f"{root}: no such folder.")
-    return list(_walk(root))
+    left: list[Path] = []
+    return list(_walk(root, left, follow_links)), left
 
 
 def sort_slides(paths: Iterable[Path]) -> Found:
@@ -150,15 +155,35 @@ def slide_id(path: Path) -> str:
     return path.name if path.is_dir() else bare_name(path.name)
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(root):
+def _walk(root: Path, left: list[Path], follow_links: bool) -> Iterator[Path]:
+    """Slides of a tree; links that are not followed go into `left`."""
+    seen: set[tuple[int, int]] = set()
+    for place, folders, names in os.walk(root, followlinks=True):
         here = Path(place)
-        if here != root and "run.json" in names:
+        stat = here.stat()
+        if here != root and ("run.json" in names or (stat.st_dev, stat.st_ino) in seen):
+            left += [here] if here.is_symlink() else []
             folders.clear()
             continue
+        seen.add((stat.st_dev, stat.st_ino))
         ours = {"visualization"} if "contours_geojson" in folders else set()
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ours)
-        yield from _slides_of(here, names)
+        wanted = sorted(name for name in folders if not name.startswith(".") and name not in ours)
+        folders[:] = [name for name in wanted if _followed(here / name, root, left, follow_links)]
+        yield from _slides_of(here, [n for n in names if _followed(here / n, root, left, follow_links)])
+
+
+def _followed(path: Path, root: Path, left: list[Path], follow_links: bool) -> bool:
+    """Whether a path is to be used; a link that is not, is noted where it looks like a slide or a folder."""
+    if not path.is_symlink():
+        return True
+    try:
+        end = path.resolve(strict=True)
+        used = follow_links or end.is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # it leads nowhere, or in a circle
+        used = False
+    if not used and (path.is_dir() or path.name.lower().endswith(SLIDE_SUFFIXES)):
+        left.append(path)
+    return used
 
 
 def _slides_of(folder: Path, names: list[str]) -> Iterator[Path]:

@@ -1,1 +1,1 @@
-"""Studies: the evidence benchmark on bags of digits, its tables and plots."""
+"""The evidence benchmark: bags of digits whose evidence is known, tables and plots."""

@@ -45,9 +45,9 @@ def draw_bags(
     for digit, candidates in enumerate(by_digit):
         here = codes % DIGITS == digit
         rows[here] = candidates[(picks[here] * len(candidates)).astype(np.int64)]
-    marked = codes // DIGITS  # rows of marked instances follow all others
-    n_plain = len(instances.digits) // 2 if task.marks else 0
-    return BagSet(rows + marked * n_plain, codes, task.label(codes).astype(np.int64))
+    variant = codes // DIGITS  # rows of each variant follow those of the one before
+    n_plain = len(instances.digits) // (1 + len(task.variants))
+    return BagSet(rows + variant * n_plain, codes, task.label(codes).astype(np.int64))
 
 
 def draw_splits(

@@ -2,8 +2,9 @@
 
 Hense, Jamshidi Idaji et al., "xMIL", NeurIPS 2024, Section 4.1; 4-Bags is by Early et al., ICLR 2022.
 
-A bag is an array of codes (..., n). A code below ten is a digit; ten more is the same digit with a mark on
-it. A new task is one file that registers a `Task`; the tests take it up by its name.
+A bag is an array of codes (..., n). A code below ten is a digit; ten more is the same digit with the first of
+the task's variants planted on it, such as a mark, twenty more with the second. A new task is one file that
+registers a `Task`; the tests take it up by its name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class DigitTask:
 
     `label(codes)` maps (..., n) to classes (...); `evidence(codes)` to signs (..., n_classes, n): +1 where
     the instance supports the class, -1 where it refutes it, 0 where it does not matter. `why` says what the
-    task probes. `draw(rng, n_bags, n)` samples bags of codes.
+    task probes. `draw(rng, n_bags, n)` samples bags of codes; `variants` are what it plants on instances.
     """
 
     name: str
@@ -51,7 +52,7 @@ class DigitTask:
     evidence: Callable[[Codes], Signs]
     why: str
     draw: Callable[[np.random.Generator, int, int], Codes] = draw_digits
-    marks: bool = False
+    variants: tuple[str, ...] = ()
 
 
 TASKS: Registry[DigitTask] = Registry("task", group="xmil.tasks")
@@ -221,6 +222,6 @@ TASKS.add(
         "the label was meant to be 'has an 8' and agrees with it in 80 % of the bags, but a mark gives it "
         "away in all: a model takes the mark, and an explanation must show that rather than the 8",
         draw=draw_confounded,
-        marks=True,
+        variants=("mark",),
     ),
 )

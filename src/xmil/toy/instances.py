@@ -24,7 +24,6 @@ Images = npt.NDArray[np.uint8]
 POOLS = ("train", "validation", "test")
 SHARES = (0.6, 0.15, 0.25)  # of one set of instances, for training, validation and test
 VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
-MARK_STRENGTH = 1.0  # length of a mark, in mean lengths of a feature vector's deviation
 ONE_HOT_NOISE = 0.3
 
 Encoder = Callable[[Images], FloatArray]
@@ -35,7 +34,8 @@ ENCODERS: Registry[Encoder] = Registry("encoder of digits", group="xmil.digit_en
 class Instances:
     """Features (m, d) with their digits, and the rows of each pool; images (m, h, w) where there are any.
 
-    `embedded` data comes with the package: it is not what the paper's figures were measured on.
+    `embedded` data comes with the package: it is not what the paper's figures were measured on. `encode` made
+    the features from the images, where that was here.
     """
 
     features: FloatArray
@@ -44,21 +44,12 @@ class Instances:
     name: str
     images: Images | None = None
     embedded: bool = False
+    encode: Encoder | None = None
 
     def pooled(self) -> Instances:
         """The same with one pool for everything, as in the released code."""
         rows = np.concatenate(list(self.pools.values()))
         return replace(self, pools=dict.fromkeys(POOLS, rows))
-
-    def with_marks(self, seed: int) -> Instances:
-        """Twice the rows; the second half carries a mark, one fixed direction added to the features."""
-        direction = np.random.default_rng(seed).standard_normal(self.features.shape[1])
-        deviation = self.features - self.features.mean(axis=0)
-        length = MARK_STRENGTH * np.linalg.norm(deviation, axis=1).mean()
-        mark = (direction / np.linalg.norm(direction) * length).astype(np.float32)
-        images = None if self.images is None else np.concatenate([self.images, tagged(self.images)])
-        features = np.concatenate([self.features, self.features + mark])
-        return replace(self, features=features, digits=np.concatenate([self.digits] * 2), images=images)
 
     def rows_of(self, pool: str) -> list[Codes]:
         """The rows of a pool for each digit; a digit without any is an error."""
@@ -127,7 +118,7 @@ def pixels(images: Images) -> FloatArray:
 def _sklearn_digits(encoder: str, seed: int) -> Instances:
     images, digits = sklearn_images()
     found = _one_set(ENCODERS[encoder](images), digits, name="scikit-learn digits", seed=seed)
-    return replace(found, images=images, embedded=True)
+    return replace(found, images=images, embedded=True, encode=ENCODERS[encoder])
 
 
 def sklearn_images() -> tuple[Images, Codes]:
@@ -159,7 +150,7 @@ def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
     both = [(encode(pictures), digits) for pictures, digits in stacks]
     found = _joined(images, both, folder, seed)
     ordered = stacks if len(stacks) == 1 else _in_order(images, stacks)
-    return replace(found, images=np.concatenate([pictures for pictures, _ in ordered]))
+    return replace(found, images=np.concatenate([pictures for pictures, _ in ordered]), encode=encode)
 
 
 def _from_npz_files(folder: Path, files: list[Path], seed: int) -> Instances:

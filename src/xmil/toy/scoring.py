@@ -1,7 +1,7 @@
 """Methods on many bags at once: every class of all test bags in a few passes.
 
-A model's output for a bag does not depend on its batch mates, so that the gradient of a sum over bags holds
-each bag's own. Scores equal those of `xmil.explain`; a method without an entry here goes bag by bag.
+A model's output for a bag does not depend on its batch mates, so that each method's `batch` scores many bags
+of one size together, as `xmil.explain` scores each; a method without one goes bag by bag.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.target import Target
-from xmil.lrp import Composite, trace
+from xmil.lrp import Composite
 from xmil.methods import METHODS, explain_classes
-from xmil.methods.attention import attention_of, branch
+from xmil.methods.gradients import STEPS
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, class_output
-from xmil.methods.presets import PRESETS, preset_composite, released_copy
+from xmil.methods.presets import PRESETS, preset_composite
 from xmil.models import MILModel
-from xmil.models.addmil import AddMIL
 from xmil.models.attnmil import AttnMIL
 from xmil.models.transmil import TransMIL
 from xmil.nn.frozen import frozen
 
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
-IG_STEPS = 50
 UNFOLDED = "unfolded"
 VARIANTS = {"lrp": PRESETS, "attention": (UNFOLDED,)}
 
@@ -126,102 +125,17 @@ def _narrowed(model: MILModel, x: Tensor, spec: MethodSpec) -> tuple[MILModel, T
 
 
 def _scorer(spec: MethodSpec) -> Scorer:
+    batch = METHODS[spec.name].batch
+    if batch is None:
+        return partial(_one_by_one, spec=spec)
     if spec.name == "lrp":
-        return partial(_lrp, preset=spec.preset or "default", composite=spec.composite)
-    if spec.name == "attention":
-        return partial(_attention, fold=spec.preset != UNFOLDED)
-    return _BATCHED.get(spec.name, partial(_one_by_one, spec=spec))
+        return partial(batch, preset=spec.preset or "default", composite=spec.composite)
+    return partial(batch, fold=False) if spec.preset == UNFOLDED else batch
 
 
 def _bags_in_a_pass(x: Tensor, name: str) -> int:
-    numbers = x.shape[1] * x.shape[2] * (IG_STEPS if name == "ig" else 1)
+    numbers = x.shape[1] * x.shape[2] * (STEPS if name == "ig" else 1)
     return max(1, CHUNK_NUMBERS[x.device.type] // numbers)
-
-
-def _lrp(
-    network: Network, x: Tensor, outputs: list[Output], *, preset: str, composite: Composite | None
-) -> Tensor:
-    rules = preset_composite(network, preset) if composite is None else composite
-    if preset == "released" and composite is None and isinstance(network.model, TransMIL):
-        network = Network(released_copy(network.model))
-    with frozen(network.module):
-        traced = trace(network, x, module=network.module, composite=rules)
-        flows = [traced.relevance(o, keep=o is not outputs[-1]).input for o in outputs]
-        return torch.stack([flow.instances for flow in flows], dim=1)
-
-
-def _gradients(network: Network, x: Tensor, outputs: list[Output]) -> list[Tensor]:
-    x = x.detach().requires_grad_(True)
-    with torch.enable_grad():
-        values = [output(logits) for logits in [network(x)] for output in outputs]
-    return [
-        torch.autograd.grad(v.sum(), x, retain_graph=v is not values[-1], materialize_grads=True)[0]
-        for v in values
-    ]
-
-
-def _gradient_times_input(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    return torch.stack([(g * x).sum(dim=-1) for g in _gradients(network, x, outputs)], dim=1)
-
-
-def _squared_gradient(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    return torch.stack([g.square().sum(dim=-1) for g in _gradients(network, x, outputs)], dim=1)
-
-
-def _integrated_gradients(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    """All steps of the path from zero at once; Gauss-Legendre nodes, as the method has by default."""
-    nodes, weights = np.polynomial.legendre.leggauss(IG_STEPS)
-    alphas = torch.as_tensor((1 + nodes) / 2, dtype=x.dtype, device=x.device)
-    path = (alphas.view(-1, 1, 1, 1) * x).flatten(0, 1)  # (steps * b, n, d)
-    steps = torch.as_tensor(weights / 2, dtype=x.dtype, device=x.device).view(-1, 1, 1)
-    sums = []
-    for gradient in _gradients(network, path, outputs):
-        along = torch.einsum("sbnd,bnd->sbn", gradient.view(IG_STEPS, *x.shape), x)
-        sums.append((along * steps).sum(dim=0))
-    return torch.stack(sums, dim=1)
-
-
-@torch.no_grad()
-def _attention(network: Network, x: Tensor, outputs: list[Output], *, fold: bool) -> Tensor:
-    weights = attention_of(network, x, fold=fold)[1]
-    return torch.stack([branch(weights, output.target, network) for output in outputs], dim=1)
-
-
-@torch.no_grad()
-def _single(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    logits = network.aggregate(network.embed(x).flatten(0, 1).unsqueeze(1))  # (b * n, c)
-    return torch.stack([output(logits).view(x.shape[:2]) for output in outputs], dim=1)
-
-
-@torch.no_grad()
-def _one_removed(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    if x.shape[1] == 1:
-        without = [network(torch.zeros_like(x))]
-    else:
-        h = network.embed(x)
-        without = [network.aggregate(torch.cat([h[:, :k], h[:, k + 1 :]], dim=1)) for k in range(x.shape[1])]
-    logits = network(x)
-    losses = [torch.stack([output(logits) - output(w) for w in without], dim=1) for output in outputs]
-    return torch.stack(losses, dim=1)
-
-
-def _combined(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    return 0.5 * (_single(network, x, outputs) + _one_removed(network, x, outputs))
-
-
-@torch.no_grad()
-def _instance_logits(network: Network, x: Tensor, outputs: list[Output]) -> Tensor:
-    model = network.model
-    assert isinstance(model, AddMIL)  # noqa: S101  # narrows the type for mypy
-    parts = model.instance_logits(model.embed(x))  # (b, n, c)
-    logits = parts.sum(dim=1)
-    scores = []
-    for output in outputs:
-        with torch.enable_grad():
-            leaf = logits.clone().requires_grad_(True)
-            (seed,) = torch.autograd.grad(output(leaf).sum(), leaf)  # the output is linear in the logits
-        scores.append((parts * seed.unsqueeze(1)).sum(dim=-1))
-    return torch.stack(scores, dim=1)
 
 
 def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: MethodSpec) -> Tensor:
@@ -236,17 +150,6 @@ def _one_by_one(network: Network, x: Tensor, outputs: list[Output], *, spec: Met
 def _random(x: Tensor, n_classes: int, seed: int | list[int]) -> Tensor:
     draws = np.random.default_rng(seed).standard_normal((len(x), n_classes, x.shape[1]))
     return torch.from_numpy(draws).to(x.device)
-
-
-_BATCHED: dict[str, Scorer] = {
-    "gxi": _gradient_times_input,
-    "grad2": _squared_gradient,
-    "ig": _integrated_gradients,
-    "single": _single,
-    "one_removed": _one_removed,
-    "combined": _combined,
-    "logits": _instance_logits,
-}
 
 
 FIRST = "instance.0.0"
@@ -266,6 +169,12 @@ def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple
     narrow = copy.deepcopy(model)
     narrow.get_submodule(FIRST.rpartition(".")[0])[0] = _identity(first)  # type: ignore[operator]
     with torch.no_grad():
+        if (known := model.background) is not None:
+            mean, patches = (
+                F.linear(torch.from_numpy(rows).to(x), first.weight).cpu().numpy()
+                for rows in (known.mean, known.patches)
+            )
+            narrow.background = Background(mean, patches, known.n)
         return narrow, F.linear(x, first.weight)
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from xmil._version import __version__
+from xmil.core import runfiles
 from xmil.core.errors import FileError
-from xmil.core.provenance import git_commit
-from xmil.core.storage import write_atomically, write_text
+from xmil.core.storage import write_atomically
 from xmil.models import create_model
 from xmil.toy.benchmark import Configuration, Row, score, train
 from xmil.toy.race import Fitted
@@ -174,16 +171,8 @@ def applies(spec: MethodSpec, configuration: Configuration) -> bool:
 
 def write_run(folder: Path, settings: dict[str, Any]) -> None:
     """run.json: what was asked for, and with what it was computed."""
-    about = {
-        "command": "toy",
-        "settings": settings,
-        "versions": {"xmil": __version__, "torch": torch.__version__, "numpy": np.__version__},
-        "python": platform.python_version(),
-        "machine": {"system": platform.platform(), "device": device_name(settings.get("device", "cpu"))},
-        "commit": git_commit(),
-    }
-    text = json.dumps(about, indent=2, default=str) + "\n"
-    write_text(folder / "run.json", text)
+    device = device_name(settings.get("device", "cpu"))
+    runfiles.write_run(folder, "toy", {"settings": settings, "machine": {"device": device}})
 
 
 def device_name(device: str) -> str:

@@ -35,11 +35,13 @@ class Section(BaseModel):
 class Data(Section):
     """Where bags and targets come from, and who is held out.
 
+    `source` "embeddings": feature files hold one vector for each slide, and the model is a probe on it.
     Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
     says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
     fold after the test fold, "shared" the test fold itself, as the paper does for HPV.
     """
 
+    source: Literal["patches", "embeddings"] = "patches"
     features: str | list[str] = "features"
     cohort: str = "cohort.csv"
     metadata: list[str] = []
@@ -63,6 +65,8 @@ class Data(Section):
     max_instances: Whole | None = None
     exclude_above: Whole | None = None
     missing: Literal["refuse", "skip"] = "refuse"
+    follow_links: bool = True  # in the folders of features
+    full_digests: bool = False  # tell changed feature files by every byte
 
 
 class Model(Section):
@@ -212,6 +216,7 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
 
 def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Config:
     """Checked settings; the first fault is told in one line."""
+    content = _with_probe(content)
     _check_names(content, source)
     try:
         config = Config.model_validate(dict(content))
@@ -219,6 +224,14 @@ def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Co
         raise InputError(f"{source}: {_first_fault(error)}") from None
     _check_grid(config, source)
     return config
+
+
+def _with_probe(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings for slide embeddings that name no model get a linear one."""
+    data = content.get("data", {})
+    if "model" in content or not isinstance(data, Mapping) or data.get("source") != "embeddings":
+        return content
+    return {**content, "model": {"name": "meanpool", "n_layers": 0}}
 
 
 def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -264,7 +277,7 @@ def at_point(config: Config, point: Mapping[str, Any]) -> Config:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What two settings disagree on, as 'key: old, now new'; where a run happens does not count."""
     before, now = _flat(old), _flat(new)
-    ignored = {"out", *(f"train.{name}" for name in MACHINE)}
+    ignored = {"out", "data.follow_links", "data.full_digests", *(f"train.{name}" for name in MACHINE)}
     keys = [key for key in dict.fromkeys([*before, *now]) if key not in ignored]
     return [
         f"{key} was {before.get(key, 'not set')}, now {now.get(key, 'not set')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +49,7 @@ class Job:
     point: int = 0
     repeat: int = 0
     encoder: str | None = None
+    features: Mapping[str, Any] | None = None  # how they were made
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ class _Board:
 def new_model(job: Job, width: int) -> MILModel:
     """The job's model with its first weights; a regression starts out at its reference."""
     section = job.config.model
-    spec = {**job.goal.spec, "encoder": job.encoder}
+    spec = {**job.goal.spec, "encoder": job.encoder, "features": job.features}
     model = create_model(
         section.name, in_dim=width, n_classes=job.goal.outputs, seed=job.seed, **spec, **section.params
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 
 from xmil.core.errors import InputError
-from xmil.core.provenance import provenance
+from xmil.core.identity import unchanged
+from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
 from xmil.training.config import Config, at_point, differences, grid_points, plain
@@ -27,14 +29,14 @@ from xmil.training.toml import dumps
 from xmil.training.training_set import TrainingSet, read_training_set, slide_rows
 
 logger = logging.getLogger(__name__)
-RUN, CONFIG = "run.json", "config.toml"
+CONFIG = "config.toml"
 JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
 COHORT = "cohort.csv"
 ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What a run will do: the bags, and the jobs in order."""
 
     config: Config
@@ -62,7 +64,7 @@ class TrainOutcome:
 OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gives what hears of its steps
 
 
-def make_plan(config: Config) -> Plan:
+def make_plan(config: Config) -> TrainingPlan:
     """Read the cohort and lay out every job; whatever cannot be trained is refused here."""
     found = read_training_set(config)
     folds = make_folds(found, config)
@@ -78,8 +80,8 @@ def make_plan(config: Config) -> Plan:
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)
                 seed = job_seed(config.train.seed, k, r)
                 name = "-".join(parts) or "model"
-                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder))
-    return Plan(config, found, tuple(jobs))
+                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts))
+    return TrainingPlan(config, found, tuple(jobs))
 
 
 def job_seed(seed: int, fold: int, repeat: int) -> int:
@@ -88,10 +90,31 @@ def job_seed(seed: int, fold: int, repeat: int) -> int:
 
 
 def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None) -> TrainOutcome:
-    """Train everything a config asks for into its folder; what is done already is not done again."""
+    """Train everything a config asks for into its folder; what is done already is not done again.
+
+    A second training that would write into the folder is refused.
+    """
     plan = make_plan(config)
-    fabric = make_fabric(config)
     folder = Path(config.out)
+    with _kept_for_us(folder):
+        return _train_all(plan, make_fabric(config), folder, restart=restart, on_job=on_job)
+
+
+@contextmanager
+def _kept_for_us(folder: Path) -> Iterator[None]:
+    """The folder, locked; of several processes the first holds the lock."""
+    if not is_first_process():
+        yield
+        return
+    make_folder(folder)
+    with locked(folder):
+        yield
+
+
+def _train_all(
+    plan: TrainingPlan, fabric: Any, folder: Path, *, restart: bool, on_job: OnJob | None
+) -> TrainOutcome:
+    config = plan.config
     if is_first_process():  # before others are launched: what is refused here is then said once
         prepare(plan, folder, restart=restart)
     fabric.launch()
@@ -111,25 +134,27 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     return _finish(plan, folder, outcome)
 
 
-def prepare(plan: Plan, folder: Path, *, restart: bool) -> None:
+def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     """Make the folder and its description; a folder of another run is refused."""
     if restart:
         clear(folder)
-    _make(folder)
+    make_folder(folder)
     described = _description(plan)
+    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
+    full = plan.config.data.full_digests
+    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)), full=full)
     if (folder / RUN).is_file():
         _check_same(folder, described)
+        _check_files(folder, slides, full=full)
     elif any((folder / job.name).exists() for job in plan.jobs):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
-        _make(folder / job.name)
+        make_folder(folder / job.name)
         sweep(folder / job.name)
     sweep(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
-    folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
-    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)))
     write_text(folder / COHORT, csv_text(slides))
-    write_text(folder / RUN, json.dumps(described, indent=1) + "\n")
+    write_run(folder, "train", described)
 
 
 def clear(folder: Path) -> None:
@@ -146,7 +171,7 @@ def clear(folder: Path) -> None:
 
 
 def _train_job(
-    plan: Plan,
+    plan: TrainingPlan,
     job: Job,
     bags: TrainingBags,
     fabric: Any,
@@ -166,7 +191,7 @@ def _train_job(
     outcome.trained.append(job.name)
 
 
-def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
+def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None:
     """Predictions and measures of the best weights; the measures are written last, they say it is done."""
     fit.load_best(state)
     fold, measures, rows = fit.job.fold, {}, []
@@ -190,7 +215,7 @@ def _write_job(plan: Plan, fit: Fit, state: State, folder: Path) -> None:
         write_text(folder / METRICS, json.dumps(done, indent=1) + "\n")
 
 
-def _finish(plan: Plan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
+def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
     """The tables over all jobs."""
     results = dict(_done(plan, folder))
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
@@ -201,17 +226,16 @@ def _finish(plan: Plan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
     return outcome
 
 
-def _done(plan: Plan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for job in plan.jobs:
         path = folder / job.name / METRICS
         if path.is_file():
             yield job.name, json.loads(path.read_text(encoding="utf-8"))
 
 
-def _description(plan: Plan) -> dict[str, Any]:
+def _description(plan: TrainingPlan) -> dict[str, Any]:
     found = plan.found
     return {
-        "kind": "train",
         "config": plain(plan.config),
         "bags": {"count": len(found), "digest": found.digest, "width": found.bags.dim},
         "task": plan.config.task,
@@ -219,15 +243,14 @@ def _description(plan: Plan) -> dict[str, Any]:
         "encoder": found.encoder,
         "left_out": list(found.notes),
         "jobs": [job.name for job in plan.jobs],
-        **provenance(),
     }
 
 
 def _check_same(folder: Path, now: dict[str, Any]) -> None:
     try:
-        before = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError, InputError):
         raise InputError(f"{folder}: its {RUN} is not one of a training; choose another --out.") from None
     found = differences(config, now["config"])
     if bags != now["bags"]:
@@ -242,8 +265,14 @@ def _check_same(folder: Path, now: dict[str, Any]) -> None:
         )
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+def _check_files(folder: Path, slides: list[dict[str, str]], *, full: bool) -> None:
+    """Refuse to go on with other feature files than those the run began with."""
+    before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
+    known = [(row, before.get(row["slide_id"])) for row in slides]
+    changed = [row["slide_id"] for row, word in known if word and not unchanged(row["path"], word, full=full)]
+    if changed:
+        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        raise InputError(
+            f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
+            f"({shown}). Put them back, choose another --out, or pass --restart to start over."
+        )

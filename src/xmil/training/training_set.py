@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.identity import identity
 from xmil.core.task import TASKS
 from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
 from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
+from xmil.data.feature_facts import differing, feature_facts
 from xmil.data.siblings import slide_name
 from xmil.training.config import Config, Data
 from xmil.training.targets import Targets, read_targets, target_columns
@@ -32,6 +35,7 @@ class TrainingSet:
     bags: BagDataset
     encoder: str | None
     notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] | None = None  # how the features were made, beside their encoder's name
 
     def __len__(self) -> int:
         return len(self.files)
@@ -73,7 +77,7 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
         fault = error
     if found is not None and not _has_empty(found.bags):
         return found
-    broken = _broken(cohort)
+    broken = _broken(cohort, _options(config.data))
     if not broken and fault is not None:
         raise fault
     kept = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
@@ -85,7 +89,8 @@ def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
             f"used: {told}. Repair them, or set data.missing to 'skip'."
         )
     note = _said("feature files cannot be used and are left out", [Path(path).name for path in broken])
-    return replace(_training_set(kept, config), notes=(note,))
+    found = _training_set(kept, config)
+    return replace(found, notes=(note, *found.notes))
 
 
 def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
@@ -96,8 +101,11 @@ def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
         [0] * len(files),
         max_instances=config.data.max_instances,
         seed=config.train.seed,
+        options=_options(config.data),
     )
-    return TrainingSet(cohort, files, targets, bags, _encoder(bags))
+    facts, notes = _facts(bags)
+    encoder = facts.pop("encoder", None)
+    return TrainingSet(cohort, files, targets, bags, encoder, tuple(notes), facts or None)
 
 
 def _has_empty(bags: BagDataset) -> bool:
@@ -105,12 +113,17 @@ def _has_empty(bags: BagDataset) -> bool:
     return not all(len(part) and part.dim for part in parts)
 
 
-def _broken(cohort: Cohort) -> dict[str, str]:
+def _options(data: Data) -> dict[str, Any]:
+    """How feature files are read: slide embeddings only where they are asked for."""
+    return {"format": "embedding"} if data.source == "embeddings" else {}
+
+
+def _broken(cohort: Cohort, options: dict[str, Any]) -> dict[str, str]:
     """The feature files that cannot be opened or hold no instances, with the reason."""
     broken = {}
     for path in cohort.column("path"):
         try:
-            header = open_bag(str(path))
+            header = open_bag(str(path), **options)
         except XmilError as error:
             broken[str(path)] = str(error)
         else:
@@ -125,8 +138,10 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
     folders = [data.features] if isinstance(data.features, str) else data.features
     paths: dict[str, object] = {}
     left = cohort
+    links: list[str] = []
     for folder in folders:
-        part, report = join_features(left, folder)
+        part, report = join_features(left, folder, follow_links=data.follow_links)
+        links += report.not_followed
         paths.update(zip(part.slides, part.column("path"), strict=True))
         missing = set(report.without_features)
         left = left.take(i for i, name in enumerate(left.slides) if name in missing)
@@ -134,6 +149,7 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
             break
     kept = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
     notes = [_said("slides have no features and are left out", left.slides)] if len(left) else []
+    notes += [_said("links were not followed", links)] if links else []
     return kept.with_column("path", [paths[name] for name in kept.slides]), notes
 
 
@@ -206,18 +222,27 @@ def _without_large(found: TrainingSet, limit: int | None) -> TrainingSet:
     )
 
 
-def _encoder(bags: BagDataset) -> str | None:
-    """The encoder all files name; None where they name none, refused where they differ."""
-    named: dict[str, Path] = {}
-    for header in bags.headers:
-        if header.encoder:
-            named.setdefault(header.encoder, header.path)
-    if len(named) > 1:
-        (one, first), (two, second), *_ = named.items()
-        raise InputError(
-            f"{second}: its features come from {two!r} but those of {first} from {one!r}; use one encoder."
-        )
-    return next(iter(named), None)
+def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
+    """How all features were made, and what differs among them; other encoders or weights are refused."""
+    parts: list[Any] = [part for header in bags.headers for part in getattr(header, "parts", (header,))]
+    shared: dict[str, Any] = {}
+    first: dict[str, Path] = {}
+    mixed: dict[str, set[str]] = {}
+    for part in parts:
+        facts = feature_facts(part)
+        for name in differing(shared, facts):
+            if name in ("encoder", "weights"):
+                one, two, what = shared[name], facts[name], name.replace("encoder", "")
+                raise InputError(
+                    f"{part.path}: its features come from {what + ' ' if what else ''}{two!r} but those of "
+                    f"{first[name]} from {one!r}; use one encoder."
+                )
+            mixed.setdefault(name, {str(shared[name])}).add(str(facts[name]))
+        for name, value in facts.items():
+            shared.setdefault(name, value)
+            first.setdefault(name, part.path)
+    notes = [f"the features differ in {name}: {', '.join(sorted(values))}" for name, values in mixed.items()]
+    return {name: value for name, value in shared.items() if name not in mixed}, notes
 
 
 def bag_slides(found: TrainingSet) -> list[tuple[str, ...]]:
@@ -228,8 +253,8 @@ def bag_slides(found: TrainingSet) -> list[tuple[str, ...]]:
     ]
 
 
-def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]:
-    """The slides of a training set as a cohort table, with the part that each bag plays."""
+def slide_rows(found: TrainingSet, parts: Sequence[str], *, full: bool = False) -> list[dict[str, str]]:
+    """The slides of a training set as a cohort table: the part that each plays, and what its file holds."""
     rows = []
     for slides, case, files, part, *cells in zip(
         bag_slides(found), found.cohort.cases, found.files, parts, *_target_cells(found), strict=True
@@ -242,6 +267,7 @@ def slide_rows(found: TrainingSet, parts: Sequence[str]) -> list[dict[str, str]]
                     **dict(cells),
                     "split": part,
                     "path": str(path.resolve()),
+                    "digest": identity(path, full=full),
                 }
             )
     return rows

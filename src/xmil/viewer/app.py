@@ -22,13 +22,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
+from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
 from xmil.viewer.kept import to_json
 from xmil.viewer.openapi import describe_routes
-from xmil.viewer.page import NOT_BUILT, content_type, page_files
 from xmil.viewer.security import Guard, Rules, TooLargeError
+from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
 from xmil.viewer.whatif import WhatIf
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Site:
     def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
         self.collection = collection
         self.bags = CaseBags(collection)
+        self.annotations = AnnotationFiles(collection.runs[0].folder)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
         self._reading = anyio.CapacityLimiter(max(4, cores))
@@ -68,6 +70,7 @@ class Site:
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
+            Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
             Route("/{name:path}", self.page),
         ]
@@ -83,11 +86,16 @@ class Site:
         content = await anyio.to_thread.run_sync(files[name].read_bytes, limiter=self._reading)
         return _tagged(request, content, content_type(name))
 
+    async def notes(self, request: Request) -> Response:
+        """A reader's annotations of a slide, read or kept."""
+        if request.method != "POST":
+            return await self._get(self._read_notes, JSON)(request)
+        work = partial(self._keep_notes, body=await _json_body(request), **request.path_params)
+        return Response(await anyio.to_thread.run_sync(work, limiter=self._reading), media_type=JSON)
+
     async def ask(self, request: Request) -> Response:
         """The prediction without a region, or of a region alone."""
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-            raise HTTPException(415, "The request body must be application/json.")
-        body = await request.body()
+        body = await _json_body(request)
         work = partial(self._ask, request.path_params["key"], body)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
 
@@ -129,11 +137,13 @@ class Site:
             raise MissingError(
                 "What-if needs the model and features; start the viewer with --model and --features."
             )
-        try:
-            question = json.loads(body)
-        except (ValueError, RecursionError):
-            raise InputError("The body is not JSON.") from None
-        return to_json(self.whatif.ask(key, question))
+        return to_json(self.whatif.ask(key, _parsed(body)))
+
+    def _read_notes(self, key: int, reader: str) -> bytes:
+        return to_json(self.annotations.read(self.collection.slide(key), reader))
+
+    def _keep_notes(self, key: int, reader: str, body: bytes) -> bytes:
+        return to_json(self.annotations.write(self.collection.slide(key), reader, _parsed(body)))
 
     def _thumbnail(self, key: int) -> bytes:
         return self.collection.pictures.thumbnail(self.collection.slide(key))
@@ -157,6 +167,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
 
     handlers: dict[Any, Any] = {
         MissingError: partial(_fail, 404),
+        ConflictError: _conflict,
         NoPictureError: partial(_fail, 404),
         InputError: partial(_fail, 400),
         XmilError: partial(_fail, 422),
@@ -170,6 +181,23 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
     return Guard(app, rules or Rules())
 
 
+async def _json_body(request: Request) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise HTTPException(415, "The request body must be application/json.")
+    return await request.body()
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise InputError("The body is not JSON.") from None
+
+
+async def _conflict(_: Request, error: ConflictError) -> Response:
+    return Response(to_json({"error": str(error), **error.held}), 409, media_type=JSON)
+
+
 async def _fail(status: int, _: Request, error: Exception, said: str | None = None) -> Response:
     if status == 500:
         logger.error("unexpected %s: %s", type(error).__name__, error)
@@ -177,7 +205,7 @@ async def _fail(status: int, _: Request, error: Exception, said: str | None = No
 
 
 async def _http(_: Request, error: HTTPException) -> Response:
-    said = {404: "Nothing is served at this address.", 405: "The server is read-only."}
+    said = {404: "Nothing is served at this address.", 405: "This address does not take that method."}
     body = to_json({"error": said.get(error.status_code, error.detail)})
     return Response(body, error.status_code, headers=error.headers, media_type=JSON)
 

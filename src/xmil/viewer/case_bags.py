@@ -26,6 +26,7 @@ class CaseBag:
     features: npt.NDArray[np.float32]
     rows: slice
     key: tuple[object, ...]
+    coords: npt.NDArray[np.int64] | None = None  # of a single slide; those of several share no plane
 
 
 class CaseBags:
@@ -80,4 +81,4 @@ def _joined(bags: list[Bag], place: int, key: tuple[object, ...]) -> CaseBag:
 
     name = str(bags[place].slide_id)
     joined, rows = join_bags(bags, name=name)
-    return CaseBag(name, joined.features, rows[place], key)
+    return CaseBag(name, joined.features, rows[place], key, bags[0].coords if len(bags) == 1 else None)

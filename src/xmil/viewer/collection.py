@@ -88,12 +88,13 @@ class Collection:
     def patch(self, key: int, number: int, index: int) -> bytes:
         """The picture of one patch."""
         found = self.evidence(key, number)
-        if found.corners is None or found.edge is None:
+        edge = found.patch_size
+        if found.coords is None or edge is None:
             raise MissingError("The positions of this slide's patches are unknown.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
-        x, y = (int(value) for value in found.corners[:, index])
-        return self.pictures.patch(self.slide(key), (x, y, found.edge, found.edge))
+        x, y = (int(value) for value in found.coords[index])
+        return self.pictures.patch(self.slide(key), (x, y, edge, edge))
 
     def mates(self, key: int, number: int) -> list[int]:
         """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
@@ -184,7 +185,7 @@ class Collection:
         return {
             "run": number,
             "n": found.n,
-            "edge": found.edge,
+            "edge": found.patch_size,
             "mpp": found.mpp,
             "placed": found.placed,
             "columns": [{**column, "ends": _ends(task, column)} for column in found.columns],

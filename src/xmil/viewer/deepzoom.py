@@ -155,7 +155,7 @@ class Pictures:
         self._paths: dict[str, Path] = {}
         self._looked = float("-inf")
         if folder is not None:
-            self._paths = _find(folder)
+            self._paths = _find(folder, follow_links=follow_links)
             self._looked = time.monotonic()
 
     def look(self, slide_id: str) -> tuple[bool, str | None]:
@@ -253,14 +253,19 @@ class Pictures:
         if self.folder is not None and now - self._looked > LOOK_SECONDS:
             self._looked = now
             with suppress(XmilError, OSError):  # else the last listing holds
-                self._paths = _find(self.folder)
+                self._paths = _find(self.folder, follow_links=self.follow_links)
         return self._paths
 
 
-def _find(folder: Path) -> dict[str, Path]:
-    from xmil.slides import find_slides
+def _find(folder: Path, *, follow_links: bool) -> dict[str, Path]:
+    """Slides by name; links to slides are listed, so that the page can say that they are not followed."""
+    from xmil.slides.open import slide_files, sort_slides
 
-    return find_slides(folder)
+    files, links = slide_files(folder, follow_links=follow_links)
+    found = sort_slides([*files, *(path for path in links if not path.is_dir())])
+    for reason in found.twice.values():
+        raise FileError(reason)
+    return found.slides
 
 
 def _is_far(slide: Slide, level: int) -> bool:

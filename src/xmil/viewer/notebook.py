@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.viewer.serve import Background
+    from xmil.viewer.serve import BackgroundServer
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -20,7 +20,7 @@ Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 class Viewing:
     """A viewer at work; a notebook shows it inline. `stop` ends it."""
 
-    def __init__(self, url: str, server: Background, *, height: int) -> None:
+    def __init__(self, url: str, server: BackgroundServer, *, height: int) -> None:
         self.url, self.height, self._server = url, height, server
 
     @property
@@ -64,7 +64,7 @@ def view(
     """
     try:
         from xmil.viewer.app import create_app
-        from xmil.viewer.serve import Background, address, open_socket
+        from xmil.viewer.serve import BackgroundServer, address, open_socket
     except ImportError as error:
         raise InputError(f"{error.name} is not installed; run: pip install 'xmil[viewer]'") from None
     from xmil.viewer.collection import Collection
@@ -77,7 +77,7 @@ def view(
     rules = Rules(framed=True)
     app = create_app(shown, models=_paths(model), rules=rules)
     listening: socket.socket = open_socket(rules.host, port)
-    return Viewing(address(listening, rules), Background(app, listening), height=height)
+    return Viewing(address(listening, rules), BackgroundServer(app, listening), height=height)
 
 
 def _paths(given: Paths) -> list[Path]:

@@ -23,6 +23,10 @@ _READ = {
     "/api/slides/{key}/thumbnail.jpeg": ("image/jpeg", "The whole slide, at most 256 px."),
     "/api/slides/{key}/patch-{run}-{index}.jpeg": ("image/jpeg", "A patch, at most 512 px."),
     "/api/slides/{key}/similar-{run}-{index}.json": ("application/json", "The patches most like one."),
+    "/api/slides/{key}/annotations-{reader}.json": (
+        "application/json",
+        "A reader's annotations with their revision. POST keeps new ones, or answers 409 with those there.",
+    ),
     "/tiles/{key}/{level}/{column}_{row}.jpeg": ("image/jpeg", "A Deep Zoom tile."),
 }
 
@@ -42,11 +46,15 @@ def describe_routes() -> dict[str, Any]:
 
 def _operation(path: str, kind: str, summary: str) -> dict[str, Any]:
     names = [part.split("}")[0] for part in path.split("{")[1:]]
-    number = {"type": "integer", "minimum": 0}
+    number: dict[str, Any] = {"type": "integer", "minimum": 0}
+    text: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,40}$"}
     error = {"content": {"application/json": {"schema": {"type": "object", "required": ["error"]}}}}
     return {
         "summary": summary,
-        "parameters": [{"name": n, "in": "path", "required": True, "schema": number} for n in names],
+        "parameters": [
+            {"name": n, "in": "path", "required": True, "schema": text if n == "reader" else number}
+            for n in names
+        ],
         "responses": {
             "200": {"description": "Found.", "content": {kind: {}}},
             "4XX": {"description": "One sentence that says why not.", **error},

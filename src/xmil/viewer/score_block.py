@@ -10,27 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError, XmilError
-from xmil.core.placement import place
-from xmil.core.storage import KEY, RAW, SPREAD, read_header
+from xmil.core.patches import Patches, Placed
+from xmil.core.storage import KEY, RAW, SPREAD, patches_in, read_header
 from xmil.core.target import Target
 
 INT32 = 2**31
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
-    """Scores (columns, n) of one slide in one run, with corners (2, n) where they are known."""
+class Evidence(Placed):
+    """Scores (columns, n) of one slide in one run, and where its patches lie."""
 
     columns: list[dict[str, Any]]
     scores: npt.NDArray[np.float32]
-    corners: npt.NDArray[np.int32] | None
-    edge: int | None
-    mpp: float | None
+    patches: Patches
     outputs: list[list[float]]  # of each model of an ensemble, or of the one
-    raw: npt.NDArray[np.float64] | None = None
-    unit: str | None = None
-    raw_edge: float | None = None
-    slide_size: tuple[int, int] | None = None
 
     @property
     def logits(self) -> list[float]:
@@ -45,29 +39,27 @@ class Evidence:
     @property
     def placed(self) -> bool:
         """Whether it is known where the patches lie."""
-        return self.corners is not None and self.edge is not None
+        return self.patches.missing is None
 
     def count_inside(self, width: int, height: int) -> int:
         """How many patches have their centre on a slide of this size."""
-        if self.corners is None or self.edge is None:
+        if self.coords is None or self.patch_size is None:
             return self.n
-        x, y = self.corners.astype(np.int64) + self.edge // 2
+        x, y = (self.coords + self.patch_size // 2).T
         return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
 
     def at(self, mpp: float | None) -> Evidence:
         """The evidence with its places, where they had to wait for the slide's mpp."""
-        if self.placed or self.raw is None or self.unit is None or mpp is None:
+        if self.placed or self.raw_coords is None or mpp is None:
             return self
-        found = place(self.raw, self.unit, edge=self.raw_edge, mpp=mpp)
-        corners = None if found.coords is None else _as_corners(found.coords)
-        return replace(self, corners=corners, edge=found.patch_size, mpp=mpp)
+        return replace(self, patches=_checked(self.patches.placed(mpp)))
 
     def to_bytes(self) -> bytes:
         """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
         scores = self.scores.astype("<f4", copy=False).tobytes()
-        if self.corners is None or not self.placed:
+        if self.coords is None or not self.placed:
             return scores
-        return self.corners.astype("<i4", copy=False).tobytes() + scores
+        return self.coords.T.astype("<i4").tobytes() + scores
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -89,14 +81,8 @@ def read_evidence(path: Path) -> Evidence:
         return Evidence(
             columns=columns,
             scores=np.stack(scores),
-            corners=None if table["x0"].null_count else _as_corners(_stacked(table, ("x0", "y0")).T),
-            edge=_number(header.get("patch_size"), int),
-            mpp=_number(header.get("mpp"), float),
+            patches=_checked(patches_in(header, table)),
             outputs=_outputs(header, names[0]),
-            raw=_stacked(table, RAW).T if set(RAW) <= set(table.column_names) else None,
-            unit=header.get("unit"),
-            raw_edge=_number(header.get("raw_edge"), float),
-            slide_size=_size(header.get("slide_size")),
         )
     except XmilError:
         raise
@@ -111,10 +97,6 @@ def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:
     stored = (header.get("provenance") or {}).get("logits") or [mean]
     each = [[float(value) for value in outputs] for outputs in stored]
     return each if all(len(outputs) == len(mean) for outputs in each) else [mean]
-
-
-def _size(stored: Any) -> tuple[int, int] | None:
-    return None if stored is None else (int(stored[0]), int(stored[1]))
 
 
 def count_patches(path: Path) -> int:
@@ -151,17 +133,15 @@ def _column(name: str, meta: dict[str, Any]) -> dict[str, Any]:
         "signed": bool(meta["signed"]),
         "output": _number(meta.get("output"), float),
         "audit": meta.get("audit") if isinstance(meta.get("audit"), dict) else None,
+        "warnings": [str(text) for text in meta.get("warnings") or ()],
     }
 
 
-def _stacked(table: Any, names: tuple[str, ...]) -> npt.NDArray[Any]:
-    return np.stack([table[name].to_numpy() for name in names])  # (2, n)
-
-
-def _as_corners(coords: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    if coords.size and not (np.abs(coords).max() < INT32):
+def _checked(patches: Patches) -> Patches:
+    coords = patches.coords
+    if coords is not None and coords.size and not np.abs(coords).max() < INT32:
         raise ValueError("coordinates out of range")
-    return np.ascontiguousarray(coords.T, dtype=np.int32)  # (2, n)
+    return patches
 
 
 def _number(value: Any, kind: type) -> Any:

@@ -172,7 +172,7 @@ def _bounded(receive: Receive) -> Receive:
 
 async def _refuse(send: Send, scope: Scope, status: int, sentence: str) -> None:
     """A person who opened the page gets words, a program gets JSON."""
-    told = {"allow": "POST" if scope["path"].endswith("/whatif") else "GET, HEAD"} if status == 405 else {}
+    told = {"allow": _allowed(str(scope["path"]))} if status == 405 else {}
     if not Headers(scope=scope).get("accept", "").startswith("text/html"):
         return await _answer(send, status, sentence, told)
     words = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
@@ -238,3 +238,10 @@ def _cookie(headers: Headers, name: str) -> str:
     except CookieError:
         return ""
     return found.value if found is not None else ""
+
+
+def _allowed(path: str) -> str:
+    """The methods that an address takes."""
+    if path.endswith("/whatif"):
+        return "POST"
+    return "GET, HEAD, POST" if "/annotations-" in path else "GET, HEAD"

@@ -45,7 +45,7 @@ def serve(app: Any, listening: socket.socket) -> None:
         _server(app).run(sockets=[listening])
 
 
-class Background:
+class BackgroundServer:
     """A server in a thread of its own; `stop` ends it."""
 
     def __init__(self, app: Any, listening: socket.socket) -> None:

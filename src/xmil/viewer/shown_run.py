@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError, XmilError
+from xmil.core.runfiles import FAILURES, RUN, SLIDES, read_rows, read_run
 from xmil.core.task import TASKS
 from xmil.data.siblings import is_plain
 from xmil.viewer.kept import Files, read_json, under
@@ -22,21 +22,21 @@ class ShownRun:
     """One folder of `xmil explain` or `xmil evaluate`; it may still be growing."""
 
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
-        if not (folder / "slides").is_dir() and not (folder / "run.json").is_file():
+        if not (folder / "slides").is_dir() and not (folder / RUN).is_file():
             raise FileError(f"{folder}: not a run (no slides/ and no run.json); run `xmil explain` first.")
         self.folder, self.follow_links = folder, follow_links
         self.name = folder.resolve().name
-        self._about = Files(read_json, limit=1, patience=PATIENCE)
+        self._about = Files(_read_about, limit=1, patience=PATIENCE)
         self._papers = Files(read_json, limit=16)
         self._verdicts = Files(_read_verdict, limit=100_000)
-        self._tables = Files(_read_table, limit=4, patience=PATIENCE)
+        self._tables = Files(_read_rows, limit=4, patience=PATIENCE)
         self._curves = Files(_read_curves, limit=16)
 
     @property
     def about(self) -> dict[str, Any]:
         """What run.json says; empty where it is missing or damaged."""
         try:
-            return self._about.get(self.folder / "run.json")
+            return self._about.get(self.folder / RUN)
         except FileError:
             return {}
 
@@ -92,12 +92,12 @@ class ShownRun:
     @property
     def rows(self) -> dict[str, Row]:
         """The rows of slides.csv by slide."""
-        return self._table("slides.csv")
+        return self._table(SLIDES)
 
     @property
     def failures(self) -> dict[str, Row]:
         """The rows of failures.csv by slide."""
-        return self._table("failures.csv")
+        return self._table(FAILURES)
 
     def failure(self, slide_id: str) -> str | None:
         """Why a slide has no explanation, without the folders of this machine."""
@@ -169,15 +169,15 @@ def _read_verdict(path: Path) -> dict[str, Any]:
     return {**short, "verdict": next((str(verdict) for verdict in said if verdict), None)}
 
 
-def _read_table(path: Path) -> dict[str, Row]:
+def _read_about(path: Path) -> dict[str, Any]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [
-                {k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)
-            ]
-    except (OSError, ValueError, csv.Error) as error:
-        raise FileError(f"{path.name}: not a readable table ({error}).") from None
-    return {row["slide_id"]: row for row in rows if row.get("slide_id")}
+        return read_run(path.parent) or {}
+    except XmilError as error:
+        raise FileError(str(error)) from None
+
+
+def _read_rows(path: Path) -> dict[str, Row]:
+    return read_rows(path)
 
 
 def _read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:

@@ -1,4 +1,4 @@
-"""A static copy of what is on show: the page, its data and the tiles as files for any web server."""
+"""The built page, and a static copy of what is on show: page, data and tiles as files for any web server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,25 @@ from xmil.core.storage import write_atomically, write_text
 from xmil.viewer.collection import Collection
 from xmil.viewer.deepzoom import TILE
 from xmil.viewer.kept import to_json
-from xmil.viewer.page import NOT_BUILT, STATIC, page_files
 
 MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
+STATIC = Path(__file__).parent / "static"
+NOT_BUILT = (
+    "The viewer's page is not built; install the package (pip install .), or build it in a checkout: "
+    "npm --prefix page ci && npm --prefix page run build"
+)
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpeg": "image/jpeg",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+}
 Progress = Callable[[str, int, int], None]
 
 
@@ -149,3 +165,16 @@ def _put(path: Path, content: bytes) -> None:
 
 def _write(path: str, content: bytes) -> None:
     Path(path).write_bytes(content)
+
+
+def page_files(folder: Path = STATIC) -> dict[str, Path]:
+    """The page's files by their address below the page; empty where it is not built."""
+    if not (folder / "index.html").is_file():
+        return {}
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path.relative_to(folder).as_posix(): path for path in files}
+
+
+def content_type(name: str) -> str:
+    """The media type of a file of the page."""
+    return TYPES.get(Path(name).suffix.lower(), "application/octet-stream")

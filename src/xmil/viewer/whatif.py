@@ -91,9 +91,12 @@ class WhatIf:
         import torch
 
         from xmil.nn.frozen import frozen
+        from xmil.runs.ensemble import check_ensemble
 
         bag = self._bags.get(key, run)
         models = [self._model(path) for path in self._paths[run]]
+        if len(models) > 1:
+            check_ensemble([model.spec for model in models], self._paths[run])
         if not models:
             name = self._collection.run(run).name
             raise MissingError(
@@ -114,7 +117,9 @@ class WhatIf:
     def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
         import torch
 
+        from xmil.core.bag import Bag
         from xmil.evaluate.parts import parts_of
+        from xmil.methods.companions import Companions
         from xmil.methods.network import Network
 
         key = (id(model), bag.key)
@@ -127,7 +132,8 @@ class WhatIf:
                     f"{bag.features.shape[1]}."
                 )
             x = torch.from_numpy(bag.features).to(dtype).unsqueeze(0)
-            found = self._parts.put(key, parts_of(Network(model), x, "remove"))
+            held = Companions.of(Bag(bag.features, coords=bag.coords, slide_id=bag.name), x.shape[1])
+            found = self._parts.put(key, parts_of(Network(model, companions=held), x, "remove"))
         return found
 
     def _model(self, path: Path) -> MILModel:
@@ -140,7 +146,7 @@ class WhatIf:
 
 def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
     """The models of each run: those it was made with; else one for all runs, or one for each."""
-    from xmil.core.runfiles import file_digest
+    from xmil.core.identity import file_digest
 
     digests = {path: file_digest(path) for path in models}
     found = [[path for path in models if digests[path] in run.digests] for run in runs]

@@ -142,6 +142,15 @@ def check_stored(declared: int, stored: int, *, packed: bool, name: str, path: P
         )
 
 
+def check_chunks(written: int, chunks: int, *, name: str, path: Path) -> None:
+    """Refuse an array with chunks that were never written: they would be read as zeros."""
+    if written < chunks:
+        raise FileError(
+            f"{path}: {name!r} has {written:,} of {chunks:,} chunks; the others were never written and would "
+            "be read as zeros; write the file again."
+        )
+
+
 def check_memory(nbytes: int, name: str, path: Path) -> None:
     """Refuse to allocate more than the machine has free."""
     free = available_memory()

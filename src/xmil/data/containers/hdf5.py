@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.container import (
+    ArrayInfo,
+    Contents,
+    Index,
+    Rows,
+    check_chunks,
+    check_stored,
+)
 from xmil.data.containers.heap import read_texts
 
 _MANY = 64  # no feature file has more names at its root; beyond lies something else
@@ -193,7 +200,16 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
     if dataset.chunks is not None:
         chunk = int(dataset.dtype.itemsize * np.prod(dataset.chunks, dtype=object))
         check_stored(chunk, max(declared, 1 << 26), packed=False, name=f"a chunk of {name}", path=path)
+        _check_chunks(dataset, packed=packed, name=name, path=path)
     return dataset
+
+
+def _check_chunks(dataset: Any, *, packed: bool, name: str, path: Path) -> None:
+    """Count the chunks that are there; plain rows need no counting, their bytes add up."""
+    grid = [-(-length // edge) for length, edge in zip(dataset.shape, dataset.chunks, strict=True)]
+    if packed or sum(cells > 1 for cells in grid) > 1:
+        chunks = int(np.prod(grid, dtype=object))
+        check_chunks(int(dataset.id.get_num_chunks()), chunks, name=name, path=path)
 
 
 def _attributes(node: Any, path: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def open_contents(path: Path) -> Contents:
 
 
 def _other(path: Path, kind: str) -> Contents:
-    from xmil.data.containers.folder import CsvContents, FolderContents
+    from xmil.data.containers.folderstore import CsvContents, FolderContents
     from xmil.data.containers.zarrstore import ZarrContents
 
     if kind == "zarr":

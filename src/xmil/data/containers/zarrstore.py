@@ -14,7 +14,14 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_stored
+from xmil.data.containers.container import (
+    ArrayInfo,
+    Contents,
+    Index,
+    Rows,
+    check_chunks,
+    check_stored,
+)
 
 MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
 # Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
@@ -81,7 +88,8 @@ class ZarrRows(Rows):
 
     def read(self, index: Index | None = None) -> FloatArray:
         with _readable(self.contents.path):
-            array = self.contents._open(self.name)
+            array, path = self.contents._open(self.name), self.contents.path
+            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=self.name, path=path)
             if index is not None and array.ndim == 2 and len(index):
                 values = np.asarray(array.oindex[index, :])
             else:

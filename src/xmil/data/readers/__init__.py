@@ -44,10 +44,12 @@ _BUILT_IN = (
     "stamp",
     "wsinfer",
     "slideflow",
+    "slide2vec",
     "tiatoolbox",
     "spatialdata",
     "paper",
     "plain",
+    "embedding",
 )
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents, Rows
-from xmil.data.containers.folder import FolderContents, read_csv
+from xmil.data.containers.folderstore import FolderContents, read_csv
 from xmil.data.containers.numpyfile import NpzContents
 from xmil.data.containers.torchfile import TENSOR
 from xmil.data.header import Ask, Header, placed

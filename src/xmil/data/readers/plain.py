@@ -7,6 +7,7 @@ from dataclasses import replace
 from xmil.data.containers import Contents
 from xmil.data.containers.numpyfile import ARRAY
 from xmil.data.containers.torchfile import TENSOR
+from xmil.data.extras import named_graphs
 from xmil.data.header import Ask, Header, placed, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
@@ -27,6 +28,7 @@ def read(found: Contents, ask: Ask) -> Header:
     header = Header(found.path, "plain", found.rows(name), slide_id=slide_name(found.path))
     if name not in (TENSOR, ARRAY):
         header = replace(header, inferred=(f"features from the array {name!r}",))
+    header = replace(header, extras=named_graphs(found, len(header)))
     if "coords" not in found:
         return replace(header, **placed(header, None, "px", edge=None, ask=ask))
     coords = corners(found)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
+from xmil.data.extras import stored_extras
 from xmil.data.header import Ask, Header, placed
 from xmil.data.readers import reader
 from xmil.data.siblings import slide_name
@@ -45,6 +46,7 @@ def read(found: Contents, ask: Ask) -> Header:
         columns=_columns(found),
         extra=_extra(about, ours),
     )
+    header = replace(header, extras=stored_extras(found, len(header)))
     return replace(header, **_place(found, header, ours=ours, ask=ask))
 
 
@@ -57,12 +59,9 @@ def _place(found: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -
     edge = _positive(found.arrays["coords"].attrs.get("patch_size_level0"))
     fields = placed(header, corners(found), "px", edge=edge, ask=ask)
     if "raw_coords" in found:
-        raw = {
-            "raw_coords": found.read("raw_coords"),
-            "unit": ours.get("unit"),
-            "raw_edge": ours.get("raw_edge"),
-        }
-        fields.update(raw)
+        raw, unit = found.read("raw_coords"), ours.get("unit")
+        where = replace(fields["patches"], raw_coords=raw, unit=unit, raw_edge=ours.get("raw_edge"))
+        fields["patches"] = where
     return fields
 
 

@@ -26,7 +26,8 @@ EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
     "gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "tanh", "softsign", "tanhshrink", "hardswish",
     "sigmoid", "hardsigmoid", "logsigmoid", "softshrink", "hardshrink", "erf", "arctan", "atan",
     "special_expit", "erfc", "expm1", "log1p", "sin", "sinh", "asinh", "arcsinh", "cos", "exp", "exp2",
-    "special_exp2", "special_expm1", "__rpow__",
+    "special_exp2", "special_expm1", "__rpow__", "cosh", "tan", "sinc", "special_sinc", "asin", "arcsin",
+    "atanh", "arctanh", "erfinv", "special_erfinv", "special_ndtr",
 )  # fmt: skip
 def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = f(0) + x (f(x) - f(0)) / x: the constant keeps f(0), the rest goes to x.
@@ -51,6 +52,25 @@ def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: An
     held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
     bounds = [value for value in (*args, *kwargs.values()) if engine.marks.depends(value)]
     engine.ledger.keep(engine.share_of(bounds[0]) if bounds else "bias", held, out)
+    return out
+
+
+@register_rule("threshold")
+def threshold(engine: Engine, function: Any, input: Tensor, threshold: float, value: float) -> Tensor:
+    """The identity above the threshold, a constant below."""
+    out: Tensor = function(input, threshold, value)
+    engine.ledger.keep("bias", torch.where(input.detach() > threshold, 0.0, out.detach()), out)
+    return out
+
+
+@register_rule("alpha_dropout", "feature_alpha_dropout")
+def alpha_dropout(
+    engine: Engine, function: Any, input: Tensor, p: float = 0.5, training: bool = False, **kwargs: Any
+) -> Tensor:
+    """The identity, unless it drops."""
+    if training and p:
+        engine.refuse(function, "in training")
+    out: Tensor = function(input, p, training, **kwargs)
     return out
 
 

@@ -119,6 +119,9 @@ def _affine(
     bias_shape: tuple[int, ...],
 ) -> Tensor:
     rule = engine.rule_for(weight)
+    if rule.constant:
+        with torch.no_grad():
+            return compute(weight, bias)
     shaped = None if bias is None else bias.view(bias_shape)
     share = engine.share_of(bias)
     if rule.is_gradient or (rule.gamma == 0 and bias is None):

@@ -170,7 +170,7 @@ def _value_projection(
 def _extended(v: Tensor, bias_v: Tensor | None, add_zero_attn: bool) -> Tensor:
     """The values with the tokens that `bias_kv` and `add_zero_attn` put behind them."""
     if bias_v is not None:
-        v = torch.cat([v, bias_v.expand(-1, v.shape[1], -1)])
+        v = torch.cat([v, bias_v.repeat(1, v.shape[1], 1)])
     if add_zero_attn:
         v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
     return v

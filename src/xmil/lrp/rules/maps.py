@@ -60,10 +60,33 @@ def scatter_reduce(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> 
     return jointly_homogeneous(engine, function, *args, **kwargs)
 
 
-@register_rule("cdist", "dist", "hypot")
+@register_rule("cdist", "dist", "pdist", "hypot", "block_diag", "cartesian_prod", "meshgrid")
 def distance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Homogeneous in both places together: each gets what its own slope says."""
+    """Homogeneous in all places together: each gets what its own slope says."""
+    if 0 in _numbers(args, kwargs):
+        return counted(engine, function, *args, **kwargs)
     return jointly_homogeneous(engine, function, *args, **kwargs)
+
+
+@register_rule("norm", "vector_norm", "linalg_norm", "linalg_vector_norm")
+def norm(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Homogeneous of degree one, but for the norm of order zero, which counts."""
+    order = [kwargs[key] for key in ("ord", "p") if key in kwargs] or args[:1]
+    if any(not isinstance(value, Tensor) and value == 0 for value in order):
+        return counted(engine, function, input, *args, **kwargs)
+    out: Tensor = function(input, *args, **kwargs)
+    return out
+
+
+def counted(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """A number of places: constant between its steps."""
+    with torch.no_grad():
+        out: Tensor = function(*args, **kwargs)
+    return out
+
+
+def _numbers(args: Any, kwargs: Any) -> list[float]:
+    return [v for v in (*args, *kwargs.values()) if isinstance(v, int | float) and not isinstance(v, bool)]
 
 
 @register_rule("pairwise_distance")
@@ -127,9 +150,10 @@ def fill_diagonal(
 
 
 @register_rule("fill", "zero")
-def fill(engine: Engine, function: Any, input: Tensor, *value: Any) -> Tensor:
+def fill(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Written over with a constant; a live one goes on as itself."""
-    out: Tensor = function(input, *value)
+    with torch.set_grad_enabled(bool(live_tensors([args, kwargs]))):
+        out: Tensor = function(input, *args, **kwargs)
     return out
 
 

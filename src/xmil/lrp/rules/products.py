@@ -36,6 +36,9 @@ def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
     "kron",
     "chain_matmul",
     "tensordot",
+    "cross",
+    "linalg_cross",
+    "linalg_vecdot",
     "_sparse_mm",
 )
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from xmil.core.errors import UnsupportedError
 from xmil.lrp.ledger import product_sum
 from xmil.lrp.operations import is_live, register_rule
 
@@ -177,9 +178,18 @@ def _keep_written(
     "index_copy",
     "index_add",
     "scatter_add",
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "masked_scatter",
 )
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Writing values into a tensor: constants, in the target or written, keep their shares."""
+    if kwargs.get("reduce") is not None:
+        raise UnsupportedError(
+            f"No LRP rule for 'scatter' with reduce=, which torch cannot differentiate, {engine.where()}; "
+            "use scatter_reduce."
+        )
     flat, rebuilt = _values_of(target, args, kwargs)
     out: Tensor = function(target, *args, **kwargs)
     engine.keep_constants(out, lambda *values: rebuilt(function, values), *flat)

@@ -14,22 +14,39 @@ import torch
 from xmil.core.errors import CheckpointError, XmilError
 from xmil.core.storage import write_atomically
 from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import authors, mil_lab, published
+from xmil.models.checkpoints import authors, mil_lab, published, stamp, torchmils
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
     Converted,
     Family,
-    State,
     strip_prefixes,
     under_prefix,
 )
-from xmil.models.checkpoints.files import BACKGROUND, BACKGROUND_KEY, SPEC_KEY, Weights, listed, read_weights
+from xmil.models.checkpoints.files import (
+    BACKGROUND,
+    BACKGROUND_KEY,
+    SPEC_KEY,
+    StoredWeights,
+    listed,
+    read_weights,
+)
+from xmil.models.checkpoints.foreign import advice_for, stamps_advice
 from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
 from xmil.models.registry import build
 
-__all__ = ["FAMILIES", "authors", "describe_checkpoint", "load_model", "mil_lab", "published", "save_model"]
+__all__ = [
+    "FAMILIES",
+    "authors",
+    "describe_checkpoint",
+    "load_model",
+    "mil_lab",
+    "published",
+    "save_model",
+    "stamp",
+    "torchmils",
+]
 
 
 def load_model(
@@ -106,13 +123,13 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
     return model, family
 
 
-def _recognise(weights: Weights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
+def _recognise(weights: StoredWeights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
     """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
     if weights.spec is not None:
         spec = _fields_of(_spec(weights.spec))
         name, in_dim, n_classes = (spec.pop(key) for key in ("name", "in_dim", "n_classes"))
         return "xmil", Converted(name, in_dim, n_classes, spec.pop("params"), dict(weights.state)), spec
-    family, state, notes = _find_family(weights.state)
+    family, state, notes = _find_family(weights)
     converted = family.convert(state, weights.settings)
     converted = replace(converted, notes=[*converted.notes, *notes])
     names = _tuple(weights.settings.get("class_names"))
@@ -124,7 +141,7 @@ def _recognise(weights: Weights, asked: Mapping[str, Any]) -> tuple[str, Convert
     return family.name, converted, {**says, **converted.says}
 
 
-def _settled(weights: Weights, task: str, n_outputs: int) -> dict[str, Any]:
+def _settled(weights: StoredWeights, task: str, n_outputs: int) -> dict[str, Any]:
     """What the files beside a checkpoint say, where they are of the task that was asked for."""
     try:
         beside = outputs_beside(weights.path.parent, weights.settings, n_outputs)
@@ -149,8 +166,11 @@ def _fields(converted: Converted) -> dict[str, Any]:
     }
 
 
-def _find_family(stored: State) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
+def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
     """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
+    stored = weights.state
+    if (advice := advice_for(stored)) is not None:
+        raise CheckpointError(advice)
     state = strip_prefixes(stored)
     try:
         return _family_of(state), state, []
@@ -159,6 +179,8 @@ def _find_family(stored: State) -> tuple[Family, dict[str, torch.Tensor], list[s
             inner, foreign = under_prefix(stored, prefix)
             if any(not FAMILIES[name].missing(inner) for name in FAMILIES):
                 return _family_of(inner), inner, _dropped(foreign, prefix)
+        if (advice := stamps_advice(weights.settings)) is not None:
+            raise CheckpointError(advice) from None
         raise
 
 

@@ -21,6 +21,7 @@ PREFIXES = (
     "module.",
     "net.",
     "model.model.",
+    "vision_transformer.",
 )  # where wrappers keep the model
 
 

@@ -18,8 +18,10 @@ from torch import Tensor
 from xmil.core.background import Background
 from xmil.core.errors import CheckpointError
 from xmil.models.checkpoints.side_files import read_settings
+from xmil.models.checkpoints.stubs import read_lightning
 
 SPEC_KEY = "xmil"
+HYPER_PARAMETERS = "hyper_parameters"  # where Lightning keeps the settings of a model
 BACKGROUND_KEY = "xmil_background"  # in the header: how many patches the mean is over
 BACKGROUND = {
     "mean": "xmil_background.mean",
@@ -31,7 +33,7 @@ _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """Tensors by key, with the settings stored beside or inside their file."""
 
     path: Path
@@ -54,7 +56,7 @@ def checkpoint_files(path: Path) -> list[Path]:
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path) -> StoredWeights:
     """The tensors of a checkpoint file, or of the checkpoint in a folder."""
     if path.is_dir():
         path = _in_folder(path)
@@ -62,8 +64,12 @@ def read_weights(path: Path) -> Weights:
         raise CheckpointError(f"{path}: no such file.")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    state, notes = _state_dict(_load_tensors(path), path)
-    return Weights(path, state, read_settings(path.parent), notes=tuple(notes))
+    content = _load_tensors(path)
+    state, notes = _state_dict(content, path)
+    settings = read_settings(path.parent)
+    if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
+        settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
+    return StoredWeights(path, state, settings, notes=tuple(notes))
 
 
 def _in_folder(folder: Path) -> Path:
@@ -75,7 +81,7 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _read_safetensors(path: Path) -> Weights:
+def _read_safetensors(path: Path) -> StoredWeights:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -86,7 +92,7 @@ def _read_safetensors(path: Path) -> Weights:
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
-    return Weights(path, state, read_settings(path.parent), spec, background=background)
+    return StoredWeights(path, state, read_settings(path.parent), spec, background=background)
 
 
 def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:
@@ -103,6 +109,8 @@ def _load_tensors(path: Path) -> Any:
         with torch.serialization.safe_globals(_numpy_scalars()):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) and (content := _inert(path)) is not None:
+            return content
         reason = _reason(error)
         if reason.startswith("unsupported operand") and not _begins_as_checkpoint(path):
             raise CheckpointError(f"{path}: not a readable checkpoint ({reason}).") from None
@@ -122,6 +130,14 @@ def _load_tensors(path: Path) -> Any:
         raise CheckpointError(f"{path}: truncated or not a checkpoint ({_first_line(error)}).") from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {_first_line(error)}).") from None
+
+
+def _inert(path: Path) -> dict[str, Any] | None:
+    """A Lightning checkpoint with inert stubs for the classes it names; None for others, and harmful ones."""
+    try:
+        return read_lightning(path)
+    except CheckpointError:
+        return None
 
 
 def _numpy_scalars() -> list[Any]:

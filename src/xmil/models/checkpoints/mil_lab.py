@@ -82,6 +82,32 @@ def mil_lab_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
     return Converted("dsmil", in_dim, n_outputs(state, "bag_classifier.weight"), params, state, notes)
 
 
+@family(
+    "mil-lab-transformer",
+    r"blocks\.0\.attention\.in_proj_weight",
+    r"patch_embed\.0\.weight",
+    r"cls_token",
+    r"classifier\.weight",
+)
+def mil_lab_transformer(state: State, settings: Mapping[str, Any]) -> Converted:
+    """MIL-Lab's transformer without an MLP in its layers: a TransMIL with dense attention, no positions."""
+    state = rename(
+        state,
+        (r"blocks\.(\d+)\.attention\.in_proj_", r"layers.\1.attn.to_qkv."),
+        (r"blocks\.(\d+)\.attention\.out_proj\.", r"layers.\1.attn.to_out.0."),
+        (r"blocks\.(\d+)\.", r"layers.\1."),
+    )
+    params = {
+        "n_feature_layers": _patch_embed(state),
+        "dropout": float(settings.get("dropout") or 0.0),
+        "attention": "dot_product",
+        "qkv_bias": True,
+    }
+    heads = settings.get("num_heads")
+    notes = [] if heads else ["taken as 8 heads: no config.json has num_heads"]
+    return transmil_of(state, params, notes, default_heads=int(heads or 8))
+
+
 def _patch_embed(state: dict[str, Tensor]) -> int:
     """Rename MIL-Lab's `patch_embed.{i}` in place to `instance.{0, 1, ...}.0`; the number of layers."""
     numbers = ordered(state, r"patch_embed\.(\d+)\.weight")

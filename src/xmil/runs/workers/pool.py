@@ -50,6 +50,19 @@ class Workers:
             raise InputError("An address is for --engine ray; the local engine has none.")
 
 
+def checked_device(name: str) -> str:
+    """The name of a device that is there."""
+    import torch
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise InputError(f"Unknown device {name!r}; use cpu, cuda or cuda:N.") from None
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"The device {name!r} is not there; use cpu.")
+    return name
+
+
 @dataclass(frozen=True)
 class Outcome(Generic[Item, Result]):
     """An item with its result, or with the reason it has none."""

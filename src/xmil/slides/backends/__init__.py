@@ -5,7 +5,7 @@ from __future__ import annotations
 SMALLEST, COARSEST = 0.02, 20.0  # microns per pixel: what a microscope gives; other numbers are for printers
 
 
-class UnreadableError(Exception):
+class UnreadableSlideError(Exception):
     """A backend's word that a file is not for it, and why; the next one is tried."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends import UnreadableError, resolution_mpp, told_mpp
+from xmil.slides.backends import UnreadableSlideError, resolution_mpp, told_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
@@ -49,9 +49,9 @@ def open_(path: Path) -> Slide:
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:
-        raise UnreadableError("OpenSlide does not know the format") from None
+        raise UnreadableSlideError("OpenSlide does not know the format") from None
     except (openslide.OpenSlideError, OSError, ValueError) as error:
-        raise UnreadableError(f"OpenSlide: {' '.join(str(error).split())}") from None
+        raise UnreadableSlideError(f"OpenSlide: {' '.join(str(error).split())}") from None
     try:
         handle.set_cache(openslide.OpenSlideCache(CACHE))
         return OpenSlideSlide(path, handle)

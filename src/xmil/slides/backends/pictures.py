@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from xmil.core.errors import FileError
-from xmil.slides.backends import UnreadableError
+from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -36,14 +36,16 @@ def open_(path: Path) -> Slide:
             with Image.open(path) as picture:
                 kind = str(picture.format)
                 if picture.mode not in MODES:
-                    raise UnreadableError(f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB")
+                    raise UnreadableSlideError(
+                        f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
+                    )
                 pixels = on_white(np.asarray(picture.convert("RGBA")))
     except Image.DecompressionBombError:
         raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
     except UnidentifiedImageError:
-        raise UnreadableError("Pillow does not know the format") from None
-    except UnreadableError:
+        raise UnreadableSlideError("Pillow does not know the format") from None
+    except UnreadableSlideError:
         raise
     except Exception as error:  # damaged pictures raise almost any type
-        raise UnreadableError(f"Pillow: {' '.join(str(error).split())}") from None
+        raise UnreadableSlideError(f"Pillow: {' '.join(str(error).split())}") from None
     return PictureSlide(path, pixels, kind=kind)

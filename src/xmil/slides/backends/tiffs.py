@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.slides.backends import UnreadableError, mean_mpp, resolution_mpp, told_mpp
+from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
@@ -99,7 +100,7 @@ class TiffSlide(Slide):
 def open_ome(path: Path) -> Slide:
     """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
     if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
-        raise UnreadableError("")
+        raise UnreadableSlideError("")
     return _open(path, ome=True)
 
 
@@ -125,28 +126,32 @@ def _open(path: Path, *, ome: bool) -> Slide:
     try:
         file = tifffile.TiffFile(path)
     except tifffile.TiffFileError:
-        raise UnreadableError("tifffile: not a TIFF, or its header is damaged") from None
+        raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
     except Exception as error:  # damaged TIFFs raise almost any type
-        raise UnreadableError(f"tifffile: {' '.join(str(error).split())}") from None
+        raise UnreadableSlideError(f"tifffile: {' '.join(str(error).split())}") from None
     try:
         if ome and not file.is_ome:
-            raise UnreadableError("")
+            raise UnreadableSlideError("")
+        if file.is_ome:
+            _check_parts(path, file.ome_metadata or "")
         return _slide(path, file)
-    except (UnreadableError, FileError):
+    except (UnreadableSlideError, FileError):
         file.close()
         raise
     except Exception as error:
         file.close()
-        raise UnreadableError(f"tifffile: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise UnreadableSlideError(
+            f"tifffile: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
 
 
 def _slide(path: Path, file: Any) -> Slide:
     if not file.series:
-        raise UnreadableError("tifffile: the file holds no picture")
+        raise UnreadableSlideError("tifffile: the file holds no picture")
     series = file.series[0]
     page = series.keyframe
     if page.dtype is None:
-        raise UnreadableError("tifffile: the file holds no picture")
+        raise UnreadableSlideError("tifffile: the file holds no picture")
     if (
         page.dtype != np.uint8
         or series.axes not in ("YX", "YXS", "SYX")
@@ -280,12 +285,27 @@ def _ome_magnification(file: Any) -> float | None:
     return None
 
 
+def _check_parts(path: Path, text: str) -> None:
+    """Refuse an OME-TIFF that is made of files outside its folder: tifffile would mix their pixels in."""
+    for node in _ome_nodes(text, "UUID"):
+        name = node.get("FileName") or ""
+        if set(name) & {"/", "\\", "\0"} or name == "..":
+            raise FileError(
+                f"{path}: its metadata take pixels from {name!r}, outside its folder, which is not opened; "
+                "write the slide as one file."
+            )
+
+
 def _ome(text: str, element: str) -> Any:
     """The first element of a name, whatever the schema's version."""
+    return next(_ome_nodes(text, element), None)
+
+
+def _ome_nodes(text: str, element: str) -> Iterator[Any]:
     if "<!DOCTYPE" in text:  # entities could blow it up
-        return None
+        return
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - no document type, so no entities
     except (ElementTree.ParseError, ValueError):
-        return None
-    return next((node for node in root.iter() if node.tag.rpartition("}")[2] == element), None)
+        return
+    yield from (node for node in root.iter() if node.tag.rpartition("}")[2] == element)

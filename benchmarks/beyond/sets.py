@@ -1,0 +1,64 @@
+"""Minimal sets against exhaustive search, and the distance between their bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import xmil
+from benchmarks.beyond.digits import trained
+from xmil.methods.coalitions import RunCoalitions
+from xmil.methods.network import Network
+from xmil.methods.shapley import bits_of
+
+MODELS = ("attnmil", "transmil", "addmil")
+
+
+def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
+    """Bags of 12 on trained models, every subset run; then bags of 30 and 300 on AttnMIL."""
+    del models
+    repetitions, bags = (1, 3) if quick else (4, 17)
+    equal, enclosed, finite = [], [], 0
+    for model in MODELS:
+        for one in trained("pos_neg_count", model, data=data, n=12, repetitions=repetitions):
+            for x in one.x[:bags]:
+                for kind, size in exhaustive(one.model, x).items():
+                    found = xmil.minimal_set(one.model, x, kind=kind)
+                    equal.append(found.upper == size)
+                    enclosed.append(found.lower <= (size or 12) <= (found.upper or 12))
+                    finite += size is not None
+        print(model, len(equal), np.mean(equal), np.mean(enclosed), flush=True)
+    return {
+        "searches": len(equal),
+        "with a set": finite,
+        "equal": float(np.mean(equal)),
+        "enclosed": float(np.mean(enclosed)),
+        "gaps": {f"attnmil, {n}": _gaps(n, data, quick=quick) for n in (30, 300)},
+    }
+
+
+@torch.no_grad()
+def exhaustive(model: Any, x: Tensor) -> dict[str, int | None]:
+    """The smallest sizes that flip and that keep the decision, from all sub-bags."""
+    n = len(x)
+    game = RunCoalitions(Network(model), x.unsqueeze(0))
+    masks = bits_of(torch.arange(1, (1 << n) - 1), n)
+    same = game.logits(masks).argmax(dim=1) == game.full.argmax()
+    held = masks.sum(dim=1)
+    flips, keeps = n - held[~same], held[same]
+    return {kind: int(s.min()) if len(s) else None for kind, s in (("flip", flips), ("keep", keeps))}
+
+
+def _gaps(n: int, data: str, *, quick: bool) -> dict[str, float]:
+    gaps, uppers = [], []
+    for one in trained("pos_neg_count", "attnmil", data=data, n=n, repetitions=1, tests=20, bags=300):
+        for x in one.x[: 3 if quick else 20]:
+            found = xmil.minimal_set(one.model, x)
+            if found.upper is not None:
+                gaps.append((found.upper - found.lower) / found.upper)
+                uppers.append(found.upper)
+    return {"bags": len(gaps), "median gap": float(np.median(gaps)), "median size": float(np.median(uppers))}

@@ -1,0 +1,99 @@
+/** The address is the state: which slide is shown, and how. A link shows the same to whoever opens it. */
+
+import type { Choice } from "./evidence";
+import type { Display } from "./settings";
+import type { Bounds } from "./viewport";
+
+/** What of a slide's view a link carries. */
+export interface ViewState {
+  panes: Partial<Choice>[];
+  display: Partial<Pick<Display, "threshold" | "clip" | "sign" | "shown">>;
+  area: Bounds | null;
+  panel: string | null;
+  picked: number | null;
+}
+
+export interface Address {
+  slide: string;
+  state: ViewState | null;
+}
+
+const SIGNS = ["both", "positive", "negative"];
+
+/** The address of a slide, with the state where there is one. */
+export function slideHash(slide: string, state: ViewState | null = null): string {
+  const query = state ? toQuery(state) : "";
+  return `#/slide/${encodeURIComponent(slide)}${query && `?${query}`}`;
+}
+
+/** What an address names; null for the list of slides. */
+export function parseHash(hash: string): Address | null {
+  const found = /^#\/slide\/([^?]+)(?:\?(.*))?$/.exec(hash);
+  if (!found) return null;
+  try {
+    return { slide: decodeURIComponent(found[1]), state: found[2] ? fromQuery(new URLSearchParams(found[2])) : null };
+  } catch {
+    return null; // not an address that was made here
+  }
+}
+
+/** The state for another slide: how it is shown goes along, places on this slide do not. */
+export function carried(state: ViewState): ViewState {
+  return { ...state, area: null, picked: null };
+}
+
+function toQuery(state: ViewState): string {
+  const query = new URLSearchParams();
+  state.panes.forEach((pane, i) => {
+    const letter = "ab"[i];
+    if (pane.run) query.set(`${letter}.run`, String(pane.run));
+    if (pane.method !== undefined) query.set(`${letter}.method`, pane.method);
+    if (pane.target !== undefined) query.set(`${letter}.class`, pane.target);
+    if (pane.against != null) query.set(`${letter}.against`, pane.against);
+  });
+  const { threshold, clip, sign, shown } = state.display;
+  if (threshold) query.set("threshold", String(rounded(threshold)));
+  if (clip != null) query.set("clip", String(rounded(clip)));
+  if (sign && sign !== "both") query.set("sign", sign);
+  if (shown === false) query.set("hidden", "1");
+  if (state.area) query.set("area", [state.area.x, state.area.y, state.area.width, state.area.height].map(Math.round).join(","));
+  if (state.panel && state.panel !== "evidence") query.set("panel", state.panel);
+  if (state.picked !== null) query.set("patch", String(state.picked));
+  return query.toString();
+}
+
+function fromQuery(query: URLSearchParams): ViewState {
+  const panes = ["a", "b"].filter((letter) => query.has(`${letter}.method`)).map((letter) => pane(query, letter));
+  const sign = query.get("sign");
+  const area = (query.get("area") ?? "").split(",").map(Number);
+  return {
+    panes,
+    display: {
+      threshold: share(query.get("threshold")) ?? 0,
+      clip: share(query.get("clip")),
+      sign: (SIGNS.includes(sign ?? "") ? sign : "both") as Display["sign"],
+      shown: query.get("hidden") !== "1",
+    },
+    area: area.length === 4 && area.every(Number.isFinite) && area[2] > 0 && area[3] > 0 ? { x: area[0], y: area[1], width: area[2], height: area[3] } : null,
+    panel: query.get("panel"),
+    picked: whole(query.get("patch")),
+  };
+}
+
+function pane(query: URLSearchParams, letter: string): Partial<Choice> {
+  const get = (name: string) => query.get(`${letter}.${name}`) ?? undefined;
+  return { run: whole(get("run") ?? null) ?? 0, method: get("method"), target: get("class"), against: get("against") ?? null };
+}
+
+function share(text: string | null): number | null {
+  const value = text === null ? NaN : Number(text);
+  return Number.isFinite(value) ? Math.max(0, Math.min(1, value)) : null;
+}
+
+function whole(text: string | null): number | null {
+  return text !== null && /^\d{1,9}$/.test(text) ? Number(text) : null;
+}
+
+function rounded(value: number): number {
+  return Math.round(value * 1e4) / 1e4;
+}

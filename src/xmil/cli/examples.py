@@ -1,0 +1,38 @@
+"""`xmil examples`: ten tasks, ten commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+EXAMPLES = {
+    "See everything work on embedded data": "xmil demo",
+    "Find out what a file or folder is": "xmil inspect features/ model.pt slide.svs",
+    "Explain one slide": "xmil explain --model model.pt --features slide.h5 --out run",
+    "Explain a cohort for every class": (
+        "xmil explain --model model.pt --features features/ --target all --out run"
+    ),
+    "Draw heatmaps and files for QuPath": "xmil heatmap run --slides slides/",
+    "Look at slides and evidence in the browser": "xmil view run --slides slides/",
+    "Find the method to trust for this model": (
+        "xmil evaluate --model model.pt --features features/ --cohort cohort.csv --best --out check"
+    ),
+    "Go from slides to features": (
+        "xmil tile slides/ --out tiles && xmil embed --tiles tiles --slides slides/ --encoder resnet50"
+    ),
+    "Train a model": "xmil train config.toml",
+    "Compare methods on bags whose evidence is known": "xmil toy --quick",
+}
+
+
+def examples(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print ten tasks with the command for each."""
+    if as_json:
+        print(json.dumps(EXAMPLES, indent=2))
+        return
+    for task, command in EXAMPLES.items():
+        print(f"{task}:\n    {command}\n")

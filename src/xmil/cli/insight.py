@@ -1,0 +1,64 @@
+"""`xmil insight`: what the model looks at over a cohort."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xmil.cli import _options, _workers
+from xmil.cli._screen import Screen, exit_code
+
+
+def insight(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of `xmil explain`.")],
+    features: Annotated[Path, typer.Option(help="Folder of the feature files that were explained.")],
+    cohort: Annotated[
+        Path | None, typer.Option(help="Table with labels and columns of acquisition (site, scanner, ...).")
+    ] = None,
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of slides: what patches look like, examples in the report.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The run's checkpoint; needed where no relevance vectors are stored.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the findings; RUN/insight by default.")] = None,
+    method: Annotated[str, typer.Option(help="Method whose explanations are looked at.")] = "lrp",
+    target: Annotated[str, typer.Option(help="Explained class, where the run has several.")] = "",
+    label: Annotated[str, typer.Option(help="Column of labels: an outcome, never a cause.")] = "label",
+    concepts: Annotated[int, typer.Option(help="Size of the dictionary.")] = 20,
+    dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
+    causes: Annotated[str, typer.Option(help="Columns to ask about, separated by commas; or all.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the sample, the dictionary and the tests.")] = 0,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete earlier findings and start over.")
+    ] = False,
+    engine: _workers.Kind = "local",
+    workers: _workers.WorkerCount = 0,
+    address: _workers.Address = "",
+    follow_links: _options.FollowLinks = True,
+) -> int:
+    """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
+    from xmil.runs.insight import insight as look
+
+    found = look(
+        run,
+        features=features,
+        cohort=cohort,
+        slides=slides,
+        model=model,
+        out=out,
+        method=method,
+        target=target or None,
+        label=label,
+        concepts=concepts,
+        dictionary=dictionary,
+        causes=causes,
+        seed=seed,
+        restart=restart,
+        workers=_workers.workers_of(engine, workers=workers, address=address),
+        follow_links=follow_links,
+        listener=Screen(),
+    )
+    return exit_code(found)

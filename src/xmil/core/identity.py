@@ -1,0 +1,100 @@
+"""Whether a file is the one it was: digests of what it holds, never its name or its time alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+from xmil.core.errors import FileError
+
+WHOLE = 1 << 20  # bytes up to which a file is read whole
+ENDS = 1 << 16  # bytes of its head and of its tail, of a longer one
+BLOCK, BLOCKS = 1 << 12, 64  # between them, spread evenly
+FILES = 64  # of a folder, whose bytes are looked at; of the others name and size
+
+StrPath = str | PathLike[str]
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file, or of a folder's files by name."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if not files:
+        raise FileError(f"{path}: no such file.")
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def identity(path: StrPath, *, full: bool = False, times: bool = False) -> str:
+    """What a file or folder holds, in one word: its size, and a digest of head, tail and samples between.
+
+    A file up to 1 MiB is read whole. `full` reads every byte of every file, and says so in the word. `times`
+    counts the time of a file that is not read whole: a change between the samples is then seen, and a copy
+    is taken for another file.
+    """
+    place = Path(path)
+    try:
+        files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
+        if not files:
+            special = place.exists() and not place.is_dir()
+            why = "cannot be read (a pipe, socket or device, not a file)" if special else "no such file"
+            raise FileError(f"{place}: {why}.")
+        return f"full:{_full(place, files)}" if full else f"sampled:{_sampled(place, files, times)}"
+    except OSError as error:
+        raise FileError(f"{place}: cannot be read ({error.strerror}).") from None
+
+
+def unchanged(path: StrPath, stored: object, *, full: bool = False, times: bool = False) -> bool:
+    """Whether a file holds what a stored word says; a sampled word does not do where a full one must."""
+    if not isinstance(stored, str):
+        return False
+    return stored == identity(path, full=full or stored.startswith("full:"), times=times)
+
+
+def _full(place: Path, files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{_name(file, place)}|{file.stat().st_size}|".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(WHOLE):
+                digest.update(block)
+    return digest.hexdigest()[:32]
+
+
+def _sampled(place: Path, files: list[Path], times: bool) -> str:
+    digest = hashlib.sha256()
+    step = max(1, len(files) / FILES)
+    looked_at = {int(i * step) for i in range(min(FILES, len(files)))}
+    for i, file in enumerate(files):
+        stat = file.stat()
+        size, whole = stat.st_size, i in looked_at and stat.st_size <= WHOLE
+        time = stat.st_mtime_ns if times and not whole else ""
+        digest.update(f"{_name(file, place)}|{size}|{time}|".encode())
+        if i in looked_at:
+            for part in _parts(file, size):
+                digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _parts(file: Path, size: int) -> Iterator[bytes]:
+    """The whole of a short file; head, samples and tail of a long one."""
+    with file.open("rb") as stream:
+        if size <= WHOLE:
+            yield stream.read()
+            return
+        yield stream.read(ENDS)
+        span = size - 2 * ENDS - BLOCK
+        for i in range(BLOCKS):
+            stream.seek(ENDS + span * i // (BLOCKS - 1))
+            yield stream.read(BLOCK)
+        stream.seek(size - ENDS)
+        yield stream.read(ENDS)
+
+
+def _name(file: Path, place: Path) -> str:
+    return "" if file == place else file.relative_to(place).as_posix()

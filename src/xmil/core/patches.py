@@ -1,0 +1,229 @@
+"""Where instances lie: level-0 boxes as far as they are known, and coordinates as a producer stored them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import EllipsisType
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import InputError
+
+IntArray = npt.NDArray[np.int64]
+Unit = Literal["px", "um", "px-centre", "px-read", "unknown"]
+
+CONVENTIONS: dict[str, str] = {
+    "px": "top-left corners in level-0 pixels",
+    "um": "top-left corners in microns",
+    "px-centre": "tile centres in level-0 pixels, tile edge in microns",
+    "px-read": "boxes in pixels of an unstored reading resolution",
+    "unknown": "coordinates of an unknown unit",
+}
+_WAY_OUT: dict[str, str] = {
+    "px": "the patch edge is unknown; pass patch_size= (level-0 pixels)",
+    "um": "coordinates are in microns; pass the slide's mpp=",
+    "px-centre": "coordinates are tile centres; pass the slide's mpp= or patch_size= (level-0 pixels)",
+    "px-read": "the reading resolution is not stored; pass patch_size= (the patch edge in level-0 pixels)",
+    "unknown": "the unit of the stored coordinates is unknown; write the bag again with level-0 coordinates",
+}
+_FAR = 2.0**40  # no slide has more pixels on an edge; beyond lie damaged files
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """The patches of one slide: level-0 corners (n, 2) and edge, microns per pixel, level 0's size.
+
+    Coordinates in another unit (microns, tile centres) stay in `raw_coords` with their `unit` and edge;
+    `coords` is None until the slide's mpp is known. `notes` say what was worked out on the way.
+
+    >>> stored = Patches.stored([[256, 0]], "um", edge=256)
+    >>> stored.coords is None, stored.placed(mpp=0.5).boxes().tolist()
+    (True, [[512, 0, 1024, 512]])
+    """
+
+    coords: IntArray | None = None
+    patch_size: int | None = None
+    mpp: float | None = None
+    raw_coords: npt.NDArray[np.float64] | None = None
+    unit: str | None = None
+    raw_edge: float | None = None
+    slide_size: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def stored(
+        cls,
+        xy: npt.ArrayLike,
+        unit: str,
+        *,
+        edge: float | None = None,
+        mpp: float | None = None,
+        patch_size: int | None = None,
+    ) -> Patches:
+        """From coordinates in a unit; `edge` is in microns, or in the unit's own pixels.
+
+        >>> Patches.stored([[256, 256]], "px-centre", edge=128, mpp=0.25).coords.tolist()
+        [[0, 0]]
+        """
+        given = _checked(xy)
+        notes: list[str] = []
+        if unit == "um" and mpp is None and edge and patch_size:
+            mpp = edge / patch_size
+            tile = f"the tile of {edge:g} µm and the given patch edge of {patch_size} px"
+            notes.append(f"mpp {mpp:g} from {tile}")
+        size = patch_size if patch_size is not None else _edge_px(unit, edge, mpp)
+        scaled = _level0(given, unit, edge=edge, mpp=mpp, size=size)
+        if unit == "px-read" and scaled is not None:
+            notes.append(f"reading resolution {size}/{edge:g} of level 0 from the given patch edge")
+        coords = None if scaled is None else np.rint(scaled).astype(np.int64)
+        if unit == "px":
+            return cls(coords, size, mpp, notes=tuple(notes))
+        return cls(coords, size, mpp, given, unit, edge, notes=tuple(notes))
+
+    def placed(self, mpp: float | None = None, *, patch_size: int | None = None) -> Patches:
+        """Level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge; new notes alone."""
+        mpp = self.mpp if mpp is None else mpp
+        if self.raw_coords is None or self.unit is None:
+            size = self.patch_size if patch_size is None else patch_size
+            return replace(self, mpp=mpp, patch_size=size, notes=())
+        found = Patches.stored(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
+        return replace(
+            self, coords=found.coords, patch_size=found.patch_size, mpp=found.mpp, notes=found.notes
+        )
+
+    def take(self, rows: Any) -> Patches:
+        """The patches of some rows, in their order: indices, booleans or a slice."""
+        return replace(self, coords=_taken(self.coords, rows), raw_coords=_taken(self.raw_coords, rows))
+
+    def boxes(self, name: str = "The bag") -> IntArray:
+        """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
+        if self.coords is None or self.patch_size is None:
+            raise InputError(f"{name} cannot be drawn: {self.missing}.")
+        return np.concatenate([self.coords, self.coords + self.patch_size], axis=1)
+
+    @property
+    def missing(self) -> str | None:
+        """Why boxes are unknown and the way out, or None."""
+        if self.coords is None:
+            nowhere = "it has no coordinates; explaining and evaluating work without"
+            return _WAY_OUT.get(self.unit or "", nowhere)
+        return _WAY_OUT["px"] if self.patch_size is None else None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Patches]) -> Patches:
+        """The patches of several slides one after another; what they do not share is left out."""
+        names = ("patch_size", "mpp", "unit", "raw_edge")
+        shared: dict[str, Any] = {name: _agreed(parts, name) for name in names}
+        return cls(_stacked(parts, "coords"), raw_coords=_stacked(parts, "raw_coords"), **shared)
+
+
+class Places(TypedDict, total=False):
+    """The attributes of patches by which what holds them can be made."""
+
+    patch_size: int | None
+    mpp: float | None
+    raw_coords: npt.NDArray[np.float64] | None
+    unit: str | None
+    raw_edge: float | None
+    slide_size: tuple[int, int] | None
+
+
+def merged(patches: Patches | None, coords: Any | EllipsisType, places: Places) -> Patches:
+    """Patches with what was given by name on top; coords of `...` were not given."""
+    given: dict[str, Any] = {**places} if coords is ... else {"coords": coords, **places}
+    base = Patches() if patches is None else patches
+    return replace(base, **given) if given else base
+
+
+class Placed:
+    """What holds patches has their attributes."""
+
+    patches: Patches
+
+    @property
+    def coords(self) -> IntArray | None:
+        """Top-left corners (n, 2) in level-0 pixels, where they are known."""
+        return self.patches.coords
+
+    @property
+    def patch_size(self) -> int | None:
+        """The patch edge in level-0 pixels."""
+        return self.patches.patch_size
+
+    @property
+    def mpp(self) -> float | None:
+        """Microns per level-0 pixel."""
+        return self.patches.mpp
+
+    @property
+    def raw_coords(self) -> npt.NDArray[np.float64] | None:
+        """Coordinates (n, 2) as they were stored, where their unit is not level-0 pixels."""
+        return self.patches.raw_coords
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of `raw_coords`."""
+        return self.patches.unit
+
+    @property
+    def raw_edge(self) -> float | None:
+        """The patch edge as it was stored."""
+        return self.patches.raw_edge
+
+    @property
+    def slide_size(self) -> tuple[int, int] | None:
+        """Width and height of the slide's level 0, where the file stores them."""
+        return self.patches.slide_size
+
+
+def _taken(values: npt.NDArray[Any] | None, rows: Any) -> npt.NDArray[Any] | None:
+    return None if values is None else values[rows]
+
+
+def _stacked(parts: Sequence[Patches], name: str) -> npt.NDArray[Any] | None:
+    arrays = [getattr(part, name) for part in parts]
+    return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
+
+def _agreed(parts: Sequence[Patches], name: str) -> Any:
+    values = {getattr(part, name) for part in parts}
+    return values.pop() if len(values) == 1 else None
+
+
+def _checked(xy: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    try:
+        corners = np.asarray(xy, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError("Coordinates must be numbers.") from None
+    if corners.ndim != 2 or corners.shape[1] != 2:
+        raise InputError(f"Coordinates must have shape (instances, 2). Got {corners.shape} instead.")
+    if not np.all(np.abs(corners) < _FAR):  # false for NaN as well
+        raise InputError(
+            "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
+        )
+    return corners
+
+
+def _edge_px(unit: str, edge: float | None, mpp: float | None) -> int | None:
+    if edge is None:
+        return None
+    if unit == "px":
+        return round(edge)
+    return round(edge / mpp) if mpp and unit in ("um", "px-centre") else None
+
+
+def _level0(
+    xy: npt.NDArray[np.float64], unit: str, *, edge: float | None, mpp: float | None, size: int | None
+) -> npt.NDArray[np.float64] | None:
+    if unit == "px":
+        return xy
+    if unit == "um":
+        return xy / mpp if mpp else None
+    if unit == "px-centre":
+        return xy - size / 2 if size else None
+    if unit == "px-read":
+        return xy * (size / edge) if size and edge else None
+    return None

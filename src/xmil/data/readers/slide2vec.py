@@ -1,0 +1,106 @@
+"""slide2vec: `tile_embeddings/<slide>.pt` or `.npz`, told by the `<slide>.meta.json` beside it.
+
+Coordinates are in `tiles/<slide>.coordinates.npz` (`x`, `y`: level-0 corners), with the slide's size and
+spacing in `tiles/<slide>.coordinates.meta.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import LEVEL0
+from xmil.core.errors import FileError
+from xmil.data.containers import Contents, open_contents
+from xmil.data.containers.torchfile import TENSOR
+from xmil.data.header import Ask, Header, placed
+from xmil.data.readers import reader
+from xmil.data.siblings import find_beside, slide_name
+
+TILES, REGIONS = "tile_embeddings", "hierarchical_embeddings"
+
+
+def _claims(found: Contents) -> bool:
+    named = list(found.arrays) == [TENSOR] if found.kind == "pt" else "features" in found
+    return named and _about(found.path).get("artifact_type") in (TILES, REGIONS)
+
+
+@reader("slide2vec", kinds=("pt", "npz"), claims=_claims)
+def read(found: Contents, ask: Ask) -> Header:
+    """Features with level-0 corners; edge, mpp and slide size from the files of the tiling."""
+    about, tiling = _about(found.path), _json_beside(found.path, "coordinates.meta.json")
+    if about.get("artifact_type") == REGIONS:
+        raise FileError(
+            f"{found.path}: holds features of regions (regions, tiles, width), not of patches; embed tiles "
+            "with slide2vec, or save the tiles of all regions as one (n, width) array."
+        )
+    slide = tiling.get("slide") or {}
+    header = Header(
+        found.path,
+        "slide2vec",
+        found.rows(TENSOR if found.kind == "pt" else "features"),
+        slide_id=slide_name(found.path),
+        encoder=str(about["encoder_name"]) if about.get("encoder_name") else None,
+        mpp=_number(slide.get("base_spacing_um")),
+        extra=_size(slide.get("dimensions")),
+    )
+    edge = _number(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
+    return replace(header, **placed(header, _corners(found), "px", edge=edge, ask=ask))
+
+
+def _corners(found: Contents) -> npt.NDArray[np.int64] | None:
+    """Corners in the order of the features, by the numbers of the tiles where both files have them."""
+    beside = _beside(found.path, "coordinates.npz")
+    if beside is None:
+        return None
+    stored = open_contents(beside)
+    if "x" not in stored or "y" not in stored:
+        raise FileError(f"{beside}: holds no 'x' and 'y'; slide2vec stores the corners of tiles there.")
+    corners = np.stack([stored.read("x"), stored.read("y")], axis=1)
+    if "tile_index" not in found or "tile_index" not in stored:
+        return corners
+    places = {int(tile): row for row, tile in enumerate(stored.read("tile_index"))}
+    wanted = [int(tile) for tile in found.read("tile_index")]
+    if missing := [tile for tile in wanted if tile not in places]:
+        raise FileError(f"{beside}: lacks the tile {missing[0]}, which {found.path.name} has features of.")
+    return np.asarray(corners[[places[tile] for tile in wanted]], dtype=np.int64).reshape(-1, 2)
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What slide2vec says of the features."""
+    beside = find_beside(path, [f"{slide_name(path)}.meta.json"], levels=0)
+    return {} if beside is None else _json(beside)
+
+
+def _json_beside(path: Path, ending: str) -> dict[str, Any]:
+    beside = _beside(path, ending)
+    return {} if beside is None else _json(beside)
+
+
+def _beside(path: Path, ending: str) -> Path | None:
+    name = f"{slide_name(path)}.{ending}"
+    by_class = path.absolute().parent.parent.name == TILES  # tile_embeddings/<annotation>/
+    return find_beside(path, [name, f"tiles/{name}"], levels=2 if by_class else 1)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: not readable JSON ({type(error).__name__}).") from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None
+
+
+def _size(value: Any) -> dict[str, int]:
+    """Width and height of level 0, under the names that bags keep them by."""
+    whole = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value)
+    return dict(zip(LEVEL0, value, strict=True)) if whole else {}

@@ -1,0 +1,1 @@
+"""What a model looks at over a cohort: concepts, strategies, shortcuts, stability, biomarkers."""

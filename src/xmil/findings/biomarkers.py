@@ -1,0 +1,168 @@
+"""Numbers per slide from a map of scores: how much supports the class, how it lies, and what it is worth.
+
+TAPAS is the share of (tumour) patches whose masked mean over the models is above zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import IntArray
+from xmil.core.errors import InputError
+from xmil.core.interval import Interval
+
+MICRON = 1e-3  # millimetres
+Bools = npt.NDArray[np.bool_]
+
+
+def map_biomarkers(
+    scores: npt.ArrayLike,
+    *,
+    coords: IntArray | None = None,
+    patch_size: int | None = None,
+    mpp: float | None = None,
+    region: npt.ArrayLike | None = None,
+) -> dict[str, float]:
+    """Shares, densities and spatial statistics of one slide's scores; nan where places are unknown.
+
+    `region` (n,) marks patches to look at, such as the annotated tumour.
+
+    >>> grid = np.array([[x * 10, y * 10] for y in range(3) for x in range(3)])
+    >>> found = map_biomarkers([1, 1, -1, 1, -1, -1, -1, -1, 2.0], coords=grid, patch_size=10)
+    >>> found["supporting_share"], found["hot_regions"], found["largest_region"]
+    (0.4444444444444444, 2.0, 3.0)
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 1 or not np.isfinite(s).all():
+        raise InputError(f"Biomarkers need finite scores (n,). Got shape {s.shape}.")
+    inside = np.ones(len(s), dtype=bool) if region is None else np.asarray(region, dtype=bool)
+    if inside.shape != s.shape:
+        raise InputError(f"The region must mark each of the {len(s)} patches. Got shape {inside.shape}.")
+    hot, cold = (s > 0) & inside, (s < 0) & inside
+    n = int(inside.sum())
+    positive, total = float(s[hot].sum()), float(np.abs(s[inside]).sum())
+    nan = float("nan")
+    told = {
+        "patches": float(n),
+        "supporting_share": hot.sum() / n if n else nan,
+        "supporting_relevance": positive,
+        "positive_relevance_share": positive / total if total else nan,
+        "mean_score": float(s[inside].mean()) if n else nan,
+    }
+    return {key: float(value) for key, value in told.items()} | _spatial(hot, cold, coords, patch_size, mpp)
+
+
+def _spatial(
+    hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None, mpp: float | None
+) -> dict[str, float]:
+    names = ("hot_regions", "largest_region", "border", "mixing", "density_per_mm2")
+    if coords is None or patch_size is None:
+        return dict.fromkeys(names, float("nan"))
+    cells = np.rint(np.asarray(coords) / patch_size).astype(np.int64)
+    places = {(int(x), int(y)): i for i, (x, y) in enumerate(cells)}
+    sizes = _components(hot, cells, places)
+    mixed, border, sides = _neighbours(hot, cold, cells, places)
+    area = len(hot) * (patch_size * mpp * MICRON) ** 2 if mpp else float("nan")
+    values = (len(sizes), max(sizes, default=0), border, mixed / sides if sides else np.nan, hot.sum() / area)
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def _components(hot: Bools, cells: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
+    """Sizes of the connected groups of supporting patches (four neighbours)."""
+    seen, sizes = np.zeros(len(hot), dtype=bool), []
+    for start in np.flatnonzero(hot):
+        if seen[start]:
+            continue
+        stack, size = [int(start)], 0
+        seen[start] = True
+        while stack:
+            i = stack.pop()
+            size += 1
+            for j in _beside(cells[i], places):
+                if hot[j] and not seen[j]:
+                    seen[j] = True
+                    stack.append(j)
+        sizes.append(size)
+    return sizes
+
+
+def _neighbours(
+    hot: Bools, cold: Bools, cells: IntArray, places: dict[tuple[int, int], int]
+) -> tuple[int, int, int]:
+    """Sides where support meets refutation, sides where support ends, and sides between signed patches."""
+    mixed = border = sides = 0
+    for i in range(len(hot)):
+        beside = _beside(cells[i], places)
+        if hot[i]:
+            border += 4 - sum(bool(hot[j]) for j in beside)
+        for j in beside:
+            if j > i and (hot[i] or cold[i]) and (hot[j] or cold[j]):
+                sides += 1
+                mixed += bool(hot[i] != hot[j])
+    return mixed, border, sides
+
+
+def _beside(cell: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
+    x, y = int(cell[0]), int(cell[1])
+    around = ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1))
+    return [places[place] for place in around if place in places]
+
+
+@dataclass(frozen=True)
+class SurvivalSplit:
+    """Hazard ratio per standard deviation with its 95 % interval, and a log-rank test at the median."""
+
+    hazard_ratio: Interval
+    cox_p: float
+    log_rank_p: float
+    n: int
+    events: int
+
+
+def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike) -> SurvivalSplit:
+    """Cox regression on one biomarker, and Kaplan-Meier groups above and below its median (lifelines)."""
+    try:
+        import pandas as pd
+        from lifelines import CoxPHFitter
+        from lifelines.statistics import logrank_test
+    except ImportError:
+        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.") from None
+    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
+    known = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
+    x, t, e = x[known], t[known], e[known]
+    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
+        raise InputError(
+            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
+        )
+    scaled = (x - x.mean()) / x.std()
+    high = x > np.median(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # how lifelines calls pandas
+        fitted = CoxPHFitter().fit(pd.DataFrame({"x": scaled, "t": t, "e": e}), "t", "e")
+        row: Any = fitted.summary.loc["x"]
+        parted = logrank_test(t[high], t[~high], e[high], e[~high])
+    ratio = Interval(
+        *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
+    )
+    return SurvivalSplit(ratio, float(row["p"]), float(parted.p_value), len(x), int(e.sum()))
+
+
+def correlation_with(biomarker: npt.ArrayLike, values: Sequence[Any], *, seed: int = 0) -> Interval:
+    """Spearman's correlation with a numeric column, with its bootstrap interval over slides."""
+    from xmil.evaluate.sanity import rank_correlation
+
+    x, y = np.asarray(biomarker, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) < 3:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    rows = np.random.default_rng(seed).integers(0, len(x), size=(1000, len(x)))
+    drawn = np.array([rank_correlation(x[r], y[r]) for r in rows])
+    low, high = np.nanquantile(drawn, (0.025, 0.975))
+    return Interval(rank_correlation(x, y), float(low), float(high))

@@ -1,0 +1,251 @@
+"""The report of an insight run: one HTML file with its pictures inside, and a card for model hubs.
+
+Every number in it stands in a table of the run's folder, which is named beside it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from xmil.findings.shortcuts import Association
+from xmil.findings.strategies import Strategies
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #8886; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+.found { font-weight: 700; }
+.patches { display: flex; flex-wrap: wrap; gap: 4px; margin: .4rem 0 1rem; }
+.patches img { width: 72px; height: 72px; }
+figure { margin: 1.2rem 0; } figure img { max-width: 100%; background: white; }
+.small { font-size: .9rem; opacity: .85; }
+"""
+LIMITS = (
+    "An explanation is about the model, not the disease.",
+    "Concepts are directions of the encoder's features; their names are the reader's.",
+    "An association is not a cause: a shortcut is a lead to look at, with its slides.",
+    "A biomarker from a map is no better than the prediction beside it until it is tested on other data.",
+    "For research use only: not a medical device.",
+)
+
+
+@dataclass(frozen=True)
+class ConceptRow:
+    """One concept over the cohort: mean relevance, mean absolute relevance, slides in which it leads."""
+
+    concept: int
+    relevance: float
+    strength: float
+    leads: int
+    pictures: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """Everything an insight run found; the report and the card are made of this alone."""
+
+    title: str
+    about: Mapping[str, Any]
+    concepts: Sequence[ConceptRow]
+    slides: Sequence[str]
+    strategies: Strategies | None = None
+    accuracy: Sequence[float] = ()
+    shortcuts: Sequence[Association] = ()
+    removals: Mapping[str, float] = field(default_factory=dict)
+    biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stability: Mapping[str, float] = field(default_factory=dict)
+    audit: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def report_html(found: Findings) -> str:
+    """The report as one page."""
+    parts = [
+        _head(found),
+        _concepts(found),
+        _strategies(found),
+        _shortcuts(found),
+        _table("Biomarkers from the maps", found.biomarkers, "biomarkers.csv"),
+        _numbers("Stability across the models", found.stability, "stability.csv"),
+        _limits(),
+    ]
+    head = f"<meta charset='utf-8'><title>{escape(found.title)}</title><style>{STYLE}</style>"
+    body = "\n".join(part for part in parts if part)
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def verdict(found: Findings) -> str:
+    """One sentence on shortcuts."""
+    named = [a for a in found.shortcuts if a.found]
+    if not found.shortcuts:
+        return "No column or property of the pictures was given to look for shortcuts."
+    if not named:
+        return f"No shortcut was found among {len(found.shortcuts)} causes that were asked about."
+    return f"Look at this first: what the model uses goes with {named[0].cause} ({named[0]})."
+
+
+def card(found: Findings) -> dict[str, Any]:
+    """The explanation card: what was explained, how, how far it can be trusted, and its limits."""
+    return {
+        "title": found.title,
+        **found.about,
+        "slides": len(found.slides),
+        "account": dict(found.audit),
+        "concepts": len(found.concepts),
+        "strategies": None if found.strategies is None else found.strategies.count,
+        "shortcuts": [str(a) for a in found.shortcuts if a.found],
+        "shortcuts_asked": [a.cause for a in found.shortcuts],
+        "concept_removal": dict(found.removals),
+        "stability": dict(found.stability),
+        "notes": list(found.notes),
+        "limits": list(LIMITS),
+    }
+
+
+def card_markdown(found: Findings) -> str:
+    """The card for a model hub's README."""
+    lines = [f"# Explanation card: {found.title}", ""]
+    for key, value in card(found).items():
+        if key in ("title", "limits") or value in (None, [], {}):
+            continue
+        name = key.replace("_", " ")
+        if isinstance(value, list):
+            lines += [f"**{name}**", "", *(f"- {item}" for item in value), ""]
+        elif isinstance(value, Mapping):
+            lines += [f"**{name}**", "", *(f"- {k}: {_short(v)}" for k, v in value.items()), ""]
+        else:
+            lines += [f"**{name}**: {_short(value)}", ""]
+    return "\n".join([*lines, "**limits**", "", *(f"- {limit}" for limit in LIMITS), ""])
+
+
+def card_json(found: Findings) -> str:
+    """The card as JSON."""
+    return json.dumps(card(found), indent=2, default=str) + "\n"
+
+
+def _head(found: Findings) -> str:
+    facts = "; ".join(f"{escape(str(k))} {escape(_short(v))}" for k, v in found.about.items() if v)
+    notes = "".join(f"<p>&#9888; {escape(note)}</p>" for note in found.notes)
+    return (
+        f"<h1>{escape(found.title)}</h1><p><b>{escape(verdict(found))}</b></p>{notes}"
+        f"<p class='small'>{len(found.slides)} slides; {facts}.</p>"
+    )
+
+
+def _concepts(found: Findings) -> str:
+    if not found.concepts:
+        return ""
+    rows = [
+        f"<h3>Concept {row.concept}</h3><p>mean relevance {_short(row.relevance)} per slide, absolute "
+        f"{_short(row.strength)}; leads in {row.leads} of {len(found.slides)} slides</p>{_patches(row)}"
+        for row in found.concepts
+    ]
+    told = ""
+    if found.removals:
+        told = (
+            f"<p>Deleting the leading concepts moved the output in the predicted direction in "
+            f"{100 * found.removals['agreement']:.0f} % of {int(found.removals['n'])} trials; correlation of "
+            f"predicted and measured change {_short(found.removals['correlation'])} (removals.csv).</p>"
+        )
+    source = "<p class='small'>concepts.csv, profiles.csv</p>"
+    return f"<h2>What the model looks at</h2>{told}{''.join(rows)}{source}"
+
+
+def _patches(row: ConceptRow) -> str:
+    images = "".join(
+        f"<img alt='concept {row.concept}' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
+        for data in row.pictures
+    )
+    return f"<div class='patches'>{images}</div>" if images else ""
+
+
+def _strategies(found: Findings) -> str:
+    if found.strategies is None:
+        return ""
+    s = found.strategies
+    rows = ""
+    for k in range(s.count):
+        right = found.accuracy[k] if k < len(found.accuracy) else float("nan")
+        shown = "" if np.isnan(right) else f"{100 * right:.0f} %"
+        example = escape(found.slides[int(s.representatives[k])])
+        rows += (
+            f"<tr><td>{k}</td><td>{int((s.labels == k).sum())}</td><td>{shown}</td><td>{example}</td></tr>"
+        )
+    table = (
+        f"<table><tr><th>strategy</th><th>slides</th><th>right</th><th>typical slide</th></tr>{rows}</table>"
+    )
+    lead = (
+        "All slides are decided for similar reasons."
+        if s.count == 1
+        else f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)})."
+    )
+    return f"<h2>Strategies</h2><p>{lead}</p>{table}{_scatter(s)}<p class='small'>strategies.csv</p>"
+
+
+def _scatter(s: Strategies) -> str:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    axis.scatter(s.embedding[:, 0], s.embedding[:, 1], c=s.labels, cmap="viridis", s=18)
+    axis.set(xlabel="first direction of the profiles", ylabel="second direction")
+    held = io.BytesIO()
+    figure.savefig(held, format="png", dpi=110)
+    return (
+        "<figure><img alt='slides by their profile over concepts' "
+        f"src='data:image/png;base64,{b64encode(held.getvalue()).decode()}'></figure>"
+    )
+
+
+def _shortcuts(found: Findings) -> str:
+    if not found.shortcuts:
+        return ""
+    rows = "".join(
+        f"<tr class='{'found' if a.found else ''}'><td>{escape(a.cause)}</td><td>{escape(a.level)}</td>"
+        f"<td>{escape(a.measure)}</td><td>{a.effect:.2f}</td><td>{a.corrected:.3g}</td><td>{a.n}</td>"
+        f"<td>{escape(', '.join(a.slides[:3])) if a.found else ''}</td></tr>"
+        for a in found.shortcuts
+    )
+    head = "".join(
+        f"<th>{name}</th>" for name in ("cause", "per", "measure", "effect", "p", "slides", "look at")
+    )
+    source = "<p class='small'>shortcuts.csv; p from permutations, corrected by Holm's method.</p>"
+    return f"<h2>Shortcuts</h2><table><tr>{head}</tr>{rows}</table>{source}"
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> str:
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    head = "<th></th>" + "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(row.get(c, str()))}</td>' for c in columns)}</tr>"
+        for name, row in rows.items()
+    )
+    return (
+        f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table><p class='small'>{escape(source)}</p>"
+    )
+
+
+def _numbers(title: str, values: Mapping[str, float], source: str) -> str:
+    if not values:
+        return ""
+    return _table(title, {key: {"mean": _short(value)} for key, value in values.items()}, source)
+
+
+def _limits() -> str:
+    return "<h2>Limits</h2><ul>" + "".join(f"<li>{escape(limit)}</li>" for limit in LIMITS) + "</ul>"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

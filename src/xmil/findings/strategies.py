@@ -1,0 +1,81 @@
+"""Strategies: groups of slides that are decided for different reasons.
+
+Each slide is a profile of relevance over concepts. Profiles are scaled to unit length, so that what counts is
+the mix and not the amount, and clustered; the number of clusters is the one with the best silhouette, or one
+where no split is convincing. After Lapuschkin et al., "Unmasking Clever Hans predictors", Nature
+Communications 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import IntArray
+from xmil.core.errors import InputError
+
+MOST = 8
+CONVINCING = 0.25  # silhouette below which slides are not split
+
+
+@dataclass(frozen=True, eq=False)
+class Strategies:
+    """Cluster of each slide (m,), a flat embedding (m, 2), and the slide nearest to each centre."""
+
+    labels: IntArray
+    embedding: npt.NDArray[np.float64]
+    representatives: IntArray
+    silhouette: float
+
+    @property
+    def count(self) -> int:
+        """How many strategies there are."""
+        return int(self.labels.max()) + 1
+
+    def accuracy(self, correct: npt.ArrayLike) -> list[float]:
+        """The share of right decisions in each cluster; nan where none is known."""
+        known = np.asarray(correct, dtype=np.float64)
+        groups = [known[(self.labels == k) & np.isfinite(known)] for k in range(self.count)]
+        return [float(group.mean()) if len(group) else float("nan") for group in groups]
+
+
+def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0, most: int = MOST) -> Strategies:
+    """Clusters of slides by their profiles (m, k).
+
+    >>> profiles = [[1, 0.1]] * 5 + [[0.1, 1]] * 5
+    >>> find_strategies(profiles).count
+    2
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import silhouette_score
+
+    raw = np.asarray(profiles, dtype=np.float64)
+    if raw.ndim != 2 or not len(raw) or not np.isfinite(raw).all():
+        raise InputError(f"Strategies need finite profiles (slides, concepts). Got {raw.shape}.")
+    x = raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
+    best, labels, centres = CONVINCING, np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True)
+    silhouette = float("nan")
+    distinct = len(np.unique(x.round(9), axis=0))
+    for k in range(2, min(most, distinct, len(x) - 1) + 1):
+        found = KMeans(k, n_init=10, random_state=seed).fit(x)
+        value = float(silhouette_score(x, found.labels_))
+        if value > best:
+            best, labels, centres, silhouette = value, found.labels_, found.cluster_centers_, value
+    return Strategies(labels.astype(np.int64), _flat(x), _nearest(x, labels, centres), silhouette)
+
+
+def _flat(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The two main directions of the profiles."""
+    centred = x - x.mean(axis=0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    flat = (left * sizes)[:, :2]
+    return np.pad(flat, ((0, 0), (0, 2 - flat.shape[1])))
+
+
+def _nearest(x: npt.NDArray[Any], labels: IntArray, centres: npt.NDArray[Any]) -> IntArray:
+    far = ((x[:, None] - centres[None]) ** 2).sum(axis=-1)
+    far[labels[:, None] != np.arange(len(centres))] = np.inf
+    return np.asarray(far.argmin(axis=0), dtype=np.int64)

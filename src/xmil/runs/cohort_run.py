@@ -1,0 +1,229 @@
+"""What every run over a cohort shares: its folder and settings, what is done, its tables, its warnings."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from xmil.core.errors import InputError, StopError, WriteError, XmilError
+from xmil.core.run import Run
+from xmil.core.runfiles import RunFolder, read_run
+from xmil.runs.listener import Listener
+from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
+
+LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
+AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
+RESTING = 20  # times as long as the tables took to write, they are left alone
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Done = TypeVar("Done")
+TableRow = dict[str, Any]
+
+
+@dataclass
+class Tally(Generic[Result]):
+    """What a run did: slides done now, found done, and failed with the reason.
+
+    `results` are by the first slide of an item, `rows` by slide.
+    """
+
+    done: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    rows: dict[str, TableRow] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{len(self.found)} found done, {len(self.failed)} failed"
+
+
+@dataclass(frozen=True)
+class CohortRun(ABC, Generic[Item, Result]):
+    """A folder that fills item by item, each one slide or several, and goes on where it stopped.
+
+    A subclass says what its settings are, which items are done, who works on the others, and what rows they
+    give; `finish` writes what is made of all of them.
+    """
+
+    out: Path
+    kind: ClassVar[str]
+    folders: ClassVar[tuple[str, ...]] = ()
+    verb: ClassVar[str] = "done"
+    tabled: ClassVar[bool] = True  # whether there is a slides.csv
+
+    @abstractmethod
+    def settings(self) -> Mapping[str, Any]:
+        """What decides the results: another run in the folder must have the same."""
+
+    @abstractmethod
+    def slides_of(self, item: Item) -> Sequence[str]:
+        """The slides of an item."""
+
+    @abstractmethod
+    def make_worker(self, workers: Workers) -> MakeWorker[Item, Result]:
+        """What makes the worker of a process."""
+
+    def about(self) -> Mapping[str, Any]:
+        """What run.json says beside the settings."""
+        return {}
+
+    def known(self, item: Item) -> Result | None:  # noqa: ARG002 - for subclasses
+        """The result of an item that is done, None where it is to be done."""
+        return None
+
+    def rows_of(self, item: Item, result: Result) -> list[TableRow]:  # noqa: ARG002 - for subclasses
+        """The rows of slides.csv that an item gives."""
+        return []
+
+    def header(self, rows: Sequence[TableRow]) -> list[str]:
+        """The columns of slides.csv."""
+        return list(dict.fromkeys(key for row in rows for key in row)) or ["slide_id"]
+
+    def outputs(self, items: Sequence[Item]) -> Iterable[Path] | None:  # noqa: ARG002 - for subclasses
+        """The files a restart removes; None for all that the earlier run wrote."""
+        return None
+
+    def warnings(self, items: Sequence[Item], tally: Tally[Result]) -> list[str]:  # noqa: ARG002
+        """What is doubtful about the run, in sentences."""
+        return []
+
+    def begin(self, *, again: bool) -> None:
+        """Make the folder ready; `again` says that it holds an earlier run of these settings."""
+
+    def earlier(self) -> Mapping[str, TableRow]:
+        """Rows of earlier runs that stay in the table, where slides are added to a folder."""
+        return {}
+
+    def finish(
+        self,
+        items: Sequence[Item],  # noqa: ARG002 - for subclasses
+        tally: Tally[Result],  # noqa: ARG002
+        workers: Workers,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
+        """Write what is made of all results together; gives what run.json says of it."""
+        return {}
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder, known by the settings."""
+        return RunFolder(self.out, self.kind, self.settings())
+
+    def go(
+        self,
+        items: Sequence[Item],
+        *,
+        workers: Workers | None = None,
+        restart: bool = False,
+        refused: Mapping[str, str] | None = None,
+        listener: Listener | None = None,
+        what: str = "slides",
+    ) -> Tally[Result]:
+        """Work on the items that are not done; one that fails is recorded and the rest goes on.
+
+        `refused` are slides that cannot be worked on, with the reason: failures from the start.
+        """
+        hear, workers, folder = listener or Listener(), workers or Workers(), self.folder
+        about, again = self.about(), read_run(self.out) is not None
+        with folder.opened(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
+            self.begin(again=again)
+            tally: Tally[Result] = Tally(failed=dict(refused or {}))
+            with self._tables(folder, items, tally) as save, hear.counting(what, len(items)) as advance:
+                waiting = list(self._waiting(items, tally, advance))
+                for outcome in process(waiting, self.make_worker(workers), workers):
+                    self._note(outcome, tally)
+                    advance()
+                    save()
+            hear.failures(tally.failed)
+            if not tally.results and (tally.failed or not items):
+                raise InputError(f"No slide could be {self.verb}; {self.out / 'failures.csv'} says why.")
+            warnings = self.warnings(items, tally)
+            for warning in warnings:
+                hear.warn(warning)
+            made = self.finish(items, tally, workers)
+            folder.write({**about, **made, "warnings": warnings})
+        return tally
+
+    def saved(self) -> Run:
+        """The folder, to be read."""
+        return Run(self.out)
+
+    def _waiting(
+        self, items: Sequence[Item], tally: Tally[Result], advance: Callable[[], None]
+    ) -> Iterator[Item]:
+        """The items that are not done; results of the others go into the tally."""
+        with ThreadPoolExecutor(LOOKING) as threads:
+            for start in range(0, len(items), AT_A_TIME):
+                some = items[start : start + AT_A_TIME]
+                for item, result in zip(some, threads.map(self.known, some), strict=True):
+                    if result is None:
+                        yield item
+                        continue
+                    tally.found += self.slides_of(item)
+                    self._take(item, result, tally)
+                    advance()
+
+    def _note(self, outcome: Outcome[Item, Result], tally: Tally[Result]) -> None:
+        slides = self.slides_of(outcome.item)
+        if outcome.error is not None or outcome.result is None:
+            tally.failed |= dict.fromkeys(slides, outcome.error or "no result")
+            return
+        tally.done += slides
+        self._take(outcome.item, outcome.result, tally)
+
+    def _take(self, item: Item, result: Result, tally: Tally[Result]) -> None:
+        tally.results[self.slides_of(item)[0]] = result
+        tally.rows |= {row["slide_id"]: row for row in self.rows_of(item, result)}
+
+    @contextmanager
+    def _tables(
+        self, folder: RunFolder, items: Sequence[Item], tally: Tally[Result]
+    ) -> Iterator[Callable[[], None]]:
+        """Keep the run's tables up to date, now and then; and at the end, whatever ends the run."""
+        rest = time.monotonic() + 5.0
+
+        def save(*, now: bool = False) -> None:
+            nonlocal rest
+            if now or time.monotonic() >= rest:
+                start = time.monotonic()
+                self._write_tables(folder, items, tally)
+                rest = time.monotonic() + max(5.0, RESTING * (time.monotonic() - start))
+
+        try:
+            yield save
+        except BaseException:  # a full disk, an interruption: say what is done, if the disk lets us
+            with suppress(XmilError):
+                save(now=True)
+            raise
+        save(now=True)
+
+    def _write_tables(self, folder: RunFolder, items: Sequence[Item], tally: Tally[Result]) -> None:
+        slides = [slide for item in items for slide in self.slides_of(item)]
+        every = {**self.earlier(), **tally.rows}
+        rows = [every[slide] for slide in dict.fromkeys([*self.earlier(), *slides]) if slide in every]
+        if self.tabled:
+            folder.write_slides(self.header(rows), rows)
+        folder.write_failures(dict(sorted(tally.failed.items())))
+
+
+def stopping(work: Callable[[], Done]) -> Done:
+    """Do the work; where the disk refuses, no other slide can be written either, so the run stops."""
+    try:
+        return work()
+    except WriteError as error:
+        raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
+
+
+def in_process(workers: Workers) -> bool:
+    """Whether the work is done here, with what is in memory."""
+    return workers.kind == "local" and workers.workers == 1
+
+
+def as_workers(given: Workers | int) -> Workers:
+    """Workers from their number on this machine."""
+    return given if isinstance(given, Workers) else Workers(workers=given)

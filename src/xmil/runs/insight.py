@@ -1,0 +1,241 @@
+"""`insight`: what the model looks at over a cohort, from saved explanations and features.
+
+run.json, slides.csv, failures.csv
+dictionary.npz                       the concepts
+slides/<slide_id>.json               what each slide gave
+concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
+strategies.csv, shortcuts.csv, biomarkers.csv, removals.csv, stability.csv
+report.html, card.json, card.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from xmil.core.errors import InputError
+from xmil.core.names import listed
+from xmil.core.run import Run, open_run
+from xmil.data import feature_files, open_bag, read_cohort
+from xmil.data.siblings import slide_name
+from xmil.findings.dictionary import SAMPLE, draw_sample, fit_dictionary
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
+from xmil.runs.insight_slide import InsightJob, make_insight_worker
+from xmil.runs.insight_tables import write_insight
+from xmil.runs.listener import Listener
+from xmil.runs.slide_inputs import StrPath, named_slides
+from xmil.runs.workers.pool import MakeWorker, Workers
+
+PER_SLIDE = 2_000  # patches of one slide in the sample, at most
+MADE = ("report.html", "card.json", "card.md")
+NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
+
+
+def insight(
+    run: StrPath | Run,
+    *,
+    features: StrPath,
+    cohort: StrPath | None = None,
+    slides: StrPath | None = None,
+    model: StrPath | None = None,
+    out: StrPath | None = None,
+    method: str = "lrp",
+    target: str | int | None = None,
+    label: str = "label",
+    concepts: int = 20,
+    dictionary: str = "kmeans",
+    causes: str | Sequence[str] = (),
+    seed: int = 0,
+    restart: bool = False,
+    workers: Workers | int = 1,
+    follow_links: bool = True,
+    listener: Listener | None = None,
+) -> Run:
+    """Concepts, strategies, shortcuts and biomarkers of a run of `xmil explain`, into RUN/insight or `out`.
+
+    `features` are the files that were explained. Concepts need relevance per feature: explanations with
+    stored vectors (`--save-vectors`), or the `model`. `cohort` brings labels and columns of acquisition;
+    `causes` names those to ask about, by default all that are not ids, splits or outcomes. `slides` bring
+    pictures: properties of patches, and examples in the report.
+    """
+    hear = listener or Listener()
+    held = run if isinstance(run, Run) else open_run(run)
+    place = held.path / "insight" if out is None else Path(out)
+    chosen = InsightChoice(method, None if target is None else str(target), concepts, dictionary, seed)
+    found = InsightRun(
+        place,
+        held,
+        chosen,
+        _feature_paths(features, held, follow_links=follow_links),
+        None if model is None else Path(model),
+        {} if slides is None else dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides),
+        _columns(cohort, label, tuple(listed(causes)), hear),
+    )
+    tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
+    hear.say(f"{len(tally.done)} slides looked at, {tally}. See {place / 'report.html'}.")
+    return found.saved()
+
+
+@dataclass(frozen=True)
+class InsightChoice:
+    """What is looked for."""
+
+    method: str = "lrp"
+    target: str | None = None
+    concepts: int = 20
+    dictionary: str = "kmeans"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CohortColumns:
+    """Columns of the cohort by slide: the label and what may be a cause."""
+
+    label: Mapping[str, Any] = field(default_factory=dict)
+    causes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    outcomes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class InsightRun(CohortRun[str, dict[str, Any]]):
+    """A folder of findings on one run."""
+
+    run: Run
+    chosen: InsightChoice
+    paths: Mapping[str, Path]
+    model: Path | None = None
+    pictures: Mapping[str, Path] = field(default_factory=dict)
+    columns: CohortColumns = field(default_factory=CohortColumns)
+    kind = "insight"
+    folders = ("slides",)
+    verb = "looked at"
+
+    @cached_property
+    def items(self) -> tuple[str, ...]:
+        """The slides of the run that have features."""
+        return tuple(slide for slide in self.run if slide in self.paths)
+
+    def settings(self) -> dict[str, Any]:
+        """What is looked for, in which run."""
+        model = None if self.model is None else str(self.model)
+        return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model}
+
+    def about(self) -> dict[str, Any]:
+        """The run that is looked at."""
+        return {"run": str(self.run.path.resolve()), "task": self.run.task}
+
+    def slides_of(self, item: str) -> Sequence[str]:
+        """An item is one slide."""
+        return (item,)
+
+    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+        """Fit the dictionary, unless an earlier run of these settings has left it."""
+        path = self.out / "dictionary.npz"
+        if path.is_file():
+            return
+        sample = draw_sample(self._features(), limit=SAMPLE, seed=self.chosen.seed)
+        kinds = min(self.chosen.concepts, len(sample))
+        fit_dictionary(sample, concepts=kinds, kind=self.chosen.dictionary, seed=self.chosen.seed).save(path)
+
+    def _features(self) -> Iterator[Any]:
+        """Some patches of each slide, read one slide at a time."""
+        import numpy as np
+
+        rng = np.random.default_rng(self.chosen.seed)
+        for slide in self.items:
+            header = open_bag(self.paths[slide])
+            rows = np.sort(rng.permutation(len(header))[:PER_SLIDE])
+            yield header.read(rows).features
+
+    def make_worker(self, workers: Workers) -> MakeWorker[str, dict[str, Any]]:  # noqa: ARG002 - the base's
+        """A worker has the dictionary, the model and the places of the files."""
+        return partial(make_insight_worker, self.job)
+
+    @cached_property
+    def job(self) -> InsightJob:
+        """What a worker needs to know."""
+        return InsightJob(
+            self.out, self.run.path, dict(self.paths), self.model, dict(self.pictures),
+            self.chosen.method, self.chosen.target, self.folder.fingerprint,
+        )  # fmt: skip
+
+    def known(self, item: str) -> dict[str, Any] | None:
+        """What a slide gave earlier under these settings."""
+        try:
+            held = json.loads((self.out / "slides" / f"{item}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        known = isinstance(held, dict) and held.get("fingerprint") == self.folder.fingerprint
+        return held if known and held.get("source") == self.job.identity_of(item) else None
+
+    def outputs(self, items: Sequence[str]) -> list[Path]:
+        """What a restart removes."""
+        made = [self.out / "slides" / f"{slide}.json" for slide in items]
+        return [*made, self.out / "dictionary.npz", *(self.out / name for name in MADE)]
+
+    def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
+        """The slide with its output and biomarkers."""
+        row = {"slide_id": item, "target": result["target"], "output": result["output"]}
+        return [{**row, **result["biomarkers"]}]
+
+    def finish(
+        self,
+        items: Sequence[str],
+        tally: Tally[dict[str, Any]],
+        workers: Workers,  # noqa: ARG002 - the base's signature
+    ) -> Mapping[str, Any]:
+        """Tables over the cohort, report and card."""
+        slides = [slide for slide in items if slide in tally.results]
+        return write_insight(self, slides, [tally.results[slide] for slide in slides])
+
+
+def _feature_paths(features: StrPath, run: Run, *, follow_links: bool) -> dict[str, Path]:
+    files, _ = feature_files(features, follow_links=follow_links)
+    known = {slide_name(path): path for path in reversed(list(files))}
+    if not any(slide in known for slide in run):
+        raise InputError(
+            f"{features}: holds no features of the run's slides; name the folder that was explained."
+        )
+    return known
+
+
+def _columns(cohort: StrPath | None, label: str, causes: tuple[str, ...], hear: Listener) -> CohortColumns:
+    if cohort is None:
+        return CohortColumns()
+    table = read_cohort(cohort)
+    slides = list(table.slides)
+    by_slide = {
+        name: dict(zip(slides, table.column(name), strict=True))
+        for name in table.columns
+        if name != "slide_id"
+    }
+    for name in causes:
+        if name not in by_slide:
+            raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(by_slide)}.")
+    asked = causes or tuple(name for name in by_slide if name not in (*NOT_CAUSES, label))
+    if not asked:
+        hear.say(
+            f"{cohort}: has no columns that could be causes; shortcuts are looked for in pictures alone."
+        )
+    return CohortColumns(
+        by_slide.get(label, {}), {name: by_slide[name] for name in asked}, _numbers(by_slide)
+    )
+
+
+def _numbers(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in ("time", "event"):
+        if name in columns:
+            found[name] = {slide: _number(cell) for slide, cell in columns[name].items()}
+    return found
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return float("nan")

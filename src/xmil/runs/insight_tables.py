@@ -1,0 +1,252 @@
+"""The tables, report and card of an insight run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xmil.core.errors import XmilError
+from xmil.core.runfiles import write_table
+from xmil.core.storage import read_explanations, write_text
+from xmil.findings.biomarkers import correlation_with, survival_of
+from xmil.findings.report import ConceptRow, Findings, card_json, card_markdown, report_html
+from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
+from xmil.findings.strategies import Strategies, find_strategies
+
+if TYPE_CHECKING:
+    from xmil.runs.insight import InsightRun
+
+SHOWN, PICTURES, EDGE = 8, 12, 96  # concepts in the report, patches of each, their pixels
+SHARES = ("supporting_share", "positive_relevance_share", "hot_regions", "largest_region", "mixing")
+
+
+def write_insight(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Everything over the cohort; gives what run.json says of it."""
+    profiles = np.array([r["profile"] for r in results if "profile" in r])
+    with_profile = [slide for slide, r in zip(slides, results, strict=True) if "profile" in r]
+    strategies = find_strategies(profiles, seed=run.chosen.seed) if len(profiles) else None
+    shortcuts = _shortcuts(run, slides, results)
+    found = Findings(
+        title=f"What the model looks at: {run.run.path.name}",
+        about=_about(run),
+        concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
+        slides=with_profile or list(slides),
+        strategies=strategies,
+        accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
+        shortcuts=shortcuts,
+        removals=_removals(run, slides, results),
+        biomarkers=_biomarkers(run, slides, results),
+        stability=_stability(slides, results, run),
+        audit=_audit(results),
+        notes=_notes(run, results, profiles),
+    )
+    _write_tables(run, found, with_profile, profiles, strategies)
+    write_text(run.out / "report.html", report_html(found))
+    write_text(run.out / "card.json", card_json(found))
+    write_text(run.out / "card.md", card_markdown(found))
+    return {"shortcuts": [str(a) for a in shortcuts if a.found]}
+
+
+def _about(run: InsightRun) -> dict[str, Any]:
+    model = run.run.about.get("model")
+    name = model.get("spec", {}).get("name") if isinstance(model, dict) else None
+    return {
+        "model": name,
+        "method": run.chosen.method,
+        "target": run.chosen.target or "as explained",
+        "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
+        "version": run.run.about.get("version"),
+    }
+
+
+def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
+    notes = []
+    targets = {str(r["target"]) for r in results}
+    if len(targets) > 1:
+        notes.append(
+            f"Slides were explained for different targets ({', '.join(sorted(targets))}); name one: --target."
+        )
+    if not len(profiles):
+        notes.append("No relevance per feature is stored and no model was given: concepts were left out.")
+    unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
+    if unread:
+        notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
+    return notes + [str(line) for line in run.run.warnings]
+
+
+def _shortcuts(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> list[Association]:
+    outputs = [float(r["output"]) for r in results]
+    columns = {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+    within = [r["seen"].get("correlations", {}) for r in results]
+    seed = run.chosen.seed
+    return ranked(
+        slide_associations(outputs, columns, slides, seed=seed)
+        + patch_associations(within, slides, seed=seed)
+    )
+
+
+def _concepts(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]], profiles: Any
+) -> list[ConceptRow]:
+    if not len(profiles):
+        return []
+    strength = np.abs(profiles).mean(axis=0)
+    leads = np.bincount(np.abs(profiles).argmax(axis=1), minlength=profiles.shape[1])
+    rows = []
+    for place, k in enumerate(np.argsort(-strength, kind="stable")):
+        wanted = [
+            (size, slide, i) for slide, r in zip(slides, results, strict=True) for i, size in r["examples"][k]
+        ]
+        best = sorted(wanted, key=lambda item: -item[0])[:PICTURES] if place < SHOWN else []
+        pictures = tuple(_pictures(run, [(slide, i) for _, slide, i in best]))
+        rows.append(
+            ConceptRow(int(k), float(profiles[:, k].mean()), float(strength[k]), int(leads[k]), pictures)
+        )
+    return rows
+
+
+def _pictures(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[bytes]:
+    """JPEGs of patches, where their slides are at hand and can be read."""
+    from PIL import Image
+
+    from xmil.heatmaps.canvas import place_on
+    from xmil.heatmaps.sheets import cut_patch
+    from xmil.slides import open_slide
+
+    made = []
+    for slide, row in patches:
+        if slide not in run.pictures:
+            continue
+        try:
+            with open_slide(run.pictures[slide]) as opened:
+                e = place_on(read_explanations(run.run.file(slide))[0], opened)
+                pixels = cut_patch(opened, e.boxes()[row], EDGE)
+        except XmilError:
+            continue  # the slide's own row says what is wrong with it
+        held = io.BytesIO()
+        Image.fromarray(pixels).save(held, format="JPEG", quality=85)
+        made.append(held.getvalue())
+    return made
+
+
+def _correct(run: InsightRun, slides: Sequence[str]) -> list[float]:
+    rows = run.run.rows
+    known = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
+    return [known.get(str(rows.get(slide, {}).get("correct", "")).lower(), float("nan")) for slide in slides]
+
+
+def _removals(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    rows = [
+        (slide, *(r[k] for k in ("concept", "predicted", "measured")))
+        for slide, result in zip(slides, results, strict=True)
+        for r in result.get("removals", ())
+    ]
+    write_table(run.out / "removals.csv", ("slide_id", "concept", "predicted", "measured"), rows)
+    if len(rows) < 3:
+        return {}
+    predicted, measured = (np.array([row[i] for row in rows]) for i in (2, 3))
+    agreement = float((predicted * measured > 0).mean())
+    varied = predicted.std() > 0 and measured.std() > 0
+    correlation = float(np.corrcoef(predicted, measured)[0, 1]) if varied else float("nan")
+    return {"agreement": agreement, "correlation": correlation, "n": float(len(rows))}
+
+
+def _biomarkers(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """Each biomarker beside the plain prediction: correlation with numeric causes, hazard ratio."""
+    values = {name: [r["biomarkers"].get(name, float("nan")) for r in results] for name in SHARES}
+    values["plain output"] = [float(r["output"]) for r in results]
+    found: dict[str, dict[str, str]] = {}
+    for name, numbers in values.items():
+        row: dict[str, str] = {"mean": f"{np.nanmean(numbers):.3g}" if np.isfinite(numbers).any() else ""}
+        for cause, cells in run.columns.causes.items():
+            column = [_number(cells.get(slide)) for slide in slides]
+            if np.isfinite(column).sum() >= 8 and len(set(column)) > 2:
+                row[f"Spearman with {cause}"] = str(correlation_with(numbers, column, seed=run.chosen.seed))
+        row |= _survival(run, slides, numbers)
+        found[name] = row
+    header = list(dict.fromkeys(key for row in found.values() for key in row))
+    write_table(
+        run.out / "biomarkers.csv",
+        ("biomarker", *header),
+        [(n, *(row.get(k) for k in header)) for n, row in found.items()],
+    )
+    return found
+
+
+def _survival(run: InsightRun, slides: Sequence[str], numbers: Sequence[float]) -> dict[str, str]:
+    times, events = run.columns.outcomes.get("time"), run.columns.outcomes.get("event")
+    if times is None or events is None:
+        return {}
+    nan = float("nan")
+    try:
+        told = survival_of(numbers, [times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
+    except XmilError as error:
+        return {"hazard ratio per SD": str(error)}
+    return {
+        "hazard ratio per SD": f"{told.hazard_ratio} (p = {told.cox_p:.2g})",
+        "log-rank p at the median": f"{told.log_rank_p:.2g}",
+    }
+
+
+def _stability(
+    slides: Sequence[str], results: Sequence[Mapping[str, Any]], run: InsightRun
+) -> dict[str, float]:
+    rows = [
+        (slide, r["spread"]) for slide, r in zip(slides, results, strict=True) if r.get("spread") is not None
+    ]
+    if not rows:
+        return {}
+    write_table(run.out / "stability.csv", ("slide_id", "mean_spread"), rows)
+    return {"spread of a patch's score over the models": float(np.mean([value for _, value in rows]))}
+
+
+def _audit(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    known = [r["audit"] for r in results if r.get("audit")]
+    if not known:
+        return {}
+    shares = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
+    return {f"mean |{name}|": value for name, value in shares.items()}
+
+
+def _write_tables(
+    run: InsightRun, found: Findings, slides: Sequence[str], profiles: Any, strategies: Strategies | None
+) -> None:
+    rows = [(row.concept, row.relevance, row.strength, row.leads) for row in found.concepts]
+    write_table(run.out / "concepts.csv", ("concept", "mean_relevance", "mean_absolute", "leads_in"), rows)
+    names = [f"concept_{k}" for k in range(profiles.shape[1])] if len(profiles) else []
+    write_table(
+        run.out / "profiles.csv",
+        ("slide_id", *names),
+        [(s, *p.tolist()) for s, p in zip(slides, profiles, strict=True)],
+    )
+    if strategies is not None:
+        places = zip(slides, strategies.labels.tolist(), strategies.embedding.tolist(), strict=True)
+        write_table(
+            run.out / "strategies.csv",
+            ("slide_id", "strategy", "x", "y"),
+            [(s, k, *xy) for s, k, xy in places],
+        )
+    keys = ("cause", "level", "measure", "effect", "p", "corrected", "n", "found")
+    write_table(
+        run.out / "shortcuts.csv",
+        (*keys, "slides"),
+        [(*(getattr(a, key) for key in keys), " ".join(a.slides)) for a in found.shortcuts],
+    )
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return float("nan")

@@ -1,0 +1,118 @@
+"""The patches of a slide, read and decoded by threads ahead of the encoder."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xmil.core.errors import FileError, InputError
+from xmil.core.identity import identity
+from xmil.data import Header, open_bag
+from xmil.slides import Slide, open_slide
+from xmil.slides.slide import Pixels
+from xmil.slides.stain import Macenko
+from xmil.slides.tiling import read_patch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xmil.runs.embed import EmbedSettings
+
+SAMPLE = 32  # patches from which the stains of a slide are found
+
+
+class PatchStream:
+    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
+
+    def __init__(
+        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
+    ) -> None:
+        self.source = identity(slide, full=settings.full_digests)
+        self.header = open_bag(patches)
+        self.size = _patch_px(self.header, settings)
+        self.slide = open_slide(slide)
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
+        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
+        self._waiting: deque[list[Future[Tensor]]] = deque()
+        self._next = 0
+        try:
+            _check(self.slide, self.header)
+            self.stain = self._find_stain() if settings.stain_norm and len(self) else None
+            self._fill()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.header)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Batches in the order of the patches."""
+        import torch
+
+        while self._waiting:
+            batch = [future.result() for future in self._waiting.popleft()]
+            self._fill()
+            yield torch.stack(batch)
+
+    def read(self, index: int) -> Pixels:
+        """The pixels of one patch, stains not changed."""
+        assert self.header.coords is not None and self.header.patch_size is not None  # noqa: S101, PT018
+        return read_patch(self.slide, self.header.coords[index], edge0=self.header.patch_size, size=self.size)
+
+    def close(self) -> None:
+        """Stop reading and close the slide."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.slide.close()
+
+    def __enter__(self) -> PatchStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        while len(self._waiting) < self._ahead and self._next < len(self):
+            last = min(self._next + self._batch, len(self))
+            futures = [self._pool.submit(self._prepared, i) for i in range(self._next, last)]
+            self._waiting.append(futures)
+            self._next = last
+
+    def _prepared(self, index: int) -> Tensor:
+        pixels = self.read(index)
+        return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
+
+    def _find_stain(self) -> Macenko:
+        """The slide's stains, from patches spread evenly over it."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
+        try:
+            return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
+        except InputError as error:
+            raise FileError(f"{self.slide.path}: {error}") from None
+
+
+def _patch_px(header: Header, settings: EmbedSettings) -> int:
+    if header.coords is None or header.patch_size is None:
+        raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
+    size = settings.patch_px or header.extra.get("patch_size")
+    if not size:
+        raise FileError(f"{header.path}: does not say how many pixels a patch has; pass --patch-px.")
+    return int(size)
+
+
+def _check(slide: Slide, header: Header) -> None:
+    """Patches that lie outside the slide are of another one."""
+    stored = tuple(header.extra.get(key) for key in ("level0_width", "level0_height"))
+    if all(isinstance(value, int | np.integer) for value in stored) and stored != slide.dimensions:
+        raise FileError(
+            f"{header.path}: is of a slide of {stored[0]} x {stored[1]} px; {slide.path} has "
+            f"{slide.dimensions[0]} x {slide.dimensions[1]}. Tile this slide."
+        )
+    coords = header.coords
+    if coords is not None and len(coords) and (coords.max(axis=0) >= slide.dimensions).any():
+        raise FileError(f"{header.path}: has patches outside {slide.path}; they are of another slide.")

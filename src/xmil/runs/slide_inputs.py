@@ -1,0 +1,38 @@
+"""The slides of a run: files and folders of slides, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+
+from xmil.core.errors import InputError
+from xmil.slides.open import Found, slide_files, sort_slides
+
+StrPath = str | PathLike[str]
+
+
+def named_slides(
+    given: StrPath | Sequence[StrPath],
+    *,
+    follow_links: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> Found:
+    """Slides by id, of files and of folders; says which pictures and links are left out."""
+    paths = [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise InputError(f"{missing[0]}: no such file or folder.")
+    files, links = [path for path in paths if not path.is_dir()], []
+    for folder in (path for path in paths if path.is_dir()):
+        inside, left = slide_files(folder, follow_links=follow_links)
+        files += inside
+        links += left
+    found = sort_slides(dict.fromkeys(files))
+    for path in links:
+        say(f"{path}: a link that was not followed (broken, in a circle, or without --follow-links).")
+    if not found.slides and not found.twice:
+        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+    for path in found.beside:
+        say(f"{path}: left out, as a slide of this name is there too.")
+    return found

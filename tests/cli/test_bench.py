@@ -1,0 +1,135 @@
+"""`xmil bench`: a method, a model and foreign scores through the command, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.bench.runs import NET, OWN
+from tests.cli.test_cli import run
+from xmil.bench.foreign_scores import write_scores
+
+ONE = ("--quick", "--task", "standard", "--repetitions", "1", "--only")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("out")
+
+
+def test_a_method_and_a_model_of_ones_own(out, capsys):
+    (out / "mine.py").write_text(OWN)
+    (out / "net.py").write_text(NET)
+    entries = (
+        "--method",
+        f"{out / 'mine.py'}:score",
+        "--method",
+        "lrp",
+        "--model",
+        f"{out / 'net.py'}:build",
+    )
+    code, text, _ = run("bench", "--suite", "evidence", *ONE, *entries, "--out", out, capsys=capsys)
+    assert code == 0
+    assert "standard, net:build: " in text
+    found = json.loads((out / "results.json").read_text())
+    (column,) = found["suites"][0]["columns"]
+    assert [r["method"] for r in column["rows"]] == [
+        "oracle",
+        "random",
+        "constant",
+        "lrp_flipped",
+        "mine:score",
+        "lrp",
+    ]
+    assert found["settings"]["protocol_name"] == "quick"
+    assert (out / "index.html").is_file()
+    assert (out / "bags.parquet").is_file()
+
+
+def scored_elsewhere(folder):
+    """Scores of exported bags by a program that knows only the files: the sum of each instance's features."""
+    rows = []
+    for path in sorted(folder.glob("*.npz")):
+        problem, model, repetition = path.stem.split("--")
+        with np.load(path) as file:
+            named = list(zip(file["names"].tolist(), file["checksums"].tolist(), strict=True))
+            for name, checksum in named:
+                for target in range(int(file["n_classes"])):
+                    scores = (2 * target - 1) * file[f"bag|{name}"].sum(axis=1)
+                    key = {"problem": problem, "model": model, "repetition": int(repetition)}
+                    rows.append(
+                        {**key, "bag": name, "target": target, "scores": scores, "checksum": checksum}
+                    )
+    return rows
+
+
+def test_foreign_scores_enter_with_their_checksums(out, capsys, tmp_path):
+    code, text, _ = run(
+        "bench", "--suite", "evidence", *ONE, "--export", tmp_path, "--out", tmp_path / "o", capsys=capsys
+    )
+    assert code == 0
+    assert "1 sets of bags" in text
+    assert (tmp_path / "standard--attnmil--0.safetensors").is_file()
+    rows = scored_elsewhere(tmp_path)
+    write_scores(tmp_path / "theirs.parquet", rows)
+    arguments = ("bench", "--suite", "evidence", *ONE, "--out", tmp_path / "o", "--method")
+    code, _, _ = run(*arguments, tmp_path / "theirs.parquet", capsys=capsys)
+    assert code == 0
+    table = pq.read_table(tmp_path / "o" / "bags.parquet").to_pylist()
+    assert sum(r["method"] == "theirs" for r in table) == len(rows) // 2
+    rows[7]["checksum"] = "0" * 64
+    write_scores(tmp_path / "changed.parquet", rows)
+    code, _, err = run(*arguments, tmp_path / "changed.parquet", capsys=capsys)
+    assert code == 2
+    assert "belong to another bag" in err
+    write_scores(tmp_path / "short.parquet", rows[:6])
+    code, _, err = run(*arguments, tmp_path / "short.parquet", capsys=capsys)
+    assert (code, "has no scores for standard" in err) == (2, True)
+
+
+def test_two_runs_are_compared(out, capsys):
+    code, text, _ = run("bench", "--compare", out, out, capsys=capsys)
+    assert code == 0
+    assert "30 figures in both runs; 0 differ" in text
+
+
+def test_a_report_is_written_again(out, capsys):
+    before = (out / "results.json").read_text()
+    (out / "index.html").unlink()
+    code, _, _ = run("bench", "--report", "--out", out, capsys=capsys)
+    assert (code, (out / "results.json").read_text()) == (0, before)
+    assert (out / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Name a suite"),
+        (("--suite", "evidense"), "Did you mean 'evidence'?"),
+        (("--suite", "evidence", "--task", "standart"), "Did you mean 'standard'?"),
+        (("--suite", "evidence", "--model", "atnmil"), "Did you mean 'attnmil'?"),
+        (("--suite", "evidence", "--method", "lpr"), "Did you mean 'lrp'?"),
+        (("--suite", "evidence", "--method", "absent.py:f"), "absent.py: no such file"),
+        (("--suite", "evidence", "--method", "absent.parquet"), "absent.parquet: no such file"),
+        (("--suite", "evidence", "--model", "absent.pt"), "absent.pt: no such file"),
+        (("--suite", "tissue", "--tissue", "absent"), "absent: no such folder"),
+        (("--compare", "a", "b"), "holds no results"),
+        (("--report",), "nothing was measured yet"),
+    ],
+)
+def test_bad_input_takes_one_line(arguments, message, tmp_path, capsys):
+    code, _, err = run("bench", "--quick", *arguments, "--out", tmp_path / "o", capsys=capsys)
+    assert code == 2
+    assert err.startswith("xmil: error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_no_tissue_at_hand_says_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XMIL_DATA", str(tmp_path))
+    code, _, err = run("bench", "--quick", "--suite", "tissue", "--out", tmp_path / "o", capsys=capsys)
+    assert code == 2
+    assert "no colon images in XMIL_DATA" in err

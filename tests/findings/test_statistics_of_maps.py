@@ -1,0 +1,174 @@
+"""Strategies, shortcuts, stability and biomarkers against slow versions and known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from xmil.core.errors import InputError
+from xmil.findings.appearance import appearance
+from xmil.findings.biomarkers import correlation_with, map_biomarkers, survival_of
+from xmil.findings.shortcuts import patch_associations, patch_correlations, ranked, slide_associations
+from xmil.findings.stability import consensus
+from xmil.findings.strategies import find_strategies
+
+
+def names(n: int) -> list[str]:
+    return [f"s{i}" for i in range(n)]
+
+
+def test_planted_columns_are_found_and_clean_ones_are_not() -> None:
+    """A site behind the output comes first; in clean cohorts nothing is called a shortcut."""
+    first, none = 0, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        output = rng.normal(size=100)
+        clean = {
+            "scanner": rng.choice(["x", "y", "z"], 100).tolist(),
+            "age": rng.normal(size=100).tolist(),
+            "batch": rng.choice(["1", "2"], 100).tolist(),
+        }
+        site = np.where(rng.random(100) < 0.85, output > 0, output < 0)
+        planted = {**clean, "site": ["A" if s else "B" for s in site]}
+        found = ranked(slide_associations(output, planted, names(100), draws=500, seed=seed))
+        first += found[0].cause == "site" and found[0].found
+        none += not any(a.found for a in ranked(slide_associations(output, clean, names(100), draws=500)))
+    assert first >= 18
+    assert none >= 18
+
+
+def test_effects_are_rank_correlations_and_their_p_values_are_even_under_chance() -> None:
+    rng = np.random.default_rng(0)
+    y, x = rng.normal(size=40), rng.normal(size=40)
+    (found,) = slide_associations(y, {"x": x.tolist()}, names(40), draws=1000)
+    assert found.effect == pytest.approx(spearmanr(x, y).statistic)
+    ps = [
+        slide_associations(rng.normal(size=20), {"x": rng.normal(size=20).tolist()}, names(20), draws=200)[
+            0
+        ].p
+        for _ in range(200)
+    ]
+    assert 0.4 < np.mean(ps) < 0.6
+
+
+def test_a_property_of_the_picture_is_found_within_slides() -> None:
+    rng = np.random.default_rng(0)
+    relevance = [rng.normal(size=60) for _ in range(20)]
+    seen = [{"blue ink": (r > 1).astype(float), "focus": rng.random(60)} for r in relevance]
+    within = [patch_correlations(r, row) for r, row in zip(relevance, seen, strict=True)]
+    found = ranked(patch_associations(within, names(20)))
+    assert (found[0].cause, found[0].found, found[1].found) == ("blue ink", True, False)
+    assert len(found[0].slides) == 5
+
+
+def test_columns_that_cannot_be_asked_are_left_out() -> None:
+    y = np.arange(20.0)
+    columns = {
+        "constant": ["a"] * 20,
+        "id": names(20),
+        "empty": [None] * 18 + ["a", "b"],
+        "site": ["a", "b"] * 10,
+    }
+    assert [a.cause for a in slide_associations(y, columns, names(20))] == ["site"]
+    assert ranked([]) == []
+    with pytest.raises(InputError, match="one value per slide"):
+        slide_associations(y[:5], columns, names(20))
+
+
+def test_strategies_split_where_reasons_differ_and_only_there() -> None:
+    rng = np.random.default_rng(0)
+    profiles = np.vstack(
+        [np.tile([5, 0, 0], (20, 1)), np.tile([0, 4, 0], (20, 1)), np.tile([0, 0, 3], (20, 1))]
+    )
+    found = find_strategies(profiles + rng.normal(size=profiles.shape) * 0.2)
+    assert found.count == 3
+    assert len(set(found.labels[:20])) == len(set(found.labels[20:40])) == 1
+    assert found.accuracy(np.r_[np.ones(20), np.zeros(20), np.full(20, np.nan)])[found.labels[0]] == 1.0
+    assert {int(found.labels[i]) for i in found.representatives} == {0, 1, 2}
+    assert find_strategies(np.ones((10, 3))).count == 1
+    assert find_strategies(np.ones((1, 3))).count == 1
+
+
+def test_the_mask_follows_its_definition() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(5, 400))
+    found = consensus(scores)
+    slow = []
+    for i in range(400):
+        column = scores[:, i]
+        opposed = np.sign(column.mean()) * np.mean(np.sign(column)) <= 0
+        noisy = column.std() > np.quantile(scores.std(axis=0), 0.995)
+        slow.append(not opposed and not noisy)
+    assert found.kept.tolist() == slow
+    assert (found.scores[~found.kept] == 0).all()
+    with pytest.raises(InputError, match="two models or more"):
+        consensus(scores[:1])
+
+
+def test_biomarkers_of_a_map() -> None:
+    grid = np.array([[x * 256, y * 256] for y in range(4) for x in range(5)])
+    scores = np.full(20, -1.0)
+    scores[[0, 1, 5, 18, 19]] = 2.0  # an L of three, and a pair
+    found = map_biomarkers(scores, coords=grid, patch_size=256, mpp=0.5)
+    assert found["supporting_share"] == 0.25
+    assert (found["hot_regions"], found["largest_region"]) == (2, 3)
+    assert found["border"] == 8 + 6
+    assert found["density_per_mm2"] == pytest.approx(5 / (20 * (0.128**2)))
+    inside = map_biomarkers(scores, region=np.arange(20) < 2)
+    assert (inside["patches"], inside["supporting_share"]) == (2, 1.0)
+    assert np.isnan(inside["hot_regions"])
+    with pytest.raises(InputError, match="mark each of the 20"):
+        map_biomarkers(scores, region=[True])
+
+
+def test_shares_of_support_follow_the_true_share() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.random(60)
+    shares = []
+    for share in truth:
+        evidence = np.where(rng.random(200) < share, 1.0, -1.0)
+        shares.append(map_biomarkers(evidence + rng.normal(size=200) * 0.4)["supporting_share"])
+    assert correlation_with(shares, truth).estimate > 0.9
+
+
+def test_a_known_hazard_ratio_is_recovered() -> None:
+    pytest.importorskip("lifelines", reason="the extra 'insight' is not installed")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=600)
+    times = rng.exponential(1 / np.exp(np.log(2.0) * x))
+    censored = rng.exponential(3.0, size=600)
+    found = survival_of(x, np.minimum(times, censored), times <= censored)
+    expected = 2.0 ** x.std()
+    assert found.hazard_ratio.low < expected < found.hazard_ratio.high
+    assert found.log_rank_p < 1e-6
+    with pytest.raises(InputError, match="ten slides"):
+        survival_of(x[:5], times[:5], np.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("colour", "ink"),
+    [
+        ((30, 60, 190), "blue ink"),
+        ((30, 140, 60), "green ink"),
+        ((15, 15, 15), "black ink"),
+        ((200, 20, 25), "red ink"),
+    ],
+)
+def test_ink_is_told_from_stained_tissue(colour, ink: str) -> None:
+    rng = np.random.default_rng(0)
+    tissue = np.clip(np.array([190, 110, 160]) + rng.integers(-40, 40, (64, 64, 1)), 0, 255).astype(np.uint8)
+    marked = tissue.copy()
+    marked[:32] = colour
+    plain = appearance(tissue)
+    assert max(plain[name] for name in ("blue ink", "green ink", "black ink", "red ink")) < 0.02
+    assert appearance(marked)[ink] > 0.4
+
+
+def test_blur_lowers_focus() -> None:
+    from scipy.ndimage import gaussian_filter
+
+    rng = np.random.default_rng(0)
+    sharp = rng.integers(0, 255, (64, 64, 1)).repeat(3, axis=2).astype(np.uint8)
+    blurred = gaussian_filter(sharp.astype(float), (2, 2, 0)).astype(np.uint8)
+    assert appearance(blurred)["focus"] < 0.5 * appearance(sharp)["focus"]

@@ -1,0 +1,115 @@
+"""`xmil explain --contexts --interactions`: what the run's folder then holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import xmil
+from tests.runs.cohorts import command, make_cohort
+from xmil.cli._app import run
+from xmil.core.errors import InputError
+from xmil.data import read_bag
+
+ASKED = ("--methods", "shapley,lrp", "--contexts", "6", "--interactions", "4", "--target", "1",
+         "--param", "shapley.permutations=8", "--seed", "3")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_cohort(tmp_path_factory.mktemp("beyond"), 2, models=2)
+    assert run(command(folder, *ASKED)) == 0
+    return folder
+
+
+def test_scores_carry_their_errors(cohort: Path) -> None:
+    net = xmil.load_model(cohort / "m0.safetensors")
+    bag = read_bag(cohort / "features" / "s001.h5")
+    seed = [3, crc32(b"s001")]
+    opened = xmil.open_run(cohort / "run")
+    e = opened.explanation("s001", method="lrp")
+    direct = xmil.explain(net, bag, method="lrp", target=1, contexts=6, seed=seed)
+    np.testing.assert_array_equal(e.scores, direct.scores)
+    np.testing.assert_array_equal(e.stable, direct.stable)
+    assert any("means over 6 sub-bags" in line for line in e.warnings)
+    shapley = opened.explanation("s001", method="shapley")
+    direct = xmil.explain(net, bag, method="shapley", target=1, permutations=8, seed=seed)
+    np.testing.assert_array_equal(shapley.stderr, direct.stderr)
+
+
+def test_pairs_are_in_the_folder(cohort: Path) -> None:
+    net = xmil.load_model(cohort / "m0.safetensors")
+    found = xmil.open_run(cohort / "run").interactions("s000")
+    bag = read_bag(cohort / "features" / "s000.h5")
+    direct = xmil.interactions(net, bag, target=1, top=4, seed=[3, crc32(b"s000")])
+    np.testing.assert_array_equal(found.pairs, direct.pairs)
+    np.testing.assert_allclose(found.values, direct.values)
+    assert found.lines().shape == (6, 4)
+    assert sorted(path.name for path in (cohort / "run" / "interactions").iterdir()) == [
+        "s000.1.parquet", "s001.1.parquet",
+    ]  # fmt: skip
+
+
+def test_it_goes_on_and_begins_anew(cohort: Path) -> None:
+    pairs = cohort / "run" / "interactions" / "s000.1.parquet"
+    before = pairs.stat().st_mtime_ns
+    assert run(command(cohort, *ASKED)) == 0
+    assert pairs.stat().st_mtime_ns == before
+    assert run(command(cohort, "--methods", "lrp", "--restart")) == 0
+    assert not pairs.exists()
+    with pytest.raises(InputError, match="none fit for 's000'"):
+        xmil.open_run(cohort / "run").interactions("s000")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--methods", "attention", "--contexts", "8"), "--contexts is for gxi, ig, lrp"),
+        (("--interactions", "4", "--by", "case"), "of one slide"),
+        (("--interactions", "1"), "two patches or more"),
+    ],
+)
+def test_what_cannot_be(
+    cohort: Path, more: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(cohort, *more, out="never")) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_ensemble_has_no_pairs_in_common(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(cohort, "--interactions", "4", out="never", models=2)) == 2
+    assert "--interactions is for one model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_vectors_are_in_the_slides_files(tmp_path: Path) -> None:
+    """Relevance of each feature, of one model and as the mean of two; its sums are the scores."""
+    folder = make_cohort(tmp_path, 1, models=2)
+    models = [folder / "m0.safetensors", folder / "m1.safetensors"]
+    bag = read_bag(folder / "features" / "s000.h5")
+    each = [
+        xmil.explain(xmil.load_model(path), bag, method="lrp", target=1, feature_level=True)
+        for path in models
+    ]
+    one = xmil.explain_slides(
+        models[0],
+        folder / "features",
+        out=tmp_path / "one",
+        methods="lrp,single",
+        target=1,
+        save_vectors=True,
+    )
+    found = one.explanation("s000", method="lrp")
+    np.testing.assert_array_equal(found.relevance, each[0].relevance)
+    np.testing.assert_allclose(found.relevance.sum(axis=1), found.scores, rtol=1e-4, atol=1e-6)
+    assert one.explanation("s000", method="single").relevance is None
+    two = xmil.explain_slides(models, folder / "features", out=tmp_path / "two", target=1, save_vectors=True)
+    mean = (each[0].relevance + each[1].relevance) / 2
+    np.testing.assert_allclose(two.explanation("s000", method="lrp").relevance, mean, rtol=1e-5, atol=1e-7)
+
+
+def test_vectors_are_for_methods_that_have_them(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(cohort, "--methods", "single", "--save-vectors", "--restart")) == 2
+    assert "--save-vectors is for lrp" in " ".join(capsys.readouterr().err.split())

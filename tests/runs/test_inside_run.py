@@ -1,0 +1,70 @@
+"""`xmil inside` over a run: files per slide, resumed, failures recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xmil
+from tests.slides.pyramids import textured, write_pyramid
+from xmil.cli import main
+from xmil.core.errors import InputError
+from xmil.core.inside_patch import Inside
+from xmil.encoders import load_encoder
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two slides, embedded by an untrained ResNet18, and explained."""
+    root = tmp_path_factory.mktemp("inside")
+    for name in ("slides", "features"):
+        (root / name).mkdir()
+    encoder = load_encoder("resnet18", random=True)
+    corners = np.array([[x, y] for y in (0, 64) for x in (0, 64, 128)])
+    import torch
+
+    for i, name in enumerate(("a", "b")):
+        path = write_pyramid(
+            root / "slides" / f"{name}.tif", textured([(0, 0, 256, 192)], (256, 192), seed=i), levels=()
+        )
+        with xmil.open_slide(path) as slide:
+            cut = [encoder.transform(slide.read_area((x, y, 64, 64), (64, 64))) for x, y in corners]
+        features = encoder(torch.stack(cut)).numpy()
+        bag = xmil.Bag(features, coords=corners, patch_size=64, mpp=0.5, slide_id=name)
+        xmil.write_bag(bag, root / "features" / f"{name}.h5")
+    xmil.save_model(
+        xmil.create_model("attnmil", in_dim=512, n_classes=2, dim=8, seed=0), root / "m.safetensors"
+    )
+    xmil.explain_slides(root / "m.safetensors", root / "features", out=root / "run", target="1")
+    return root
+
+
+def options(study: Path) -> list[str]:
+    return [
+        "inside", str(study / "run"), "--slides", str(study / "slides"), "--encoder", "resnet18", "--random",
+        "--model", str(study / "m.safetensors"), "--features", str(study / "features"), "--patches", "2",
+    ]  # fmt: skip
+
+
+def test_maps_sheets_and_tiles_per_slide_and_resumed(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(options(study))
+    assert not left.value.code
+    for name in ("a", "b"):
+        found = Inside.load(study / "run" / "inside" / f"{name}.npz")
+        e = xmil.open_run(study / "run").explanation(name)
+        total = found.maps.sum(axis=(1, 2)) + found.audit.constant
+        np.testing.assert_allclose(total, e.scores[found.patches], rtol=1e-3, atol=1e-6)
+        for suffix in ("png", "geojson"):
+            assert (study / "run" / "inside" / f"{name}.{suffix}").stat().st_size > 500
+    with pytest.raises(SystemExit):
+        main(options(study))
+    assert "0 slides looked into, 2 found done" in capsys.readouterr().out
+
+
+def test_slides_of_another_name_are_refused(study: Path, tmp_path: Path) -> None:
+    write_pyramid(tmp_path / "other.tif", textured([(0, 0, 64, 64)], (128, 128)), levels=())
+    with pytest.raises(InputError, match="none of the run's slides"):
+        xmil.inside_slides(study / "run", slides=tmp_path, encoder="resnet18", random=True)

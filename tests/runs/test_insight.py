@@ -1,0 +1,164 @@
+"""`insight` over a run: concepts, shortcuts and biomarkers of a planted cohort, resumed and bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import xmil
+from tests.slides.pyramids import write_pyramid
+from xmil.cli import main
+from xmil.core.errors import InputError
+
+D, N, SLIDES, EDGE = 8, 24, 24, 32
+
+
+def make_model(path: Path) -> Path:
+    """Mean pooling that likes the first feature and dislikes the second."""
+    model = xmil.create_model("meanpool", in_dim=D, n_classes=2, seed=0)
+    xmil.save_model(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Slides of two kinds of patches; blue ink lies on the patches of one kind; a site behind the output."""
+    root = tmp_path_factory.mktemp("study")
+    (root / "features").mkdir()
+    (root / "slides").mkdir()
+    rng = np.random.default_rng(0)
+    kinds = np.abs(np.random.default_rng(5).normal(size=(3, D))) * 2
+    model = xmil.load_model(make_model(root / "model.safetensors"))
+    with torch.no_grad():
+        worth = (model(torch.from_numpy(kinds.astype(np.float32)).unsqueeze(1))[:, 1]).numpy()
+    strongest = int(worth.argmax())
+    rows = ["slide_id,label,site,scanner"]
+    corners = np.array([[x * EDGE, y * EDGE] for y in range(4) for x in range(6)])
+    for i in range(SLIDES):
+        share = rng.random()
+        kind = np.where(rng.random(N) < share, strongest, rng.integers(0, 3, N))
+        features = np.abs(kinds[kind] + rng.normal(size=(N, D)) * 0.1).astype(np.float32)
+        bag = xmil.Bag(features, coords=corners, patch_size=EDGE, mpp=0.5, slide_id=f"s{i:02}")
+        xmil.write_bag(bag, root / "features" / f"s{i:02}.h5")
+        pixels = np.full((4 * EDGE, 6 * EDGE, 3), (200, 120, 170), dtype=np.uint8)
+        for k, (x, y) in enumerate(corners):
+            if kind[k] == strongest:
+                pixels[y + 4 : y + 20, x + 4 : x + 28] = (30, 60, 190)
+        write_pyramid(root / "slides" / f"s{i:02}.tif", pixels, levels=())
+        rows.append(
+            f"s{i:02},{int(share > 0.5)},{'north' if share > 0.5 else 'south'},{rng.choice(['x', 'y'])}"
+        )
+    (root / "cohort.csv").write_text("\n".join(rows) + "\n")
+    xmil.explain_slides(root / "model.safetensors", root / "features", out=root / "run", target="1")
+    return root
+
+
+@pytest.fixture(scope="module")
+def looked(study: Path) -> xmil.Run:
+    return xmil.insight(
+        study / "run",
+        features=study / "features",
+        cohort=study / "cohort.csv",
+        slides=study / "slides",
+        model=study / "model.safetensors",
+        concepts=3,
+    )
+
+
+def rows_of(run: xmil.Run, name: str) -> list[dict[str, str]]:
+    import csv
+
+    with (run.path / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmil.Run) -> None:
+    run = xmil.open_run(study / "run")
+    for slide in list(run)[:5]:
+        held = json.loads((looked.path / "slides" / f"{slide}.json").read_text())
+        e = run.explanation(slide, method="lrp")
+        again = xmil.explain(
+            xmil.load_model(study / "model.safetensors"), study / "features" / f"{slide}.h5",
+            method="lrp", target=1, baseline=None,
+        )  # fmt: skip
+        total = sum(held["profile"]) + held["residual"]
+        assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
+        assert held["output"] == pytest.approx(e.output)
+
+
+def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:
+    rows = {row["cause"]: row for row in rows_of(looked, "shortcuts.csv")}
+    assert rows["site"]["found"] == "True"
+    assert rows["blue ink"]["found"] == "True"
+    assert float(rows["blue ink"]["effect"]) > 0.5
+    assert rows["scanner"]["found"] == "False"
+    assert "label" not in rows
+
+
+def test_deleted_concepts_move_the_output_as_predicted(looked: xmil.Run) -> None:
+    card = json.loads((looked.path / "card.json").read_text())
+    assert card["concept_removal"]["agreement"] >= 0.9
+    assert card["concept_removal"]["correlation"] >= 0.8
+    assert card["slides"] == SLIDES
+
+
+def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> None:
+    page = (looked.path / "report.html").read_text()
+    assert "data:image/jpeg;base64," in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "not a medical device" in page
+    assert "Look at this first" in page
+    assert "**limits**" in (looked.path / "card.md").read_text()
+
+
+def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None:
+    table = looked.table()
+    assert len(table) == SLIDES
+    assert table["supporting_share"].between(0, 1).all()
+    assert looked.kind == "insight"
+
+
+def test_a_second_run_finds_everything_done_and_a_changed_slide_is_looked_at_again(
+    study: Path, looked: xmil.Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "insight", str(study / "run"), "--features", str(study / "features"),
+        "--cohort", str(study / "cohort.csv"),
+        "--slides", str(study / "slides"), "--model", str(study / "model.safetensors"), "--concepts", "3",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert not left.value.code
+    assert f"0 slides looked at, {SLIDES} found done" in capsys.readouterr().out
+    first = next(iter((study / "features").glob("*.h5")))
+    was = first.read_bytes()
+    bag = xmil.read_bag(first)
+    xmil.write_bag(
+        xmil.Bag(bag.features * 1.5, coords=bag.coords, patch_size=EDGE, slide_id=first.stem), first
+    )
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "1 slides looked at" in capsys.readouterr().out.replace("1 slide looked", "1 slides looked")
+    first.write_bytes(was)
+
+
+def test_without_model_or_vectors_concepts_are_left_out_and_said(study: Path, tmp_path: Path) -> None:
+    found = xmil.insight(study / "run", features=study / "features", out=tmp_path / "i", concepts=3)
+    assert "concepts were left out" in (found.path / "report.html").read_text()
+    assert rows_of(found, "concepts.csv") == []
+
+
+def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no features of the run's slides"):
+        xmil.insight(study / "run", features=tmp_path / "empty")
+    with pytest.raises(InputError, match="no column 'hospital'"):
+        xmil.insight(
+            study / "run", features=study / "features", cohort=study / "cohort.csv", causes="hospital"
+        )
+    with pytest.raises(InputError, match="No slide could be looked at"):
+        xmil.insight(study / "run", features=study / "features", target="7", out=tmp_path / "j")

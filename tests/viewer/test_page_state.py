@@ -1,0 +1,240 @@
+"""The page's state: it belongs to its slide, survives links and reloads, and follows the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viewer.browser import (
+    chromium,
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    red_blue,
+    served,
+    show_plainly,
+)
+from tests.viewer.given_scores import grid, write_run
+from tests.viewer.make_run import Made
+from xmil.viewer.collection import Collection
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, made: Made) -> Iterator[str]:
+    shown = Collection(made.runs, slides=made.slides, features=[made.features])
+    with served(shown, made.models) as address:
+        yield address
+
+
+def signed(n: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
+
+
+def cohort(folder: Path, names: list[str]) -> Path:
+    for i, name in enumerate(names):
+        scores = {("lrp", "benign"): signed(20, i), ("lrp", "tumour"): -signed(20, i)}
+        scores |= {("gxi", "benign"): signed(20, i + 9), ("gxi", "tumour"): signed(20, i + 5)}
+        write_run(folder, name, scores, coords=grid(5, 4, 64))
+    return folder
+
+
+def settled(page: Any) -> str:
+    """The address once it has been written."""
+    page.wait_for_timeout(400)
+    return str(page.evaluate("() => location.href"))
+
+
+def test_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url: str) -> None:
+    """Remove patches in one pane and turn to the other before the answer comes; then remove more."""
+    with opened(browser, url) as page:
+        open_slide(page, url, 1)
+        page.evaluate("() => window.xmil.view.split(true)")
+        runs = page.evaluate("() => window.xmil.view.panes.map(p => p.evidence.choice.run)")
+        assert len(set(runs)) == 2
+        n = page.evaluate("() => window.xmil.view.panes[0].evidence.scores.set.n")
+        asked = page.evaluate(
+            """async () => {
+              const view = window.xmil.view, [a, b] = view.panes, bodies = [];
+              const fetched = window.fetch;
+              window.fetch = (at, init) => {
+                if (init?.body) bodies.push(JSON.parse(init.body));
+                return fetched(at, init);
+              };
+              view.activate(a);
+              const first = view.whatif.apply([0, 1, 2, 3, 4, 5, 6, 7], "remove");
+              view.activate(b);
+              await first;
+              view.activate(a);
+              await view.whatif.apply([10, 11, 12, 13, 14, 15], "remove");
+              window.fetch = fetched;
+              return bodies.map(({run, keep}) => [run, keep.reduce((sum, [x, y]) => sum + y - x, 0)]);
+            }"""
+        )
+        assert asked == [[runs[0], n - 8], [runs[0], n - 14]]
+        removed = page.evaluate(
+            "() => [...window.xmil.view.removed].map(([run, m]) => [run, m.reduce((s, x) => s + x, 0)])"
+        )
+        assert removed == [[runs[0], 14]]
+        assert "without 14 patches" in page.locator(".slide-head").inner_text()
+
+
+def test_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
+    """Patches of 128 px at a step of 64: inside, each place is covered by four."""
+    coords = grid(6, 5, 64)
+    scores = signed(30)
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): scores}, coords=coords, edge=128)
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        show_plainly(page)
+        limit = page.evaluate("() => window.xmil.view.panes[0].evidence.whisker")
+        seen = pixels(page)
+        for x, y in ((160, 160), (224, 96), (96, 224), (288, 160)):
+            over = (coords <= (x, y)).all(axis=1) & (coords + 128 > (x, y)).all(axis=1)
+            assert over.sum() == 4
+            px, py = place_of(page, x, y)
+            shown = seen[round(py), round(px)]
+            np.testing.assert_allclose(shown, red_blue(scores[over].mean() / limit), atol=6)
+
+
+def test_fault_04_a_link_names_its_slide(browser: Any, tmp_path: Path) -> None:
+    run = cohort(tmp_path / "run", ["b", "c"])
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        open_slide(page, url, 0)
+        link = settled(page)
+        assert "#/slide/b" in link
+    cohort(run, ["a"])  # a slide joins the run, in front of the others
+    with served(Collection([run])) as url, opened(browser, url + link[link.index("#") :]) as page:
+        page.wait_for_function("() => window.xmil.view?.info?.id")
+        assert page.evaluate("() => window.xmil.view.info.id") == "b"
+
+
+def test_fault_05_next_follows_filter_and_sort(browser: Any, tmp_path: Path) -> None:
+    run = cohort(tmp_path / "run", ["a1", "a2", "b1", "a3"])
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        page.locator("input[type=search]").fill("a")
+        page.locator(".column-id button").click()  # descending
+        assert page.locator("tbody tr a").all_inner_texts() == ["a3", "a2", "a1"]
+        page.locator("tbody tr a").first.click()
+        visited = []
+        for _ in range(3):
+            page.wait_for_function("() => window.xmil.view?.firstPaint")
+            visited.append(page.evaluate("() => window.xmil.view.info.id"))
+            page.keyboard.press("]")
+            if len(visited) < 3:
+                page.wait_for_function("id => window.xmil.view?.info?.id !== id", arg=visited[-1])
+        assert visited == ["a3", "a2", "a1"]
+
+
+def test_fault_08_settings_go_along_and_the_address_brings_them_back(browser: Any, tmp_path: Path) -> None:
+    run = cohort(tmp_path / "run", ["a", "b"])
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.locator("select[name=method]").select_option("gxi")
+        page.locator("select[name=target]").select_option("benign")
+        page.evaluate("() => window.xmil.view.setDisplay({ threshold: 0.25, sign: 'positive' })")
+        page.keyboard.press("s")
+        page.keyboard.press("]")
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'b' && window.xmil.view.firstPaint")
+        state = """() => {
+          const v = window.xmil.view, { method, target } = v.panes[0].evidence.choice;
+          return [v.panes.length, method, target, v.display.threshold, v.display.sign];
+        }"""
+        wanted = [2, "gxi", "benign", 0.25, "positive"]
+        assert page.evaluate(state) == wanted
+        link = settled(page)
+        page.reload()
+        page.wait_for_function("() => window.xmil.view?.firstPaint")
+        assert page.evaluate(state) == wanted
+        page.evaluate("() => window.xmil.view.setDisplay({ threshold: 0, sign: 'both' })")
+        page.go_back()
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'a'")
+        page.goto(link)
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'b' && window.xmil.view.firstPaint")
+        assert page.evaluate(state) == wanted
+
+
+def test_a_link_brings_the_place_back(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 0)
+        area = {"x": 300, "y": 200, "width": 800, "height": 500}
+        page.evaluate("area => window.xmil.view.showArea(area)", area)
+        page.wait_for_timeout(900)
+        link = settled(page)
+        before = page.evaluate("() => window.xmil.view.panes[0].area()")
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_function("() => window.xmil.view?.firstPaint")
+        page.wait_for_timeout(500)
+        after = page.evaluate("() => window.xmil.view.panes[0].area()")
+        for key in ("x", "y", "width", "height"):
+            assert abs(before[key] - after[key]) <= 0.02 * before["width"]
+
+
+def test_fault_09_keys_work_after_a_dropdown_and_with_altgr(browser: Any, tmp_path: Path) -> None:
+    run = cohort(tmp_path / "run", ["a", "b"])
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.locator("select[name=method]").select_option("gxi")
+        page.keyboard.press("h")
+        assert page.evaluate("() => window.xmil.view.display.shown") is False
+        page.evaluate(
+            """() => document.body.dispatchEvent(new KeyboardEvent("keydown",
+              { key: "]", bubbles: true, ctrlKey: true, altKey: true, modifierAltGraph: true }))"""
+        )
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'b'")
+
+
+def test_fault_10_attention_is_no_evidence_for_a_class(browser: Any, tmp_path: Path) -> None:
+    flat = (1 / 20 + 1e-4 * np.random.default_rng(0).normal(size=20)).astype(np.float32)
+    scores = {("attention", "Normal"): flat, ("attention", "Tumour"): flat}
+    scores |= {("lrp", "Normal"): signed(20), ("lrp", "Tumour"): -signed(20)}
+    write_run(tmp_path / "run", "s", scores, coords=grid(5, 4, 64))
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        page.locator("select[name=method]").select_option("attention")
+        assert page.locator("select[name=target], select[name=against]").count() == 0
+        assert "for no class" in page.locator(".pane-head").inner_text()
+        lowest = page.evaluate("() => window.xmil.view.panes[0].evidence.smallest")
+        assert lowest == 0  # nearly equal weights get nearly equal colours
+        page.locator("select[name=method]").select_option("lrp")
+        assert page.locator("select[name=target]").count() == 1
+
+
+def test_fault_11_late_answers_leave_no_boxes(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.evaluate("""() => { const v = window.xmil.view; v.pick(v.panes[0], 3); v.show("evidence"); }""")
+        page.wait_for_timeout(1200)
+        assert page.evaluate("() => window.xmil.view.marks.similar") is None
+
+
+def test_fault_12_a_click_while_annotating_stays_in_its_panel(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.keyboard.press("5")
+        page.mouse.click(*place_of(page, 300, 300))
+        page.wait_for_timeout(200)
+        assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Annotations"
+
+
+def test_fault_13_tabs_turn_with_the_arrows(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.locator("[role=tab][aria-selected=true]").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Patch"
+        assert page.evaluate("() => document.activeElement.dataset.panel") == "patch"
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Annotations"
