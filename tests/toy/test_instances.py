@@ -28,7 +28,7 @@ def write_idx(folder, name, n_per_digit, *, packed=False):
     for kind, array in (("images-idx3", images), ("labels-idx1", digits)):
         data = idx_bytes(array)
         path = folder / f"{name}-{kind}-ubyte{'.gz' if packed else ''}"
-        path.write_bytes(gzip.compress(data) if packed else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
     return images, digits
 
 
@@ -135,7 +135,7 @@ IMAGES = idx_bytes(np.zeros((10, 2, 2)))
         (IMAGES[:9], "cut off within the header"),
         (IMAGES[:-1], "promises 40 bytes, but 39 follow"),
         (IMAGES + b"!", "promises 40 bytes, but 41 follow"),
-        (gzip.compress(IMAGES)[:-9], "cannot be read"),
+        (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be read"),
     ],
 )
 def test_corrupt_idx_files_are_refused(tmp_path, data, message):

@@ -82,7 +82,7 @@ def embedded(folder: Path, name: str, *, encoder: str, weights: str | None, **mo
         ({"encoder": "uni", "weights": "a" * 16}, None),
         ({"encoder": "mine", "weights": "a" * 16}, None),
         ({"encoder": "uni", "weights": "b" * 16}, "an encoder with the weights bbbb"),
-        ({"encoder": "conch", "weights": None}, "an encoder named 'conch'"),
+        ({"encoder": "conch", "weights": None}, "those of 'conch'"),
         ({"encoder": "uni", "weights": "a" * 16, "stain_norm": True}, "stain normalisation on"),
         ({"encoder": "uni", "weights": "a" * 16, "precision": "float16"}, "may differ a little"),
     ],
@@ -242,9 +242,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("slide", "case", "said"),
     [
-        ("s2", "c2", "slides that were in the training"),
-        ("s2.svs", "c2", "slides that were in the training"),
-        ("s2", None, "slides that were in the training"),
+        ("s2", "c2", "cases that were in the training"),
+        ("s2.svs", "c2", "cases that were in the training"),
+        ("s2", None, "cases that were in the training"),
         ("s8", "c8", None),  # of the test split
         ("s0", "c0", None),  # took no part
         ("new", "new", None),

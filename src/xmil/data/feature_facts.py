@@ -14,7 +14,7 @@ Facts = Mapping[str, Any]
 CLOSE = 0.05  # resolutions that differ by less are the same: scanners differ, and patches are whole pixels
 _DIGEST = re.compile(r"sha256 ([0-9a-f]{8,64})")
 _SAID = {
-    "encoder": "an encoder named {!r}",
+    "encoder": "{!r}",
     "weights": "an encoder with the weights {}",
     "patch_px": "patches of {} px",
     "mpp": "patches at {} µm/px",
@@ -68,8 +68,8 @@ def features_warning(trained: Facts, given: Iterable[Facts]) -> str | None:
     """One sentence where slides have features made otherwise than the model's, else None.
 
     >>> print(features_warning({"encoder": "uni_v2"}, [{"encoder": "conch_v15"}, {"encoder": "UNI-v2"}]))
-    The model was trained on features of an encoder named 'uni_v2', but 1 slide has those of an encoder named
-    'conch_v15': its outputs and explanations do not hold for them. Use features made as in the training.
+    The model was trained on features of 'uni_v2', but 1 slide has those of 'conch_v15': its outputs and
+    explanations do not hold for them. Use features made as in the training.
     """
     others = Counter((name, each[name]) for each in given for name in differing(trained, each))
     if not others:

@@ -4,7 +4,7 @@ from xmil.lrp.composite import PLAIN, AffineRule, Composite
 from xmil.lrp.engine import Engine
 from xmil.lrp.functions import FUNCTION_RULES, backward_is_rule, register_function
 from xmil.lrp.operations import RULES, register_rule
-from xmil.lrp.tracing import Flow, Relevance, Trace, trace
+from xmil.lrp.tracing import Flow, Relevance, Trace, record, trace
 from xmil.lrp.values import scaled_gradient, with_gradient_of
 
 from xmil.lrp import rules  # isort: skip  # registers the rules, which need the names above
@@ -20,6 +20,7 @@ __all__ = [
     "Relevance",
     "Trace",
     "backward_is_rule",
+    "record",
     "register_function",
     "register_rule",
     "rules",

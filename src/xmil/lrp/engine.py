@@ -29,6 +29,7 @@ from xmil.lrp.operations import (
     out_of_place,
     positional,
 )
+from xmil.lrp.secant import ELEMENTWISE, Activations
 from xmil.lrp.sight import Sight, check_transforms, kept_by_autograd
 from xmil.lrp.values import accounted, without_rule
 
@@ -45,8 +46,16 @@ class Engine(TorchFunctionMode):
     The mode belongs to the thread that entered it; no module is changed.
     """
 
-    def __init__(self, composite: Composite, module: nn.Module, *, own: bool = False) -> None:
+    def __init__(
+        self,
+        composite: Composite,
+        module: nn.Module,
+        *,
+        own: bool = False,
+        activations: Activations | None = None,
+    ) -> None:
         super().__init__()
+        self.activations = activations
         self.composite = composite
         self.module = module
         self.ledger = Ledger()
@@ -104,6 +113,10 @@ class Engine(TorchFunctionMode):
         return out
 
     def _by_rule(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.activations is not None and name in ELEMENTWISE:
+            ruled = self.activations(self.ledger, func, name, args, kwargs)
+            if ruled is not None:
+                return ruled
         if name in RULES:
             return self._owned(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)

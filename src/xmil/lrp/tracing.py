@@ -16,6 +16,7 @@ from xmil.lrp.composite import Composite
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
 from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
 from xmil.lrp.operations import live_tensors
+from xmil.lrp.secant import Recorder, Recording, Secants
 from xmil.lrp.values import message_of
 
 Forward = Callable[[Tensor], Tensor]
@@ -79,6 +80,12 @@ class Trace:
         self._layers = layers
 
     @property
+    def matched(self) -> bool:
+        """Whether this pass had the activations of the one it was held against."""
+        activations = self._engine.activations
+        return not isinstance(activations, Secants) or activations.matched
+
+    @property
     def logits(self) -> Tensor:
         """The model's own outputs (b, c), detached."""
         return self._logits.detach()
@@ -118,20 +125,48 @@ def trace(
     module: nn.Module,
     composite: Composite | None = None,
     layers: Sequence[str] = (),
+    against: Recording | None = None,
 ) -> Trace:
     """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
 
-    `layers` are dotted names of submodules whose outputs' relevance is wanted.
+    `layers` are dotted names of submodules whose outputs' relevance is wanted. Activations pass on
+    what they have over those of the pass they are held `against` (see `record` and `xmil.lrp.secant`).
     """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise UnsupportedError(
                 f"The compiled module {part.original_name} hides its operations. {WAY_OUT}"
             )
+
+    def engine(own: bool) -> Engine:
+        activations = None if against is None else Secants(against)
+        return Engine(composite or Composite(), module, own=own, activations=activations)
+
+    return _with_engine(forward, x, engine, layers)
+
+
+def record(
+    forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None
+) -> Recording:
+    """What the activations of a reference pass see, for `trace(against=)`."""
+    recorders: list[Recorder] = []
+
+    def engine(own: bool) -> Engine:
+        recorders.append(Recorder())
+        return Engine(composite or Composite(), module, own=own, activations=recorders[-1])
+
+    _with_engine(forward, x, engine, ())
+    return recorders[-1].seen
+
+
+def _with_engine(
+    forward: Forward, x: Tensor, engine: Callable[[bool], Engine], layers: Sequence[str]
+) -> Trace:
+    """A pass; one that changes tensors in place is run again with tensors of its own."""
     try:
-        return _trace(forward, x, Engine(composite or Composite(), module), layers)
+        return _trace(forward, x, engine(False), layers)
     except StartOver:
-        return _trace(forward, x, Engine(composite or Composite(), module, own=True), layers)
+        return _trace(forward, x, engine(True), layers)
 
 
 def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
-from xmil.lrp import AffineRule, Composite, Flow, Relevance, trace
+from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, record, trace
 from xmil.methods.account import account_warnings, check_reached
 from xmil.methods.baseline import PRESET, Baseline, described, find_baseline
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
-from xmil.methods.presets import preset_baseline, preset_composite, released_copy
+from xmil.methods.presets import Centring, preset_centring, preset_composite, released_copy
 from xmil.methods.registry import Attribution, Attributions, register_method
 from xmil.nn.frozen import frozen
 
@@ -35,15 +35,15 @@ def lrp_batch(
 ) -> Tensor:
     """Relevance (b, outputs, n) of the instances of many bags."""
     rules = preset_composite(network, preset) if composite is None else composite
-    baseline = (None, None) if composite is not None else preset_baseline(network, preset)
+    centring = Centring() if composite is not None else preset_centring(network, preset)
     if preset == "released" and composite is None and network.model is not None:
         network = Network(released_copy(network.model)) if network.name == "transmil" else network
     with frozen(network.module):
-        traced = trace(network, x, module=network.module, composite=rules)
+        centre = find_baseline(**centring.asked, network=network, x=x, method="lrp")
+        traced = traced_bags(network, x, rules, centre if centring.secant else None)
         found = []
         for i, output in enumerate(outputs):
             flow = traced.relevance(output.to_share, keep=i < len(outputs) - 1).input
-            centre = find_baseline(*baseline, network=network, x=flow.tensor, method="lrp")
             found.append(_centred(flow, centre)[0])
         return torch.stack(found, dim=1)
 
@@ -79,23 +79,21 @@ def lrp(
     The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
     settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
     audit); `feature_level` keeps (n, d); `detach_pe` takes TransMIL's position encoding (PPEG) as a constant,
-    whose share is cut. With a `baseline` mu of `strength` a (1 unless said otherwise) an
-    instance scores (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`; by default the preset
-    decides.
+    whose share is cut. With a `baseline` mu of `strength` a (1 unless said otherwise) an instance scores
+    (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`. Without one the preset decides:
+    `default` holds instances and activations against the model's background (docs/better-rule.md).
     """
     if composite is not None and not isinstance(composite, Composite):
         raise bad_parameter("composite", "lrp", "a Composite", composite)
     rules = preset_composite(network, preset) if composite is None else composite
     rules = _overridden(rules, epsilon=epsilon, gamma=gamma, bias=bias, gates=gates)
     rules = _without_positions(rules, network) if detach_pe else rules
+    centring = Centring(baseline, strength)
     if isinstance(baseline, str) and baseline == PRESET:
-        baseline, usual = (None, None) if composite is not None else preset_baseline(network, preset)
-        strength = usual if strength is None else strength
-    options: dict[str, Any] = {
-        "layer": layer,
-        "feature_level": feature_level,
-        "baseline": (baseline, strength),
-    }
+        plain = composite is not None or layer is not None
+        centring = Centring() if plain else preset_centring(network, preset)
+        centring = centring if strength is None else replace(centring, strength=strength)
+    options: dict[str, Any] = {"layer": layer, "feature_level": feature_level, "centring": centring}
     if preset == "released" and composite is None and network.name == "transmil":
         return _released(network, x, question, rules, **options)
     return _propagate(network, x, question, rules, **options)
@@ -118,21 +116,56 @@ def _propagate(
     *,
     layer: str | None,
     feature_level: bool,
-    baseline: tuple[Any, float | None],
+    centring: Centring,
 ) -> Attributions:
-    traced = trace(
-        network, x, module=network.module, composite=rules, layers=[] if layer is None else [layer]
-    )
+    asked = {
+        "baseline": centring.baseline,
+        "strength": centring.strength,
+        "network": network,
+        "method": "lrp",
+    }
+    at_input = find_baseline(x=x, **asked) if layer is None else None
+    traced = traced_bags(network, x, rules, at_input if centring.secant else None, layer=layer)
     outputs = question.outputs(traced.logits)
     found = []
     for i, output in enumerate(outputs):
         relevance = traced.relevance(output.to_share, keep=i < len(outputs) - 1)
         flow = _instances(relevance, x.shape[1], layer)
-        centre = find_baseline(*baseline, network=network, x=flow.tensor, method="lrp")
+        centre = at_input if layer is None else find_baseline(x=flow.tensor, **asked)
         one = _attribution(relevance, flow, output, centre, layer is None, feature_level)
         check_reached(network, x, output, scores=flow.instances[0], value=one.value, audit=one.audit)
         found.append(one)
     return Attributions(traced.logits, found)
+
+
+def traced_bags(
+    network: Network, x: Tensor, rules: Composite, reference: Baseline | None, *, layer: str | None = None
+) -> Trace:
+    """Bags (b, n, d) under the rules, with activations against those of a reference where there is one.
+
+    The reference is run as one instance by itself, which costs next to nothing, or as a bag of n of them
+    where a single one takes another way through the model, or another scale, as in additive models.
+    """
+    options: dict[str, Any] = {"module": network.module, "composite": rules}
+    layers = [] if layer is None else [layer]
+    if reference is not None:
+        one = reference.shift.reshape(-1, 1, x.shape[-1])
+        alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
+        tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
+        for net, bags in tries[1:] if network.name == "addmil" else tries:
+            try:
+                seen = record(net, bags, **options)
+            except (
+                RuntimeError,
+                ValueError,
+                IndexError,
+                AssertionError,
+            ):  # a model that wants more instances
+                continue
+            traced = trace(network, x, layers=layers, against=seen, **options)
+            if traced.matched:
+                return traced
+    return trace(network, x, layers=layers, **options)
 
 
 def _released(

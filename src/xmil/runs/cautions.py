@@ -64,7 +64,7 @@ def seen_warning(models: Sequence[Path], cases: Sequence[Case]) -> str | None:
     alike = [case for case in cases if _own_case(case) in owners]
     if seen:
         return (
-            f"{len(seen)} of {len(cases)} predictions are of slides that were in the training of a model: "
+            f"{len(seen)} of {len(cases)} predictions are of cases that were in the training of a model: "
             "their measures flatter. The predictions.csv of the training run has those of held-out cases."
         )
     if alike:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.background import Background, background_of
 from xmil.core.task import TASKS
 from xmil.evaluate.evidence_batch import auroc, score_evidence
 from xmil.models import MILModel, create_model
@@ -25,6 +26,7 @@ from xmil.toy.stacked import Stacked
 from xmil.toy.variants import with_variants
 
 Row = dict[str, Any]
+BACKGROUND_BAGS = 200
 SEEDS_APART = 1000  # between the seeds of two runs with neighbouring base seeds
 
 
@@ -119,7 +121,8 @@ def score(
     for r, seed in enumerate(seeds):
         model = models.model(r)
         assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
-        test = configuration.splits(r).test
+        splits = configuration.splits(r)
+        model.background, test = background(configuration, splits), splits.test
         x, truth = table.bags(table.to_rows(test.rows)), configuration.task.evidence(test.codes)
         about = {"repetition": r, "seed": seed, "auroc": auroc_on(model, x, test.labels)}
         for spec in methods:
@@ -127,6 +130,11 @@ def score(
                 yield {**about, **_measures(model, x, truth, spec, seed)}
         if on_repetition is not None:
             on_repetition(r + 1)
+
+
+def background(configuration: Configuration, splits: Splits) -> Background:
+    """The mean patch of the first training bags, as `xmil train` keeps it."""
+    return background_of([configuration.prepared.features[splits.train.rows[:BACKGROUND_BAGS].reshape(-1)]])
 
 
 def _measures(model: MILModel, x: Tensor, truth: Any, spec: MethodSpec, seed: int) -> Row:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.core.target import Target
 from xmil.lrp import Composite
@@ -168,6 +169,12 @@ def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple
     narrow = copy.deepcopy(model)
     narrow.get_submodule(FIRST.rpartition(".")[0])[0] = _identity(first)  # type: ignore[operator]
     with torch.no_grad():
+        if (known := model.background) is not None:
+            mean, patches = (
+                F.linear(torch.from_numpy(rows).to(x), first.weight).cpu().numpy()
+                for rows in (known.mean, known.patches)
+            )
+            narrow.background = Background(mean, patches, known.n)
         return narrow, F.linear(x, first.weight)
 
 

@@ -1,0 +1,80 @@
+"""What a rule is judged by: the ranking of the evidence, its signs, and faithfulness without any labels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from xmil.evaluate.evidence_batch import score_evidence
+from xmil.models import MILModel
+
+STEPS = 15  # points of a removal curve
+
+
+def evidence_measures(scores: Tensor, evidence: Tensor) -> dict[str, float]:
+    """AUPRC-2, and how often the sign is right where there is evidence; over bags and classes."""
+    there = evidence != 0
+    right = (scores.sign() == evidence.sign()) & there
+    return {
+        "auprc2": float(score_evidence(evidence, scores)["auprc2"].nanmean()),
+        "signs": float(right.sum() / there.sum().clamp(min=1)),
+    }
+
+
+@torch.no_grad()
+def faithfulness(
+    model: MILModel, x: Tensor, labels: Tensor, scores: dict[str, Tensor]
+) -> dict[str, dict[str, float]]:
+    """SRG and the share of decisions gone without the positive scores, for the true class of correct bags."""
+    right = model(x).argmax(dim=-1) == labels
+    if not bool(right.any()):
+        return {name: {"srg": float("nan"), "gone": float("nan")} for name in scores}
+    x, labels = x[right], labels[right]
+    own = {
+        n: s[right].gather(1, labels.view(-1, 1, 1).expand(-1, 1, s.shape[-1]))[:, 0]
+        for n, s in scores.items()
+    }
+    h, b = model.embed(x), len(x)
+    orders = torch.cat(
+        [(d * s).argsort(dim=-1) for s in own.values() for d in (-1, 1)]
+    )  # leaving first: morf, lerf
+    owner = torch.arange(b, device=x.device).repeat(2 * len(own))
+    curves = torch.stack([_chances(model, x, h, labels, orders, owner, k) for k in _counts(x.shape[1])])
+    morf, lerf = curves.mean(dim=0).view(len(own), 2, b).unbind(dim=1)
+    srg = (lerf - morf).mean(dim=-1)
+    lost = gone(model, x, h, labels, torch.stack(list(own.values())))
+    return {name: {"srg": float(srg[i]), "gone": float(lost[i])} for i, name in enumerate(own)}
+
+
+def _counts(n: int) -> list[int]:
+    return sorted({round(n * k / STEPS) for k in range(STEPS + 1)})
+
+
+def _chances(
+    model: MILModel, x: Tensor, h: Tensor, labels: Tensor, orders: Tensor, owner: Tensor, k: int
+) -> Tensor:
+    """Probability of the label once the first k of each order are out; the empty bag is zero vectors."""
+    n = x.shape[1]
+    if k == n:
+        logits = model(torch.zeros_like(x[:1])).expand(len(owner), -1)
+    else:
+        kept = orders[:, k:].sort(dim=-1).values
+        logits = model.aggregate(h[owner.unsqueeze(-1), kept])
+    return F.softmax(logits, dim=-1).gather(1, labels[owner].unsqueeze(-1))[:, 0]
+
+
+def gone(model: MILModel, x: Tensor, h: Tensor, labels: Tensor, scores: Tensor) -> Tensor:
+    """The share of bags whose decision is gone once all positive scores are out, for scores (m, b, n)."""
+    m, b = scores.shape[:2]
+    stays = (scores <= 0).flatten(0, 1)
+    counts, owner = stays.sum(dim=-1), torch.arange(b, device=x.device).repeat(m)
+    decided = torch.empty(m * b, dtype=torch.long, device=x.device)
+    for k in counts.unique().tolist():
+        at = (counts == k).nonzero().squeeze(1)
+        if k == 0:
+            decided[at] = model(torch.zeros_like(x[:1])).argmax()
+        else:
+            kept = stays[at].nonzero()[:, 1].view(len(at), k)
+            decided[at] = model.aggregate(h[owner[at].unsqueeze(-1), kept]).argmax(dim=-1)
+    return (decided != labels[owner]).view(m, b).double().mean(dim=-1)
