@@ -19,9 +19,9 @@ from xmil.toy.digit_tasks import TASKS
 from xmil.toy.scoring import MethodSpec, score_bags
 
 CONTEXTS = 24
-PERMUTATIONS = {"attnmil": 400, "transmil": 100}  # of bags of thirty
-SHAPLEY_BAGS = {"attnmil": 50, "transmil": 10}
-CONTEXT_BAGS = 60
+PERMUTATIONS = {"attnmil": 200, "transmil": 100}  # of bags of thirty
+SHAPLEY_BAGS = {"attnmil": 25, "transmil": 5}
+CONTEXT_BAGS = 25
 
 
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     if models is None:
         raise SystemExit("the table needs --models, a folder of `xmil toy --table1`")
     repetitions, found = (2, {}) if quick else (10, {})
-    for task in ("four_bags", "pos_neg_count", "adjacent_pairs"):
-        for model in ("attnmil", "transmil"):
+    for model in ("attnmil", "transmil"):
+        for task in ("four_bags", "pos_neg_count", "adjacent_pairs"):
             rows = [
                 _measured(one, task, model, bags=2 if quick else None)
                 for one in stored(task, model, folder=models, data=data, repetitions=repetitions)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
 from xmil.bench.digits import DigitProblem
+from xmil.bench.entries import code_digest, method_entry
 from xmil.bench.figures import NOT_LEARNED, column_of
 from xmil.bench.folder import Folder, Unit
 from xmil.core.errors import InputError, UnknownNameError
@@ -108,6 +109,17 @@ def test_a_changed_method_is_measured_again(tmp_path):
     referee(tmp_path, methods=(f"{path}:score",))
     after = unit_of(tmp_path, "evidence--standard--attnmil").values[0, "mine:score"]
     np.testing.assert_allclose(np.nanmean(after[:, 4]), -np.nanmean(before[:, 4]), atol=1e-6)
+
+
+def test_other_code_is_another_entry(tmp_path):
+    (tmp_path / "lrp").mkdir()
+    digests = []
+    for text in ("a = 1\n", "a = 2\n"):
+        (tmp_path / "lrp" / "rules.py").write_text(text)
+        code_digest.cache_clear()
+        digests.append(code_digest(tmp_path))
+    assert digests[0] != digests[1]
+    assert method_entry("lrp").digest == f"lrp {code_digest()}"
 
 
 def test_changed_bags_are_noticed(tmp_path):

@@ -133,3 +133,21 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 def test_bad_parameters(params: dict[str, object], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         xmil.explain(model_of("attnmil"), bag_of(10), target=1, **params)
+
+
+class Rare(nn.Module):
+    """The sum of the instances, a hundred times as much where no marked one is in the bag."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alone = (x[..., 1].sum(dim=1) == 0).float().detach()
+        z = x[..., 0].sum(dim=1) * (1 + 100 * alone)
+        return torch.stack([-z, z], dim=1)
+
+
+def test_scores_that_a_few_sub_bags_decide_are_said_to_be_rough() -> None:
+    x = torch.ones(24, 2)
+    x[4:, 1] = 0.0  # four marked ones: hardly a sub-bag has none
+    rare = xmil.explain(Rare(), x, method="gxi", target=1, contexts=40)
+    assert any("skewed over the sub-bags" in line for line in rare.warnings)
+    plain = xmil.explain(model_of("attnmil"), bag_of(24), target=1, contexts=40)
+    assert not any("skewed" in line for line in plain.warnings)

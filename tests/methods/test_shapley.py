@@ -208,3 +208,17 @@ def test_saved_and_read_again(tmp_path: object) -> None:
     assert e.stderr is not None
     np.testing.assert_array_equal(again.stderr, e.stderr)
     np.testing.assert_array_equal(again.stable, e.stable)
+
+
+def test_standard_errors_are_honest() -> None:
+    """Intervals at 95 % hold the exact value in 90 to 98 % of the cases."""
+    model, bag = model_of("attnmil"), bag_of(10)
+    truth = xmil.explain(model, bag, method="shapley", target=1, exact=True).scores
+    held = []
+    for seed in range(40):
+        e = xmil.explain(
+            model, bag, method="shapley", target=1, exact=False, precision=None, permutations=64, seed=seed
+        )
+        assert e.stderr is not None
+        held.append(np.abs(e.scores - truth) <= 2.04 * e.stderr)  # t(.975, 31)
+    assert 0.9 <= np.mean(held) <= 0.98

@@ -73,6 +73,15 @@ def test_the_table_has_every_slide_with_its_time(by_case):
     assert certificate["n"] == sum(int(row["n"]) for row in table[:2])
 
 
+def test_certificates_say_how_few_patches_decide(by_case):
+    deciding = json.loads((by_case / "certificates" / "s9_1.json").read_text())["deciding"]
+    if deciding["upper"] is None:
+        assert deciding["instances"] is None
+    else:
+        assert len(deciding["instances"]) == deciding["upper"] >= deciding["lower"] >= 1
+    assert deciding["kind"] == "flip"
+
+
 def test_certificates_name_the_classes(by_case):
     certificate = json.loads((by_case / "certificates" / "s9_1.json").read_text())
     assert (certificate["label"], certificate["label_name"]) == (1, "pos")

@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ from xmil.models import MILModel
 from xmil.nn.frozen import frozen
 from xmil.toy.scoring import MethodSpec, score_bags
 
+PACKAGE = Path(__file__).parents[1]
+EXPLAINING = ("lrp", "methods", "models", "nn", "toy")
 ORACLE = "oracle"
 CONTROLS = ("random", "constant", "lrp_flipped")  # wrong on purpose: they must come last
 Score = Callable[[nn.Module, Bag, int], Any]
@@ -73,8 +76,8 @@ class OurMethod:
 
     @property
     def digest(self) -> str:
-        """The package's version goes with the run: the name is enough."""
-        return self.name
+        """The name and the code behind it: rows of another state of the package are measured again."""
+        return f"{self.name} {code_digest()}"
 
     def supports(self, model: nn.Module) -> bool:
         """Whether the method and the preset go with the model."""
@@ -103,8 +106,8 @@ class Control:
 
     @property
     def digest(self) -> str:
-        """The name is all."""
-        return self.name
+        """The name, and for LRP with its sign turned the code behind it."""
+        return f"{self.name} {code_digest()}" if self.name == "lrp_flipped" else self.name
 
     def supports(self, model: nn.Module) -> bool:
         """The truth and a constant need no model."""
@@ -196,6 +199,15 @@ def method_entry(text: str) -> MethodEntry:
     if place and (place.endswith(".py") or place not in METHODS):
         return OwnMethod.load(text)
     return OurMethod(MethodSpec.parse(text))
+
+
+@cache
+def code_digest(root: Path = PACKAGE) -> str:
+    """What the code that explains is, in 16 letters: methods, rules, layers and models."""
+    found = hashlib.sha256()
+    for path in sorted(file for part in EXPLAINING for file in (root / part).rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def file_digest(path: Path | None) -> str:

@@ -9,15 +9,22 @@ from typing import Any
 
 from xmil.core.method_cards import CARDS
 
+FEW = 8  # columns whose plots are shown unasked
+FILES = (
+    ', <a href="results.json" download>results.json</a> with all settings, '
+    '<a href="bags.parquet" download>bags.parquet</a> with every measure of every bag'
+)
 
-def page_of(summary: dict[str, Any]) -> str:
-    """The page of a run's summary."""
+
+def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
+    """The page of a run's summary; `beside`: whether it lies in the run's folder, and links its files."""
     template = files("xmil.bench").joinpath("page.html").read_text(encoding="utf-8")
     data = json.dumps(slim(summary), separators=(",", ":")).replace("</", "<\\/")
     colours = json.dumps({name: card.colour for name, card in CARDS.items()})
     parts = {
         "@ABOUT@": _about(summary),
         "@SUITES@": "".join(_suite(suite) for suite in summary["suites"]) + _across(summary),
+        "@FILES@": FILES if beside else "",
         "@COLOURS@": colours,
         "@DATA@": data,
     }
@@ -59,7 +66,9 @@ def _suite(suite: dict[str, Any]) -> str:
     return (
         f'<section id="{name}" data-suite="{name}"><h2>{escape(suite["title"])}</h2>'
         f"<details><summary>What is measured</summary><ul>{means}</ul></details>"
-        '<div class="tools"></div><div class="table"></div><div class="plot"></div>'
+        '<div class="tools"></div><div class="table"></div>'
+        f"<details{_open(len(suite['columns']) <= FEW)}><summary>Plots</summary>"
+        '<div class="plot"></div></details>'
         f"<h3>Who leads</h3>{_verdicts(suite)}"
         f"{_list('Where lrp, the default, is behind', suite['weak_spots'], 'In no column of this suite.')}"
         f"<h3>The suite tested on itself</h3>{_controls(suite['controls'])}"
@@ -91,8 +100,11 @@ def _controls(checks: list[dict[str, Any]]) -> str:
         f"{escape(check['what'])} ({escape(check['detail'])})</li>"
         for check in [*failed, *(c for c in checks if c["passed"])]
     )
-    is_open = " open" if failed else ""
-    return f"<details{is_open}><summary>{state}</summary><ul>{rows}</ul></details>"
+    return f"<details{_open(bool(failed))}><summary>{state}</summary><ul>{rows}</ul></details>"
+
+
+def _open(wanted: bool) -> str:
+    return " open" if wanted else ""
 
 
 def _list(title: str, items: list[str], none: str) -> str:

@@ -18,6 +18,7 @@ from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
 from xmil.evaluate.flip import Curve, Flips, step_counts
 from xmil.evaluate.localisation import pointing_game, relevance_mass
 from xmil.evaluate.measures import Band, random_band, top_instances
+from xmil.evaluate.minimal import MinimalSet, minimal_set
 from xmil.evaluate.parts import MODES
 from xmil.methods import explain, list_methods
 from xmil.methods.registry import seeds
@@ -25,6 +26,9 @@ from xmil.methods.registry import seeds
 DEFAULT_METHODS = ("lrp", "attention", "single", "gxi", "ig", "random")
 EVIDENCE = ("auprc2", "auroc2", "ap", "ndcg", "pointing", "mass")
 Row = dict[str, Any]
+
+
+AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that decides
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,17 @@ class FaithfulnessSettings:
 
 @dataclass(frozen=True, eq=False)
 class SlideResult:
-    """What was measured on one slide: a row for each method and mode, and a certificate for each method."""
+    """What was measured on one slide: a row for each method and mode, and a certificate for each method.
+
+    `deciding` is the smallest set of patches whose removal flips the decision, for models that decide and
+    whose sub-bags have a closed form: for others it would cost more than all the rest.
+    """
 
     rows: list[Row]
     explanations: list[Explanation]
     certificates: list[Certificate]
     band: Band
+    deciding: MinimalSet | None = None
 
 
 def evaluate_slide(
@@ -117,7 +126,14 @@ def evaluate_slide(
             rows.append(
                 {**shared, **_measured(curve, flips[mode], e, settings), **_certified(certificate, mode)}
             )
-    return SlideResult(rows, explanations, certificates, band)
+    return SlideResult(rows, explanations, certificates, band, _deciding(model, bag, first))
+
+
+def _deciding(model: nn.Module, bag: Bag, flips: Flips) -> MinimalSet | None:
+    pooling = None if flips.network.model is None else flips.network.model.pooling
+    if not flips.decides or pooling not in ("softmax", "max"):
+        return None
+    return minimal_set(model, bag, target=int(flips.output.target), evaluations=AFFORDABLE)
 
 
 def _decided(flips: Flips, label: int | None) -> Row:

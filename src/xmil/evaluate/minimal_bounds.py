@@ -10,18 +10,19 @@ maximum can fall no lower than the next largest values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from xmil.methods.coalitions import LINEAR, Coalitions, MaxCoalitions, PooledCoalitions, affine_head
+from xmil.methods.coalitions import (
+    Coalitions,
+    Layers,
+    MaxCoalitions,
+    PooledCoalitions,
+    affine_head,
+    relu_layers,
+)
 
 SLACK = 1e-6  # of the largest term: what rounding in the model may add to a difference
-Layers = list[tuple[Tensor, Tensor]]
 
 
 class Bound:
@@ -153,7 +154,7 @@ def _pooled_bound(game: PooledCoalitions) -> Bound:
     a = game.model.attend(h)[0].double()
     weights = (a - a.amax(dim=0)).exp()  # (n, k)
     if weights.shape[1] == 1:
-        layers = relu_layers(game, h.new_zeros(1, 1, h.shape[-1]))
+        layers = relu_layers(game.model, h.new_zeros(1, 1, h.shape[-1]))
         return Bound(game.n) if layers is None else SumBound(game, weights[:, 0], h[0].double(), layers)
     if game.head is not None:
         values = torch.einsum("ne,kec->nkc", h[0].double(), game.head[0])
@@ -191,42 +192,3 @@ def relaxed_relu(slope: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tens
     constant = torch.where(crossing, -chord * low, torch.zeros_like(low))
     positive = slope.clamp(min=0)
     return positive * chord + slope.clamp(max=0) * beneath, positive @ constant
-
-
-def relu_layers(game: PooledCoalitions, zero: Tensor) -> Layers | None:
-    """The weights of a head that is a chain of linear and ReLU layers; None for any other."""
-    with _Chain() as seen:
-        game.model.head(zero)
-    steps = [name for name in seen.names if name in ("linear", "relu")]
-    chained = steps == ["linear", *["relu", "linear"] * (len(steps) // 2)]
-    if not chained or not set(seen.names) <= LINEAR | {"relu"}:
-        return None
-    probe = torch.randn(8, *zero.shape[1:], generator=torch.Generator().manual_seed(0)).to(zero)
-    out = probe.flatten(1).double()
-    for i, (matrix, bias) in enumerate(seen.layers):
-        out = F.linear(F.relu(out) if i else out, matrix, bias)
-    same = torch.allclose(out, game.model.head(probe).double(), rtol=1e-3, atol=1e-4)
-    return seen.layers if same else None
-
-
-class _Chain(TorchFunctionMode):
-    """Notes operations in their order, and the weights of linear ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.layers: Layers = []
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.names.append(func.__name__)
-        if func.__name__ == "linear":
-            _, matrix, *bias = args
-            constant = bias[0] if bias and bias[0] is not None else matrix.new_zeros(len(matrix))
-            self.layers.append((matrix.detach().double(), constant.detach().double()))
-        return func(*args, **(kwargs or {}))

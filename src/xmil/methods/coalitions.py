@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -19,6 +20,8 @@ from xmil.methods.network import Network
 from xmil.models import PooledMIL
 from xmil.models.pooling import MaxPool
 
+Layers = list[tuple[Tensor, Tensor]]  # weights (out, in) and biases (out,) of linear layers
+BLOCK = 512  # instances whose sums are read at once
 WIDEST = 600.0  # attention logits that lie further apart lose their weight in double precision
 LINEAR = {  # operations, and looks at shapes, that keep a function of their input affine
     *(
@@ -122,7 +125,8 @@ class RunCoalitions(Coalitions):
 class PooledCoalitions(Coalitions):
     """Softmax-weighted means: sums of weights and of weighted instances, in double precision.
 
-    Where the head is affine the instances are first taken through it, so that only c numbers are summed.
+    The first linear layer of the head is taken before the sums: where the head is affine, only c numbers are
+    summed.
     """
 
     model: PooledMIL
@@ -134,10 +138,14 @@ class PooledCoalitions(Coalitions):
         a = model.attend(h)[0].double()  # (n, k)
         self.safe = bool(a.amax() - a.amin() < WIDEST)
         weights = (a - a.amax(dim=0)).exp()
-        self.head = affine_head(model, h.new_zeros(1, a.shape[1], h.shape[-1]))
+        zero = h.new_zeros(1, a.shape[1], h.shape[-1])
+        self.head, self.layers = affine_head(model, zero), relu_layers(model, zero)
         values = h[0].double().unsqueeze(1).expand(-1, a.shape[1], -1)  # (n, k, e)
         if self.head is not None:
             values = torch.einsum("nke,kec->nkc", values, self.head[0])
+        elif self.layers is not None:
+            first = self.layers[0][0].unflatten(1, (a.shape[1], -1))  # (e1, k, e)
+            values = torch.einsum("nke,hke->nkh", values, first)
         self.width = values.shape[-1]
         self.terms = torch.cat([weights, (weights.unsqueeze(-1) * values).flatten(1)], dim=1).T.contiguous()
 
@@ -167,7 +175,17 @@ class PooledCoalitions(Coalitions):
     def _prefixes(self, orders: Tensor) -> Tensor:
         if self.head is not None:
             return self._read(self.terms[:, orders[:, :-1]].cumsum(dim=-1).movedim(0, -1))
-        return torch.stack([self._read(self.terms[:, order[:-1]].cumsum(dim=-1).T) for order in orders])
+        rows = self.terms.T.to(self.x.dtype)  # (n, k + k * width)
+        return torch.stack([self._running(rows, order[:-1]) for order in orders])
+
+    def _running(self, rows: Tensor, order: Tensor) -> Tensor:
+        """Logits (m, c) of the growing sums over an order, in blocks that a processor's cache holds."""
+        before, found = torch.zeros_like(rows[:1]), []
+        for block in order.split(BLOCK):
+            sums = rows[block].cumsum(dim=0).add_(before)
+            found.append(self._read(sums))
+            before = sums[-1:]
+        return torch.cat(found)
 
     def _read(self, sums: Tensor) -> Tensor:
         """Logits (..., c) from sums (..., k + k * width) over the instances of each coalition."""
@@ -176,7 +194,13 @@ class PooledCoalitions(Coalitions):
         if self.head is not None:
             logits: Tensor = means.sum(dim=-2) + self.head[1]
             return logits
-        return self.model.head(means.to(self.x.dtype)).double()
+        if self.layers is None:
+            out: Tensor = self.model.head(means.to(self.x.dtype)).double()
+            return out
+        inner: Tensor = means.sum(dim=-2) + self.layers[0][1].to(means.dtype)
+        for matrix, bias in self.layers[1:]:
+            inner = F.linear(inner.relu_(), matrix.to(means.dtype), bias.to(means.dtype))
+        return inner.double()
 
 
 class MaxCoalitions(Coalitions):
@@ -229,21 +253,41 @@ def affine_head(model: PooledMIL, zero: Tensor) -> tuple[Tensor, Tensor] | None:
     `zero` (1, k, e) is what the head takes.
     """
     z = zero.requires_grad_(True)
-    with torch.enable_grad(), _Names() as seen:
+    with torch.enable_grad(), _Chain() as seen:
         logits = model.head(z)[0]
-    if not seen.names <= LINEAR:
+    if not set(seen.names) <= LINEAR:
         return None
     with torch.enable_grad():
         rows = [torch.autograd.grad(out, z, retain_graph=True)[0][0] for out in logits.unbind()]
     return torch.stack(rows, dim=-1).double(), logits.detach().double()
 
 
-class _Names(TorchFunctionMode):
-    """Notes the names of all operations."""
+def relu_layers(model: PooledMIL, zero: Tensor) -> Layers | None:
+    """The weights of a head that is a chain of linear and ReLU layers; None for any other.
+
+    `zero` (1, k, e) is what the head takes.
+    """
+    with _Chain() as seen:
+        model.head(zero)
+    steps = [name for name in seen.names if name in ("linear", "relu")]
+    chained = steps == ["linear", *["relu", "linear"] * (len(steps) // 2)]
+    if not chained or not set(seen.names) <= LINEAR | {"relu"}:
+        return None
+    probe = torch.randn(8, *zero.shape[1:], generator=torch.Generator().manual_seed(0)).to(zero)
+    out = probe.flatten(1).double()
+    for i, (matrix, bias) in enumerate(seen.layers):
+        out = F.linear(F.relu(out) if i else out, matrix, bias)
+    same = torch.allclose(out, model.head(probe).double(), rtol=1e-3, atol=1e-4)
+    return seen.layers if same else None
+
+
+class _Chain(TorchFunctionMode):
+    """Notes operations in their order, and the weights of linear ones."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.names: list[str] = []
+        self.layers: Layers = []
 
     def __torch_function__(
         self,
@@ -252,5 +296,9 @@ class _Names(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        self.names.add(func.__name__)
+        self.names.append(func.__name__)
+        if func.__name__ == "linear":
+            _, matrix, *bias = args
+            constant = bias[0] if bias and bias[0] is not None else matrix.new_zeros(len(matrix))
+            self.layers.append((matrix.detach().double(), constant.detach().double()))
         return func(*args, **(kwargs or {}))

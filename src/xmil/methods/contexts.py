@@ -27,6 +27,7 @@ from xmil.methods.registry import CONTEXTS, Attribution, Attributions, Method, s
 from xmil.methods.shapley import sure_signs
 
 FEWEST = 2  # sub-bags that must hold an instance: one has no standard error
+SKEWED, OFTEN = 1.5, 0.1  # the skewness that few normal samples have, and the share of patches that may
 Rows = npt.NDArray[np.int64]
 
 
@@ -103,13 +104,15 @@ class _Contexts:
         mean = total.index_add_(0, rows, scores) / counts
         squares.index_add_(0, rows, (scores - mean[rows]).square())
         stderr = (squares / (counts - 1) / counts).sqrt()
+        cubes = torch.zeros_like(squares).index_add_(0, rows, (scores - mean[rows]) ** 3)
+        said = tuple(dict.fromkeys(line for part in parts for line in part.warnings))
         return replace(
             parts[0],
             scores=mean.to(self.x.dtype),
             audit=mean_audit([part.audit for part in parts]),
             stderr=stderr,
             stable=sure_signs(mean, stderr, counts.long()),
-            warnings=tuple(dict.fromkeys(line for part in parts for line in part.warnings)),
+            warnings=said + _skewed(squares / counts, cubes / counts),
         )
 
 
@@ -119,6 +122,18 @@ def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
     if len(kept) < len(audits):
         return None
     return Audit(**{name: float(np.mean([shares[name] for shares in kept])) for name in kept[0]})
+
+
+def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
+    """The sentence on scores that a few sub-bags decide: their standard errors are rough."""
+    skewness = cubes.abs() / squares.clamp(min=1e-30) ** 1.5
+    share = float((skewness > SKEWED).double().mean())
+    if share <= OFTEN:
+        return ()
+    return (
+        f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
+        "errors are too small more often than they should be; more contexts help, and shapley is exact.",
+    )
 
 
 def _said(hands: Sequence[Rows], *, audited: bool) -> str:

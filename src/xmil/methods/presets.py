@@ -18,6 +18,7 @@ from xmil.nn.attention import SelfAttention
 from xmil.nn.ppeg import PPEG
 
 PRESETS = ("default", "exact", "centred", "paper", "released")
+TRANSFORMERS = ("stamp_vit", "transmil")
 RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
 EPSILON = 1e-8  # the paper's
 MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
@@ -36,10 +37,9 @@ def preset_composite(network: Network, preset: str) -> Composite:
         raise unknown_name("preset", preset, PRESETS)
     if preset in ("default", "exact", "centred"):
         return Composite()
-    if network.name == "transmil":
-        between = AffineRule(epsilon=EPSILON) if preset == "paper" else AffineRule()
-        return Composite(_ENDS, default=between)
-    if network.name == "mambamil" and preset == "paper":
+    if preset == "paper" and network.name in TRANSFORMERS:
+        return Composite(_ENDS, default=AffineRule(epsilon=EPSILON))
+    if network.name == "transmil" or (preset == "paper" and network.name == "mambamil"):
         return Composite(_ENDS)
     if preset == "released" and network.name not in RELEASED:
         raise UnsupportedError(

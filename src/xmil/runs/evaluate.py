@@ -357,6 +357,7 @@ def certificate_dict(
         **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
         **named_classes,
         "methods": [certificate.as_dict() for certificate in result.certificates],
+        "deciding": None if result.deciding is None else result.deciding.as_dict(),
         "random_band": band,
     }
 

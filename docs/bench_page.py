@@ -1,0 +1,13 @@
+"""`python docs/bench_page.py RUN`: the page of a run of `xmil bench`, for the documentation to embed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from xmil.bench.page import page_of
+from xmil.bench.run_report import read_results
+
+if __name__ == "__main__":
+    page = page_of(read_results(Path(sys.argv[1])), beside=False)
+    Path(__file__).with_name("bench-quick.html").write_text(page, encoding="utf-8")
