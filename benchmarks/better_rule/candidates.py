@@ -60,7 +60,10 @@ def embedded(model: MILModel, x: Tensor, mean: Tensor, *, strength: float) -> Te
 def secant(model: MILModel, x: Tensor, mean: Tensor, *, by: str, strength: float) -> Tensor:
     """(x_i - a mu) . g_i, activations against a patch a mu alone."""
     point = strength * _point(x, mean, by)
-    return _centred(_flows(model, x, model, point.view(-1, 1, x.shape[-1])), point)
+    reference = point.view(-1, 1, x.shape[-1])
+    if isinstance(model, AddMIL):  # scales with the number of instances
+        reference = reference.expand(-1, x.shape[1], -1).contiguous()
+    return _centred(_flows(model, x, model, reference), point)
 
 
 def _point(x: Tensor, mean: Tensor, by: str) -> Tensor:

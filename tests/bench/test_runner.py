@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.bench.runs import NET, OWN, referee, tiny_plan
+from xmil.bench.contestants import model_entry
 from xmil.bench.digits import DigitProblem
 from xmil.bench.entries import code_digest, method_entry
 from xmil.bench.figures import NOT_LEARNED, column_of
@@ -18,8 +19,11 @@ from xmil.bench.folder import Folder, Unit
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.evaluate.evidence import auprc2
 from xmil.methods import explain
+from xmil.toy.benchmark import score
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
+from xmil.toy.scoring import MethodSpec
+from xmil.toy.store import Store
 
 EXTRA = {
     "captum",
@@ -59,7 +63,6 @@ def test_an_own_method_equals_ours_on_every_bag(folder):
 
 
 def test_values_are_the_measures_of_explanations_one_by_one(folder):
-    from xmil.bench.contestants import model_entry
     from xmil.bench.trained import Trained
 
     plan = tiny_plan()
@@ -73,6 +76,17 @@ def test_values_are_the_measures_of_explanations_one_by_one(folder):
             for c in range(2)
         ]
         assert values[i] == pytest.approx(np.mean(slow), abs=1e-5, nan_ok=True)
+
+
+def test_means_are_those_of_the_toy_command(folder):
+    plan = tiny_plan()
+    problem = DigitProblem(TASKS["standard"], load_instances("digits"), plan.protocol)
+    configuration = problem.configuration(model_entry("attnmil").setup)
+    unit, stored = unit_of(folder, "evidence--standard--attnmil"), Store(folder).models(configuration)
+    for row in score(configuration, stored.models, [MethodSpec("lrp"), MethodSpec("random")]):
+        values = unit.values[row["repetition"], row["method"]]
+        for k, measure in enumerate(unit.measures):
+            assert np.nanmean(values[:, k]) == pytest.approx(row[measure], abs=1e-5)
 
 
 def test_the_same_seed_gives_the_same_numbers(folder, tmp_path):

@@ -116,6 +116,17 @@ def test_ig_starts_at_the_baseline(bag):
     np.testing.assert_allclose(zero.scores, plain.scores, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["attnmil", "transmil", "maxpool"])
+def test_shapley_values_start_at_the_baseline(name, bag):
+    model = _model(name)
+    few, start = bag[:5], np.tile(0.5 * bag[0], (5, 1))
+    e = xmil.explain(model, few, method="shapley", target=1, baseline=bag[0], strength=0.5)
+    at_start = float(model(torch.from_numpy(start).unsqueeze(0)).detach()[0, 1])
+    assert e.audit.bias == pytest.approx(at_start, abs=1e-5)
+    assert e.scores.sum() == pytest.approx(e.output - at_start, abs=1e-4)
+    assert e.params["baseline"] == "given"
+
+
 def test_a_layer_can_be_the_place(bag):
     model = _model("attnmil")
     plain = xmil.explain(model, bag, target=1, preset="exact", layer="instance", baseline=None)

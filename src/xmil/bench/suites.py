@@ -36,6 +36,7 @@ METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by b
     "grad2",
     "ig",
     "lrp",
+    "lrp:exact",
     "lrp:paper",
 )
 FAITHFULNESS_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from xmil.bench.contestants import ModelEntry, OurModel, TrainedModel
@@ -16,9 +17,11 @@ from xmil.bench.digits import DigitProblem
 from xmil.bench.folder import Folder, plain
 from xmil.bench.learning import learn
 from xmil.bench.problems import Problem, checksum
+from xmil.core.background import Background, background_of
 from xmil.core.errors import FileError
 from xmil.core.storage import write_atomically
-from xmil.toy.benchmark import SEEDS_APART
+from xmil.models import MILModel
+from xmil.toy.benchmark import BACKGROUND_BAGS, SEEDS_APART
 from xmil.toy.benchmark import train as train_stacked
 from xmil.toy.stacked import Stacked
 from xmil.toy.store import Store
@@ -43,10 +46,19 @@ class Trained:
         return self.seed * SEEDS_APART + repetition
 
     def model(self, repetition: int) -> nn.Module:
-        """The model of a repetition, in eval mode on the device."""
+        """The model of a repetition, in eval mode on the device; ours know their training instances' mean."""
         if isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel):
-            return self._stack.model(repetition)
-        return self._alone(repetition)
+            model = self._stack.model(repetition)
+        else:
+            model = self._alone(repetition)
+        if isinstance(model, MILModel) and not isinstance(self.entry, TrainedModel):
+            model.background = self._background(repetition)
+        return model
+
+    def _background(self, repetition: int) -> Background:
+        blocks = self.problem.blocks("train", repetition)
+        bags = [x for block in blocks for x in block.x[:BACKGROUND_BAGS].numpy()]
+        return background_of([np.concatenate(bags[:BACKGROUND_BAGS])])
 
     @cached_property
     def _stack(self) -> Stacked:

@@ -16,7 +16,7 @@ from xmil.lrp.ledger import Ledger, product_sum
 _NAMES = "relu leaky_relu gelu silu mish elu selu celu softplus tanh softsign tanhshrink hardswish"
 ELEMENTWISE = frozenset(_NAMES.split())
 Recording = list[tuple[str, Tensor]]
-CLOSE = 1e-4  # of their size: x and x0 nearer than this have the tangent for a secant
+CLOSE = 1e-4  # x and x0 nearer than this have the tangent for a secant
 
 
 class Activations(Protocol):
@@ -71,12 +71,12 @@ def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor
     """f(x), and its slope from the reference to x; the tangent where the two are close."""
     out = function(x)
     step = x - reference
-    size = x.abs() + reference.abs()
-    near = step.abs() <= CLOSE * size
-    slope = (out - function(reference)) / torch.where(near, torch.ones_like(step), step)
-    if bool(near.any()):
-        h = CLOSE * (1 + size)
-        slope = torch.where(near, (function(x + h) - function(x - h)) / (2 * h), slope)
+    slope = (out - function(reference)) / step
+    close = (step.abs() <= CLOSE * (1 + reference.abs())).nonzero(as_tuple=True)  # few: x is seldom so near
+    if len(close[0]):
+        near = x[close]
+        h = CLOSE * (1 + near.abs())
+        slope[close] = (function(near + h) - function(near - h)) / (2 * h)
     return out, slope
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
+from xmil.methods.baseline import described, find_baseline
 from xmil.methods.coalitions import Coalitions, coalitions_of
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
@@ -52,16 +54,21 @@ def shapley(
     exact: bool | None = None,
     seed: int | Sequence[int] = 0,
     progress: Progress | None = None,
+    baseline: Any = None,
+    strength: float | None = None,
 ) -> Attributions:
     """The mean of v(S + i) - v(S) over the orders in which instances can join.
 
     Sampling stops once the largest standard error is at most `precision`, in units of the output, or after
     so many `permutations`; None takes them all. Small bags are enumerated: `exact` asks for it or against
     it. `progress(done, total)` is called as permutations are done. In the audit the bias is the output of
-    the empty bag, n zero vectors.
+    the empty bag: n zero vectors, or n instances like the `baseline` times its `strength`.
     """
     _check(precision, permutations, exact, x.shape[1])
     game = coalitions_of(network, x)
+    centre = find_baseline(baseline, strength, network=network, x=x, method="shapley")
+    if centre is not None:
+        game.empty = network(centre.shift.expand_as(x).contiguous()).double()
     outputs = question.outputs(game.model_logits)
     if exact or (exact is None and _affordable(game.n, permutations)):
         found = _enumerated(game, outputs)
@@ -69,7 +76,9 @@ def shapley(
         orders = _Orders(game, np.random.default_rng(seed_words(seed, "shapley")), permutations)
         found = orders.sample(outputs, precision, progress)
     warnings = _shortfall(found, precision)
-    return Attributions(game.model_logits, _attributions(game, outputs, found, warnings, x))
+    about = described(centre)
+    each = _attributions(game, outputs, found, (*warnings, *about["warnings"]), x)
+    return Attributions(game.model_logits, [replace(one, params=about["params"]) for one in each])
 
 
 def _attributions(
