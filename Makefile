@@ -36,7 +36,7 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist loadgroup --cov --cov-report=term
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --cov --cov-report=term
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -30,10 +30,3 @@ def _seed() -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files run beside each other, so that fixtures are made once; those that start Ray share a process."""
-    for item in items:
-        ray = item.path.name in ("test_pool.py", "test_broken_runs.py", "test_explain_run.py")
-        item.add_marker(pytest.mark.xdist_group("ray" if ray else str(item.path)))

@@ -189,8 +189,8 @@ const notesUrl = (key: number, reader: string) => `api/slides/${key}/annotations
 export const getNotes = (key: number, reader: string): Promise<KeptNotes> => json(notesUrl(key, reader));
 
 /** Keeps annotations drawn over a revision; a conflict gives what is there now. */
-export async function postNotes(key: number, reader: string, revision: number, document: unknown): Promise<{ revision: number; conflict: KeptNotes | null }> {
-  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ revision, document }) });
+export async function postNotes(key: number, reader: string, revision: number, document: unknown, leaving = false): Promise<{ revision: number; conflict: KeptNotes | null }> {
+  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ revision, document }), keepalive: leaving });
   if (response.status === 409) return { revision, conflict: (await response.json()) as KeptNotes };
   return { revision: ((await (await answered(response)).json()) as { revision: number }).revision, conflict: null };
 }

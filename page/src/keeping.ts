@@ -35,7 +35,16 @@ export class Keeping {
     private readonly info: SlideInfo,
     private readonly tell: (text: string, problem?: boolean) => void,
     private readonly changed: () => void,
-  ) {}
+  ) {
+    addEventListener("pagehide", this.leave);
+  }
+
+  /** The page goes away: what is not written yet goes out with it. */
+  private readonly leave = (): void => {
+    if (!this.timer || !this.shared) return;
+    clearTimeout(this.timer);
+    void postNotes(this.info.key, readerName(), this.revision, this.document(), true).catch(() => undefined);
+  };
 
   private get localKey(): string {
     return `xmil:notes:${location.pathname}:${this.run}:${this.info.id}`;
@@ -73,6 +82,7 @@ export class Keeping {
   keep(notes: Annotation[], now = false): void {
     this.notes = notes;
     clearTimeout(this.timer);
+    this.timer = 0;
     if (!this.shared) {
       if (!store(this.localKey, notes)) this.tell("The browser has no room for the annotations: export them before you leave.", true);
       return;
@@ -83,6 +93,7 @@ export class Keeping {
 
   /** Writes, after any write that is under way. */
   private async write(): Promise<void> {
+    this.timer = 0;
     while (this.writing) await this.writing;
     this.writing = this.send().finally(() => (this.writing = null));
     await this.writing;
@@ -126,6 +137,7 @@ export class Keeping {
   }
 
   destroy(): void {
+    removeEventListener("pagehide", this.leave);
     if (this.timer) this.keep(this.notes, true);
   }
 }

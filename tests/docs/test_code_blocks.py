@@ -18,6 +18,7 @@ from tests.docs.pages import PAGES, Block, blocks, command_lines, inline_command
 from xmil.cli._app import build
 from xmil.data.readers import READERS
 from xmil.encoders import ENCODERS
+from xmil.lrp import RULES
 
 
 @lru_cache(maxsize=1)
@@ -35,7 +36,7 @@ def test_python_blocks_run(
         return
     monkeypatch.chdir(tmp_path)
     xmil.list_formats()  # the built-in readers are there; what a page adds goes with its test
-    for registry in (READERS, ENCODERS):
+    for registry in (READERS, ENCODERS, RULES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     write_files(tmp_path, page.read_text("utf-8"))
     space = names(tmp_path)

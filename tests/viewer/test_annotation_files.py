@@ -172,13 +172,13 @@ def test_fault_03_a_deletion_is_undone(browser: Any, tmp_path: Path) -> None:
 
 def test_fault_07_the_page_goes_on_when_the_server_is_back(browser: Any, tmp_path: Path) -> None:
     from xmil.viewer.security import Rules
-    from xmil.viewer.serve import Background, address, open_socket
+    from xmil.viewer.serve import BackgroundServer, address, open_socket
 
     run = run_of(tmp_path)
     rules = Rules("127.0.0.1", None)
     listening = open_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    server = Background(create_app(Collection([run]), rules=rules), listening)
+    server = BackgroundServer(create_app(Collection([run]), rules=rules), listening)
     url = address(listening, rules)
     with opened(browser, url, expect_errors=True) as page:
         open_slide(page, url)
@@ -187,7 +187,7 @@ def test_fault_07_the_page_goes_on_when_the_server_is_back(browser: Any, tmp_pat
         page.locator(".message.problem").wait_for()
         assert "server" in page.locator(".message.problem").first.inner_text().lower()
         again = open_socket("127.0.0.1", port)
-        server = Background(create_app(Collection([run]), rules=rules), again)
+        server = BackgroundServer(create_app(Collection([run]), rules=rules), again)
         for _ in range(40):
             if (run / "annotations" / "s" / "reader.geojson").exists():
                 break

@@ -46,6 +46,13 @@ def url(browser: Any, made: Made) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(autouse=True)
+def _no_annotations(made: Made) -> None:
+    """What other tests drew stays with the run; it would lie over what this one looks at."""
+    for run in made.runs:
+        shutil.rmtree(run / "annotations", ignore_errors=True)
+
+
 @pytest.fixture
 def page(browser: Any, url: str) -> Iterator[Any]:
     with opened(browser, url, accept_downloads=True) as found:
@@ -245,10 +252,7 @@ def test_brushed_and_outlined_patches_keep_their_shape(
     assert all(shown.contains(shape({"type": "Point", "coordinates": centre(i)})) for i in kept)
 
 
-def test_annotations_and_views_are_exported_and_read_back(
-    page: Any, url: str, made: Made, tmp_path: Path
-) -> None:
-    shutil.rmtree(made.runs[0] / "annotations", ignore_errors=True)  # of other tests
+def test_annotations_and_views_are_exported_and_read_back(page: Any, url: str, tmp_path: Path) -> None:
     open_slide(page, url, 1)
     label = "<script>window.hurt = 1</script>"
     page.keyboard.press("r")
@@ -316,9 +320,10 @@ def test_evidence_lies_on_its_patches_within_a_pixel(
     shades = [red_blue(score / whisker(scores)) for score in scores[3 * COLUMNS : 4 * COLUMNS]]
     seen = [c for c, x in places.items() if left + 3 < x < right - 3 and _differ(shades[c - 1], shades[c])]
     assert seen
+    grain = max(1.0, (places[2] - places[1]) / EDGE)  # the slide is no sharper than its own pixels
     for c in seen:
         assert np.abs(painted - places[c]).min() <= 1, (c, places[c], painted)
-        assert np.abs(drawn - places[c]).min() <= 1, (c, places[c], drawn)
+        assert np.abs(drawn - places[c]).min() <= grain, (c, places[c], drawn)
 
 
 def _differ(a: Any, b: Any) -> bool:
