@@ -34,7 +34,7 @@ def demo(
     begin = time.perf_counter()
     made = Demo(out, quick=quick, seed=seed)
     made.prepare()
-    from xmil.demo import digit_slides  # noqa: F401  # registers `digits` where the package is not installed
+    from xmil.demo import stain_fields  # noqa: F401  # registers `digits` where the package is not installed
 
     log = out / "log.txt"
     timings = run_stages(made, lambda commands, side: _run(commands, side, log), _say)
