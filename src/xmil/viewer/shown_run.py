@@ -117,6 +117,10 @@ class ShownRun:
         """The file with a slide's scores."""
         return self._file("slides", slide_id, SUFFIX)
 
+    def inside(self, slide_id: str) -> Path | None:
+        """The file with the maps inside a slide's patches, where `xmil inside` wrote one."""
+        return self._file("inside", slide_id, ".npz")
+
     def certificate(self, slide_id: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, where the run has one."""
         try:
