@@ -9,6 +9,7 @@ export interface SlideRow {
   correct: boolean | null;
   probability: number | null;
   verdict: string | null;
+  verdict_method: string | null;
   n: number | null;
   image: boolean;
   error: string | null;

@@ -8,12 +8,12 @@ import type { SlideView } from "./slide";
 
 const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
 
-/** A verdict as a small label with a sign that does not rely on colour. */
-export function verdictLabel(verdict: string | null): HTMLElement {
+/** A verdict as a small label with a sign that does not rely on colour; `method` is whose verdict it is. */
+export function verdictLabel(verdict: string | null, method: string | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const kind = MARKS[verdict] ?? "open";
   const sign = { good: "✓", poor: "≈", bad: "✕", open: "?" }[kind];
-  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), verdict);
+  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), method ? `${verdict} (${method})` : verdict);
 }
 
 export class CertificatePanel {

@@ -126,7 +126,7 @@ export class Cohort {
       el("td", {}, slide.label ?? "–"),
       el("td", {}, slide.predicted ?? "–", slide.probability !== null && el("span", { class: "muted" }, ` ${(100 * slide.probability).toFixed(0)} %`)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", {}, verdictLabel(slide.verdict)),
+      el("td", {}, verdictLabel(slide.verdict, slide.verdict_method)),
       el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }

@@ -22,7 +22,13 @@ from tests.viewer.browser import (
 from tests.viewer.given_scores import grid, write_run
 from tests.viewer.make_run import Made
 from tests.viewer.test_page_frames import LABELS
+from xmil.core.storage import read_explanations
+from xmil.heatmaps.ometiff import Pyramid, write_scores
+from xmil.heatmaps.picture import heatmap
+from xmil.heatmaps.scale import SIGNED, Scale
 from xmil.viewer.collection import Collection
+
+tifffile = pytest.importorskip("tifffile")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +62,7 @@ def settled(page: Any) -> str:
     return str(page.evaluate("() => location.href"))
 
 
-def test_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url: str) -> None:
+def test_item_17_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url: str) -> None:
     """Remove patches in one pane and turn to the other before the answer comes; then remove more."""
     with opened(browser, url) as page:
         open_slide(page, url, 1)
@@ -90,8 +96,8 @@ def test_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url:
         assert "without 14 patches" in page.locator(".slide-head").inner_text()
 
 
-def test_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
-    """Patches of 128 px at a step of 64: inside, each place is covered by four."""
+def test_item_17_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
+    """Patches of 128 px at a step of 64: inside, each place is covered by four; files show the same."""
     coords = grid(6, 5, 64)
     scores = signed(30)
     write_run(tmp_path / "run", "s", {("lrp", "tumour"): scores}, coords=coords, edge=128)
@@ -100,15 +106,26 @@ def test_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Pa
         show_plainly(page)
         limit = page.evaluate("() => window.xmil.view.panes[0].evidence.whisker")
         seen = pixels(page)
+        [e] = read_explanations(tmp_path / "run" / "slides" / "s.parquet")
+        drawn = np.asarray(
+            heatmap(e, picture="map", region=(0, 0, 448, 384), scale=Scale(-limit, limit, True, SIGNED))
+        )
+        write_scores(tmp_path / "s.ome.tif", [e], Pyramid.of((0, 0, 448, 384)))
+        zoom = drawn.shape[1] / 448
+        written = np.squeeze(tifffile.imread(tmp_path / "s.ome.tif"))
         for x, y in ((160, 160), (224, 96), (96, 224), (288, 160)):
             over = (coords <= (x, y)).all(axis=1) & (coords + 128 > (x, y)).all(axis=1)
             assert over.sum() == 4
             px, py = place_of(page, x, y)
             shown = seen[round(py), round(px)]
             np.testing.assert_allclose(shown, red_blue(scores[over].mean() / limit), atol=6)
+            np.testing.assert_allclose(
+                drawn[round(y * zoom), round(x * zoom), :3], red_blue(scores[over].mean() / limit), atol=3
+            )
+            assert written[y, x] == pytest.approx(scores[over].mean())
 
 
-def test_fault_04_a_link_names_its_slide(browser: Any, tmp_path: Path) -> None:
+def test_item_17_fault_04_a_link_names_its_slide(browser: Any, tmp_path: Path) -> None:
     run = cohort(tmp_path / "run", ["b", "c"])
     with served(Collection([run])) as url, opened(browser, url) as page:
         open_slide(page, url, 0)
