@@ -1,6 +1,7 @@
 /** The address is the state: which slide is shown, and how. A link shows the same to whoever opens it. */
 
 import type { Choice } from "./evidence";
+import { INITIAL_LAYERS, LAYERS } from "./layers";
 import type { Display } from "./settings";
 import type { Bounds } from "./viewport";
 
@@ -11,6 +12,8 @@ export interface ViewState {
   area: Bounds | null;
   panel: string | null;
   picked: number | null;
+  /** The layers that are on; null is what a slide starts with. */
+  layers: readonly string[] | null;
 }
 
 export interface Address {
@@ -58,6 +61,7 @@ function toQuery(state: ViewState): string {
   if (shown === false) query.set("hidden", "1");
   if (state.area) query.set("area", [state.area.x, state.area.y, state.area.width, state.area.height].map(Math.round).join(","));
   if (state.panel && state.panel !== "evidence") query.set("panel", state.panel);
+  if (state.layers && state.layers.join() !== INITIAL_LAYERS.join()) query.set("layers", state.layers.join(","));
   if (state.picked !== null) query.set("patch", String(state.picked));
   return query.toString();
 }
@@ -77,6 +81,7 @@ function fromQuery(query: URLSearchParams): ViewState {
     area: area.length === 4 && area.every(Number.isFinite) && area[2] > 0 && area[3] > 0 ? { x: area[0], y: area[1], width: area[2], height: area[3] } : null,
     panel: query.get("panel"),
     picked: whole(query.get("patch")),
+    layers: query.has("layers") ? LAYERS.map((layer) => layer.name).filter((name) => query.get("layers")!.split(",").includes(name)) : null,
   };
 }
 

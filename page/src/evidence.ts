@@ -20,7 +20,7 @@ export interface Evidence extends Extent {
 }
 
 export function methodsOf(scores: Scores): string[] {
-  return [...new Set(scores.set.columns.map((column) => column.method))];
+  return [...new Set(scores.set.columns.filter((column) => column.kind !== "stable").map((column) => column.method))];
 }
 
 export function targetsOf(scores: Scores, method: string): string[] {

@@ -78,6 +78,7 @@ export class Exports {
     context.drawImage(pane.overlay, 0, 0);
     context.globalAlpha = 1;
     const unit = devicePixelRatio || 1;
+    pane.drawLayers(context, "marks", unit);
     const marks = { ...view.marks, selection: null, draft: null, hovered: null };
     drawMarks(context, marks, pane.transform(unit), pane.layout(), pane.evidence?.choice.run ?? -1, unit);
     const evidence = view.display.shown ? pane.evidence : null;

@@ -1,22 +1,12 @@
 /** What is drawn above the evidence: annotations, the selected region, patches that are looked at. */
 
 import type { Annotation } from "./annotations";
-import { boxOf, type Point, type Polygon } from "./geometry";
+import { boxOf, type Polygon } from "./geometry";
 import type { Layout, Transform } from "./overlay";
+import type { SlideState } from "./store";
 
-export interface Marks {
-  annotations: Annotation[];
-  focused: string | null;
-  selection: Polygon[] | null;
-  draft: { points: Point[]; width: number; closed: boolean } | null;
-  picked: { run: number; index: number } | null;
-  hovered: { run: number; index: number } | null;
-  similar: { run: number; indices: number[] } | null;
-}
-
-export function noMarks(annotations: Annotation[]): Marks {
-  return { annotations, focused: null, selection: null, draft: null, picked: null, hovered: null, similar: null };
-}
+/** What of the state is drawn here. */
+export type Marks = Pick<SlideState, "annotations" | "focused" | "selection" | "draft" | "picked" | "hovered" | "similar">;
 
 const FEW = 20; // annotations; of more, only those with room for it have a label
 
@@ -24,7 +14,7 @@ const FEW = 20; // annotations; of more, only those with room for it have a labe
 export function drawMarks(context: CanvasRenderingContext2D, marks: Marks, t: Transform, layout: Layout | null, run: number, unit: number): void {
   const few = marks.annotations.length <= FEW;
   for (const note of marks.annotations) drawAnnotation(context, note, t, unit, note.id === marks.focused, few);
-  if (marks.selection) drawSelection(context, marks.selection, t, unit);
+  if (marks.selection) drawSelection(context, marks.selection.polygons, t, unit);
   if (marks.draft) drawDraft(context, marks.draft, t, unit);
   if (!layout) return;
   if (marks.similar?.run === run) for (const i of marks.similar.indices) box(context, layout, i, t, unit, "#ffd400", 2);

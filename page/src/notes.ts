@@ -13,12 +13,12 @@ const MOST_ROWS = 100;
 export class NotesPanel {
   readonly element = el("div", { class: "panel-body" });
   private kind = "Tumor";
-  private readonly before: Annotation[][] = []; // for undo
+  private readonly before: (readonly Annotation[])[] = []; // for undo
 
   constructor(private readonly view: SlideView) {}
 
-  private get notes(): Annotation[] {
-    return this.view.marks.annotations;
+  private get notes(): readonly Annotation[] {
+    return this.view.store.state.annotations;
   }
 
   /** Makes the selected region an annotation. */
@@ -52,7 +52,7 @@ export class NotesPanel {
     this.view.say(`${counted(notes.length, "annotation")} read${left}.${other}${beyond}`, Boolean(other || beyond));
   }
 
-  private change(notes: Annotation[], focused: string | null): void {
+  private change(notes: readonly Annotation[], focused: string | null): void {
     this.before.push(this.notes);
     this.set(notes, focused);
   }
@@ -63,24 +63,19 @@ export class NotesPanel {
     if (notes) this.set(notes, null);
   }
 
-  private set(notes: Annotation[], focused: string | null): void {
-    this.view.marks.annotations = notes;
-    this.view.marks.focused = focused;
-    this.view.keeping.keep(notes);
-    this.view.redraw();
-    this.refresh();
+  private set(notes: readonly Annotation[], focused: string | null): void {
+    this.view.store.set({ annotations: notes, focused });
+    this.view.keeping.keep([...notes]);
   }
 
   private keep(): void {
-    this.view.keeping.keep(this.notes);
+    this.view.keeping.keep([...this.notes]);
     this.view.redraw();
   }
 
   /** Annotations that another window has drawn are there now. */
   merged(): void {
-    this.view.marks.annotations = this.view.keeping.notes;
-    this.view.redraw();
-    this.refresh();
+    this.view.store.set({ annotations: [...this.view.keeping.notes] });
   }
 
   refresh(): void {
@@ -144,7 +139,7 @@ export class NotesPanel {
     const colour = `rgb(${note.colour.join(",")})`;
     return el(
       "div",
-      { class: `note-row ${note.id === this.view.marks.focused ? "current" : ""}`, data: { note: note.id } },
+      { class: `note-row ${note.id === this.view.store.state.focused ? "current" : ""}`, data: { note: note.id } },
       el("span", { class: "dot", style: { background: colour } }),
       el("div", { class: "note-main" }, name, el("span", { class: "muted small" }, this.about(note))),
       button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${note.name || note.kind}` }),
@@ -163,11 +158,10 @@ export class NotesPanel {
   }
 
   private go(note: Annotation): void {
-    this.view.marks.focused = note.id;
+    this.view.store.set({ focused: note.id });
     const box = boxOf(note.polygons);
     const margin = 0.3 * Math.max(box.width, box.height);
     this.view.showArea({ x: box.x - margin, y: box.y - margin, width: box.width + 2 * margin, height: box.height + 2 * margin });
-    this.view.redraw();
   }
 }
 

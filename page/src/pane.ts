@@ -5,6 +5,7 @@ import type { Run, Scores, SlideInfo } from "./api";
 import { el, put, select } from "./dom";
 import { evidenceOf, fitting, methodsOf, sameForAll, targetsOf, type Choice, type Evidence } from "./evidence";
 import { barLabel, colourBar, magnification, scaleBar } from "./legend";
+import { drawLayers, offered, type Layer, type LayerStore } from "./layers";
 import { drawMarks, type Marks } from "./marks";
 import { Layout, limitOf, Painting, type Transform } from "./overlay";
 import { ScoreList } from "./scorelist";
@@ -19,7 +20,8 @@ export interface PaneHost extends ToolHost {
   bounds: Bounds;
   display: Display;
   marks: Marks;
-  removed: Map<number, Uint8Array>;
+  removed: ReadonlyMap<number, Uint8Array>;
+  layers: LayerStore;
   chosen(pane: Pane): void;
   hover(pane: Pane, index: number, event: MouseEvent | null): void;
   pick(pane: Pane, index: number): void;
@@ -142,6 +144,7 @@ export class Pane {
     const t = this.transform(ratio);
     const context = cleared(this.overlay, this.stage, ratio);
     if (this.evidence?.scores.x) this.painting.draw(context, t);
+    this.drawLayers(context, "evidence", ratio);
     this.drawMarks();
     if (t.scale / ratio !== this.measured) {
       this.measured = t.scale / ratio;
@@ -150,10 +153,21 @@ export class Pane {
     this.host.painted(this, 0);
   }
 
+  /** Draws the layers that are on, and asks for what they lack. */
+  drawLayers(context: CanvasRenderingContext2D, place: Layer["place"], unit: number): void {
+    const { evidence, host } = this;
+    const layout = this.layout();
+    if (!evidence || !layout || !host.display.shown) return;
+    const { layers } = host.store.state;
+    host.layers.want(offered(evidence).filter((layer) => layers.includes(layer.name)), evidence.choice.run);
+    drawLayers(context, place, layers, { evidence, layout, display: host.display, data: host.layers.of(evidence.choice.run), transform: this.transform(unit), unit });
+  }
+
   drawMarks(): void {
     if (!this.viewer.isOpen()) return;
     const ratio = devicePixelRatio || 1;
     const context = cleared(this.marksCanvas, this.stage, ratio);
+    this.drawLayers(context, "marks", ratio);
     drawMarks(context, this.host.marks, this.transform(ratio), this.layout(), this.evidence?.choice.run ?? -1, ratio);
   }
 

@@ -72,7 +72,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       step(view, -1),
       step(view, 1),
       button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
-      button("Copy link", () => void view.copyLink(), { title: "A link to this view", data: { action: "copy-link" } }),
+      button("Copy link", () => void view.link.copy(), { title: "A link to this view", data: { action: "copy-link" } }),
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
     ),
   ];
@@ -92,7 +92,7 @@ export function neighbour(view: SlideView, step: number): SlideRow | undefined {
 
 /** Goes to another slide; what is shown of it stays as it was. */
 export function goTo(view: SlideView, slide: SlideRow | undefined): void {
-  if (slide) location.hash = slideHash(slide.id, carried(view.state()));
+  if (slide) location.hash = slideHash(slide.id, carried(view.link.state()));
 }
 
 function step(view: SlideView, by: 1 | -1): HTMLElement {

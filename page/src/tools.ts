@@ -1,14 +1,13 @@
 /** Drawing regions with the pointer: lasso, brush, rectangle, polygon. */
 
 import { area, closed, outline, patchesNear, rectangle, type Point, type Polygon } from "./geometry";
-import type { Marks } from "./marks";
 import type { Layout, Transform } from "./overlay";
+import type { SlideState, Store } from "./store";
 
 export type Tool = "move" | "lasso" | "brush" | "rectangle" | "polygon";
 
 export interface ToolHost {
-  marks: Marks;
-  redraw(): void;
+  store: Store<SlideState>;
   region(polygons: Polygon[], patches: number[] | null): void;
 }
 
@@ -45,8 +44,7 @@ export class Drawing {
     this.active = false;
     this.points = [];
     this.brushed.clear();
-    this.host.marks.draft = null;
-    this.host.redraw();
+    this.host.store.set({ draft: null });
   }
 
   /** Ends a polygon that is being drawn; true where there was one. */
@@ -127,8 +125,7 @@ export class Drawing {
 
   private draft(points: Point[], closing: boolean): void {
     const width = this.tool === "brush" ? (2 * BRUSH) / this.transform().scale : 0;
-    this.host.marks.draft = { points, width, closed: closing };
-    this.host.redraw();
+    this.host.store.set({ draft: { points: [...points], width, closed: closing } });
   }
 
   private place(event: MouseEvent): Point {

@@ -70,6 +70,7 @@ class Site:
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
+            Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
@@ -131,6 +132,9 @@ class Site:
 
     def _similar(self, key: int, run: int, index: int) -> bytes:
         return to_json({"neighbours": similar(self.bags.get(key, run), index)})
+
+    def _pairs(self, key: int, run: int) -> bytes:
+        return to_json(self.collection.pairs(key, run))
 
     def _inside(self, key: int, run: int) -> bytes:
         return to_json(self.collection.inside(key, run))

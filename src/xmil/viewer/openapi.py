@@ -23,6 +23,10 @@ _READ = {
     "/api/slides/{key}/thumbnail.jpeg": ("image/jpeg", "The whole slide, at most 256 px."),
     "/api/slides/{key}/patch-{run}-{index}.jpeg": ("image/jpeg", "A patch, at most 512 px."),
     "/api/slides/{key}/similar-{run}-{index}.json": ("application/json", "The patches most like one."),
+    "/api/slides/{key}/pairs-{run}.json": (
+        "application/json",
+        "Pairs of patches that act together, by target: rows of both, value, and whether it is sure.",
+    ),
     "/api/slides/{key}/inside-{run}.json": (
         "application/json",
         "Maps inside patches: level-0 boxes, values row by row, and score = sum + constant + other.",
