@@ -211,6 +211,25 @@ export interface InsideMaps {
   maps: InsideMap[];
 }
 
+/** A patch on the wall of the cohort. */
+export interface WallPatch {
+  key: number;
+  index: number;
+  score: number;
+}
+
+export interface Wall {
+  method: string;
+  target: string;
+  slides: number;
+  groups: { label: string | null; correct: boolean | null; supporting: WallPatch[]; refuting: WallPatch[] }[];
+}
+
+/** The signed methods and targets of a run; walls and small pictures are asked for by their number. */
+export const getColumns = async (run: number): Promise<{ method: string; target: string }[]> => (await json<{ columns: { method: string; target: string }[] }>(`api/columns-${run}.json`)).columns;
+export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
+export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
+
 export const getPairs = (key: number, run: number): Promise<PairSets> => json(`api/slides/${key}/pairs-${run}.json`);
 export const getInside = (key: number, run: number): Promise<InsideMaps> => json(`api/slides/${key}/inside-${run}.json`);
 

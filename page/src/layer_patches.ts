@@ -27,7 +27,7 @@ export const outlineLayer: Layer = {
       context.closePath();
     }
     context.lineWidth = unit;
-    context.strokeStyle = "rgba(110, 118, 128, .75)";
+    context.strokeStyle = "rgba(115, 115, 115, .75)";
     context.stroke();
   },
 };

@@ -19,7 +19,8 @@ const HELP: [string, string][] = [
   [",  .", "Threshold down, up"],
   ["S", "One or two panes"],
   ["V L B R P", "Move, lasso, brush, rectangle, polygon"],
-  ["Enter", "End a polygon"],
+  ["D I K", "Line, point, ruler"],
+  ["Enter", "End a polygon or line"],
   ["A", "Annotate the selection"],
   ["U", "Undo the last what-if step"],
   ["E", "Save the view as a picture"],
@@ -28,7 +29,7 @@ const HELP: [string, string][] = [
   ["Esc", "Clear"],
 ];
 
-const TOOLS: Record<string, Tool> = { v: "move", l: "lasso", b: "brush", r: "rectangle", p: "polygon" };
+const TOOLS: Record<string, Tool> = { v: "move", l: "lasso", b: "brush", r: "rectangle", p: "polygon", d: "line", i: "point", k: "ruler" };
 const PANELS = ["evidence", "patch", "certificate", "whatif", "notes"] as const;
 
 /** The list of keys as a dialog. */

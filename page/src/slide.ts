@@ -3,11 +3,12 @@
 import type { ViewState } from "./address";
 import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
+import type { Shape } from "./annotations";
 import { Controls } from "./controls";
 import { el, put } from "./dom";
 import type { Choice } from "./evidence";
 import { Exports } from "./exports";
-import { outline, patchesIn, type Polygon } from "./geometry";
+import { outline, patchesIn, type Point, type Polygon } from "./geometry";
 import { Inspector, summary } from "./inspector";
 import { Keeping } from "./keeping";
 import { INITIAL_LAYERS, LayerStore } from "./layers";
@@ -17,6 +18,7 @@ import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
 import { Pane, type PaneHost } from "./pane";
 import { PANELS, Panels, type PanelName } from "./panels";
+import { lengthText } from "./note_facts";
 import { Reconnection } from "./reconnection";
 import { keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
@@ -107,7 +109,7 @@ export class SlideView implements PaneHost {
     store.on(["removed"], () => this.drawHead());
     store.on(["selection", "annotations", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
     store.on(["selection"], () => this.bar.refresh());
-    store.on(["selection", "annotations", "focused"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
+    store.on(["selection", "annotations", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
     store.on(["layers"], () => this.arrived());
     store.on(["tool"], () => {
       for (const pane of this.panes) pane.drawing.choose(this.tool);
@@ -284,6 +286,19 @@ export class SlideView implements PaneHost {
     const layout = this.active?.layout();
     const polygons = layout ? outline(layout, patches) : [];
     this.store.set({ selection: patches.length ? { polygons, patches } : null });
+  }
+
+  drawn(shape: Shape, points: Point[]): void {
+    this.show("notes");
+    this.notes.draw(shape, points.map(([x, y]): Point => [Math.round(x), Math.round(y)]));
+  }
+
+  reshaped(polygons: Polygon[], done: boolean): void {
+    this.notes.reshape(polygons, done);
+  }
+
+  measured(length: number): string {
+    return lengthText(length, this.info.mpp);
   }
 
   clearSelection(): void {

@@ -29,7 +29,7 @@ export interface SlideState {
   removed: ReadonlyMap<number, Uint8Array>;
   annotations: readonly Annotation[];
   focused: string | null;
-  draft: { points: Point[]; width: number; closed: boolean } | null;
+  draft: { points: Point[]; width: number; closed: boolean; text: string } | null;
   picked: Place | null;
   hovered: Place | null;
   similar: { run: number; indices: number[] } | null;

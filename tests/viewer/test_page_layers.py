@@ -21,12 +21,10 @@ from tests.viewer.browser import (
     show_plainly,
 )
 from tests.viewer.given_scores import grid, signed, write_run
-from tests.viewer.make_inside import EDGE
+from tests.viewer.make_inside import EDGE, write_pairs
 from tests.viewer.make_run import make_run
 from xmil.core.inside_patch import Inside, InsideAudit
-from xmil.core.interactions import Interactions
 from xmil.core.storage import read_explanation
-from xmil.core.target import Target
 from xmil.viewer.collection import Collection
 
 COLUMNS = 6
@@ -47,17 +45,7 @@ def with_layers(folder: Path) -> Any:
     made = make_run(folder, slides=1, columns=COLUMNS, rows=4, edge=EDGE, models=("attnmil",))
     run, slide = made.runs[0], made.names[0]
     e = read_explanation(run / "slides" / f"{slide}.parquet", method="lrp", target="tumour")
-    (run / "interactions").mkdir()
-    pairs = Interactions(
-        pairs=np.array([[0, 21], [7, 9]]),
-        values=np.array([0.5, -0.25]),
-        stderr=np.array([0.01, 0.2]),
-        alone=np.zeros(2),
-        target=Target(1, name="tumour"),
-        output=1.0,
-        bag=slide,
-    )
-    pairs.save(run / "interactions" / f"{slide}.tumour.parquet")
+    write_pairs(made)
     path = run / "certificates" / f"{slide}.json"
     paper = json.loads(path.read_text())
     found = {

@@ -14,7 +14,7 @@ import pytest
 
 from tests.viewer.asking import Answer, ask, ask_socket
 from tests.viewer.fuzzing import ESCAPES, SECRET, check, fuzz
-from tests.viewer.make_inside import inside_of, kept
+from tests.viewer.make_inside import inside_of, kept, write_pairs
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
@@ -35,6 +35,10 @@ ROUTES = [
     "/api/slides/0/patch-0-0.jpeg",
     "/api/slides/0/similar-0-0.json",
     "/api/slides/0/inside-0.json",
+    "/api/slides/0/pairs-0.json",
+    "/api/slides/0/small-0-0.png",
+    "/api/columns-0.json",
+    "/api/wall-0-0.json",
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",
 ]
@@ -45,6 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "secret.txt").write_text(SECRET)
     made = make_run(folder, slides=2, columns=6, rows=4, edge=64, certificates=False)
+    write_pairs(made)
     return kept(made, inside_of(made, np.ones((1, 4, 4), dtype=np.float32), [2]))
 
 

@@ -252,6 +252,10 @@ class Collection:
         mine = run.bags
         return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
 
+    def facts(self, key: int) -> dict[str, Any]:
+        """A slide's label, prediction and the like, as the list shows them."""
+        return self._about(self.slide(key))
+
     def _line(self, key: int, slide_id: str) -> dict[str, Any]:
         image, error = self.pictures.look(slide_id)
         about = self._about(slide_id)

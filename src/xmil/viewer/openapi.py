@@ -15,6 +15,12 @@ _QUESTION = {
 _READ = {
     "/api/run.json": ("application/json", "The runs and their slides."),
     "/api/openapi.json": ("application/json", "This description."),
+    "/api/columns-{run}.json": ("application/json", "The signed methods and targets of a run, by number."),
+    "/api/wall-{run}-{column}.json": (
+        "application/json",
+        "The patches of all slides that say most for and against, by label and by right and wrong.",
+    ),
+    "/api/slides/{key}/small-{run}-{column}.png": ("image/png", "A slide's scores, at most 64 px."),
     "/api/slides/{key}/slide.json": ("application/json", "A slide: size, scores' columns, certificate."),
     "/api/slides/{key}/evidence-{run}.bin": (
         "application/octet-stream",
