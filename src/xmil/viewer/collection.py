@@ -257,6 +257,7 @@ class Collection:
             "correct": _truth(row.get("correct") or paper.get("correct")),
             "probability": _probability(row, predicted),
             "verdict": paper.get("verdict"),
+            "verdict_method": paper.get("verdict_method"),
             "n": n,
             "error": error,
         }
