@@ -347,7 +347,7 @@ def certificate_dict(
     case: Case, result: SlideResult, class_names: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """What a slide's certificate says, in plain types; classes by number, and by name where they have one."""
-    first = result.rows[0]
+    first, headline = result.rows[0], result.headline.as_dict()
     named_classes = {
         f"{key}_name": class_names[first[key]]
         for key in ("label", "predicted")
@@ -361,6 +361,7 @@ def certificate_dict(
         **({"slides": list(case.slides)} if len(case.slides) > 1 else {}),
         **{key: first[key] for key in ("n", "label", "predicted", "correct", "explained", "output", "mode")},
         **named_classes,
+        "headline": {key: headline[key] for key in ("method", "verdict", "sentence")},
         "methods": [certificate.as_dict() for certificate in result.certificates],
         "deciding": None if result.deciding is None else result.deciding.as_dict(),
         "random_band": band,
