@@ -21,6 +21,7 @@ from tests.viewer.browser import (
 )
 from tests.viewer.given_scores import grid, write_run
 from tests.viewer.make_run import Made
+from tests.viewer.test_page_frames import LABELS
 from xmil.core.storage import read_explanations
 from xmil.heatmaps.ometiff import Pyramid, write_scores
 from xmil.heatmaps.picture import heatmap
@@ -255,3 +256,34 @@ def test_fault_13_tabs_turn_with_the_arrows(browser: Any, url: str) -> None:
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Annotations"
+
+
+def test_fault_06_pictures_and_header_say_what_is_hidden_or_removed(browser: Any, url: str) -> None:
+    with opened(browser, url, accept_downloads=True) as page:
+        open_slide(page, url, 1)
+        page.evaluate(LABELS)
+
+        def saved() -> tuple[str, list[str]]:
+            page.evaluate("() => { window.written.length = 0; }")
+            with page.expect_download() as got:
+                page.locator("[data-action=picture]").click()
+            return got.value.suggested_filename, page.evaluate("() => window.written")
+
+        plain, said = saved()
+        assert not any("hidden" in text or "removed" in text for text in said)
+        page.evaluate("() => window.xmil.view.setDisplay({ threshold: 0.25, sign: 'positive' })")
+        limit = page.evaluate("() => window.xmil.view.panes[0].evidence.whisker")
+        hidden, said = saved()
+        line = next(text for text in said if "hidden" in text)
+        assert f"{0.25 * limit:.3g}" in line
+        assert "only positive scores" in line
+        page.evaluate("() => window.xmil.view.whatif.apply([0, 1, 2, 3, 4], 'remove')")
+        page.wait_for_function("() => window.xmil.view.removed.size")
+        removed, said = saved()
+        assert any("5 patches removed (what if)" in text for text in said)
+        assert len({plain, hidden, removed}) == 3
+        assert all(part in removed for part in ("lrp-tumour", "above-25", "positive", "without-5"))
+        after = page.evaluate("() => Math.max(...window.xmil.view.whatif.history.at(-1).answer.after)")
+        assert f"without 5 patches: tumour {100 * after:.1f} %" in page.locator(".slide-head").inner_text()
+        page.keyboard.press("u")
+        assert "without" not in page.locator(".slide-head").inner_text()
