@@ -33,9 +33,11 @@ FEW_RUNS = 5  # of TransMIL on colon, which takes the longest
 def main() -> None:
     arguments = _arguments()
     out: Path = arguments.out
-    (out / "models").mkdir(parents=True, exist_ok=True)
+    work: Path = arguments.work or out
+    (work / "models").mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     scope = Scope(
-        str(unpacked_digits(arguments.digits, out)), unpacked_colon(arguments.colon, out), out / "models",
+        str(unpacked_digits(arguments.digits, work)), unpacked_colon(arguments.colon, work), work / "models",
         arguments.device, arguments.repetitions, arguments.bags, arguments.quick,
     )  # fmt: skip
     runner = _Runner(scope, arguments.workers, arguments.trainers, arguments.minutes)
@@ -146,6 +148,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--digits", type=Path, required=True, help="folder of digits' features")
     parser.add_argument("--colon", type=Path, required=True, help="features of the colon nuclei")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, help="for models and unpacked features; the same by default")
     parser.add_argument("--device", default="cpu", help="where models of digits are trained")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--trainers", type=int, default=1)
