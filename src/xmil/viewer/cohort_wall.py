@@ -101,7 +101,7 @@ class CohortWall:
 def _scores(evidence: Evidence, method: str, target: str) -> npt.NDArray[np.float32]:
     for place, column in enumerate(evidence.columns):
         if (column["method"], column["target"]) == (method, target):
-            return evidence.scores[place]
+            return np.asarray(evidence.scores[place])
     raise MissingError(f"This slide has no scores of {method} for {target}.")
 
 
