@@ -2,6 +2,7 @@
 
 import { button, el, put, select } from "./dom";
 import { counted, histogram, shown, type Evidence } from "./evidence";
+import { ImageSettings } from "./image_settings";
 import { offered } from "./layers";
 import { warningsOf } from "./legend";
 import { limitOf } from "./overlay";
@@ -18,6 +19,7 @@ export class Controls {
   private readonly axis = el("div", { class: "axis" });
   private readonly gallery = el("div", {});
   private readonly warnings = el("div", {});
+  private readonly image: ImageSettings;
   private readonly layers = el("section", { class: "block layers" });
   private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
   private readonly clip = slider("Colours saturate at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
@@ -31,6 +33,7 @@ export class Controls {
   private waiting = 0;
 
   constructor(private readonly view: SlideView) {
+    this.image = new ImageSettings(view);
     this.whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
     this.clip.row.append(this.whisker);
     const palettes = PALETTES.map((palette) => ({ value: palette.id, text: palette.name }));
@@ -54,6 +57,7 @@ export class Controls {
         ),
       ),
       this.layers,
+      this.image.element,
       this.gallery,
     );
   }
@@ -82,6 +86,7 @@ export class Controls {
     this.grey.disabled = !this.view.info.image;
     PALETTES.forEach((palette, i) => (this.palette.options[i].textContent = evidence.signed ? palette.name : palette.sequential));
     this.drawLayers(evidence);
+    this.image.refresh();
     this.drawSigns(evidence, display);
     this.drawChart(evidence, display, limit);
   }

@@ -3,14 +3,15 @@
 import type { InsideMap, InsideMaps } from "./api";
 import { shown, type Evidence } from "./evidence";
 import type { Layer, LayerData } from "./layers";
+import { windowOf } from "./overlay";
 import { LAST, words } from "./palette";
 
 const NEAR = 120; // CSS pixels along a patch's edge, from which on its inside is drawn
 
 /** The maps, where they are of the evidence that is shown. */
 export function insideOf(evidence: Evidence, { inside }: LayerData): InsideMaps | null {
-  const { method, target, against } = evidence.choice;
-  return inside && method === "lrp" && inside.target === target && against === null ? inside : null;
+  const { method, target, against, minus } = evidence.choice;
+  return inside && !minus && method === "lrp" && inside.target === target && against === null ? inside : null;
 }
 
 /** What part of a patch's score has a place inside it, in a line. */
@@ -43,7 +44,7 @@ export const insideLayer: Layer = {
   label: "Inside patches (zoom in)",
   place: "evidence",
   needs: "inside",
-  offers: (evidence) => evidence.scores.set.inside && evidence.choice.method === "lrp" && evidence.choice.against === null,
+  offers: (evidence) => evidence.scores.set.inside && evidence.choice.method === "lrp" && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data) {
     const found = insideOf(evidence, data);
     if (!data.inside) return "Fetching the maps…";
@@ -53,11 +54,11 @@ export const insideLayer: Layer = {
   draw(context, { evidence, display, data, transform: t, unit }) {
     const found = insideOf(evidence, data);
     if (!found) return;
-    const { width, height } = context.canvas;
+    const { left, top, right, bottom } = windowOf(context.canvas, t);
     for (const map of found.maps) {
       const [x0, y0, x1, y1] = map.box;
       const [x, y, w, h] = [t.x + x0 * t.scale, t.y + y0 * t.scale, (x1 - x0) * t.scale, (y1 - y0) * t.scale];
-      if (w < NEAR * unit || x > width || y > height || x + w < 0 || y + h < 0) continue;
+      if (w < NEAR * unit || x > right || y > bottom || x + w < left || y + h < top) continue;
       context.clearRect(x, y, w, h); // in place of the patch's one colour
       context.imageSmoothingEnabled = true;
       context.drawImage(picture(map, found, display.palette), x, y, w, h);

@@ -17,7 +17,7 @@ export const pairsLayer: Layer = {
   label: "Pairs that act together",
   place: "marks",
   needs: "pairs",
-  offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null,
+  offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data) {
     if (!data.pairs) return "Fetching the pairs…";
     const pairs = pairsOf(evidence, data);

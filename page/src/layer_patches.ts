@@ -3,7 +3,7 @@
 import { counted, type Evidence } from "./evidence";
 import { outline, type Polygon } from "./geometry";
 import type { Layer, Scene } from "./layers";
-import type { Layout, Transform } from "./overlay";
+import { windowOf, type Layout, type Transform } from "./overlay";
 
 const outlines = new WeakMap<Layout, Polygon[]>();
 
@@ -34,7 +34,7 @@ export const outlineLayer: Layer = {
 
 /** The column beside the shown one that says how sure it is, best first. */
 function besideOf({ column, scores, choice }: Evidence): { kind: string; values: Float32Array } | null {
-  if (choice.against !== null) return null;
+  if (choice.against !== null || choice.minus) return null;
   for (const kind of ["stable", "standard error", "spread"]) {
     const place = scores.set.columns.findIndex((c) => c.beside === column.name && c.kind === kind);
     if (place >= 0) return { kind, values: scores.columns[place] };
@@ -79,8 +79,8 @@ export const unsureLayer: Layer = {
 function rect(context: CanvasRenderingContext2D, layout: Layout, i: number, t: Transform): void {
   const size = layout.edge * t.scale;
   const [x, y] = [t.x + layout.x[i] * t.scale, t.y + layout.y[i] * t.scale];
-  const { width, height } = context.canvas;
-  if (x < width && y < height && x + size > 0 && y + size > 0) context.rect(x, y, size, size);
+  const { left, top, right, bottom } = windowOf(context.canvas, t);
+  if (x < right && y < bottom && x + size > left && y + size > top) context.rect(x, y, size, size);
 }
 
 function hatch(context: CanvasRenderingContext2D, unit: number): CanvasPattern {

@@ -21,12 +21,12 @@ export class Linking {
   state(): ViewState {
     const { panes, store } = this.view;
     const { display, layers, panel, picked } = store.state;
-    const { threshold, clip, sign, shown } = display;
+    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = display;
     const viewport = panes[0]?.viewer.isOpen() ? panes[0].viewer.viewport : null;
     const home = viewport !== null && viewport.getZoom() < 1.02 * viewport.getHomeZoom();
     return {
       panes: panes.flatMap((each) => (each.evidence ? [each.evidence.choice] : [])),
-      display: { threshold, clip, sign, shown },
+      display: { threshold, clip, sign, shown, brightness, contrast, gamma, rotation },
       area: home ? null : (panes[0]?.area() ?? null),
       panel,
       picked: picked?.index ?? null,

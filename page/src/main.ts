@@ -122,7 +122,7 @@ function onKey(event: KeyboardEvent): void {
   const target = event.target as HTMLElement;
   const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea");
   const modified = event.ctrlKey || event.metaKey || event.altKey;
-  if ((modified && !event.getModifierState("AltGraph")) || help.open) return; // AltGr makes [ and ] on many keyboards
+  if ((modified && !event.getModifierState("AltGraph")) || document.querySelector("dialog[open]")) return; // AltGr makes [ and ] on many keyboards
   if (typing) {
     if (event.key === "Escape") target.blur();
     return;

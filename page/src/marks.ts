@@ -2,7 +2,7 @@
 
 import type { Annotation } from "./annotations";
 import { boxOf, type Point, type Polygon } from "./geometry";
-import type { Layout, Transform } from "./overlay";
+import { windowOf, type Layout, type Transform } from "./overlay";
 import type { SlideState } from "./store";
 import type { Bounds } from "./viewport";
 
@@ -41,12 +41,12 @@ function boxFor(note: Annotation): Bounds {
 
 /** Annotations in view, by colour: few strokes for many of them; those of a few pixels are dots. */
 function drawAnnotations(context: CanvasRenderingContext2D, marks: Marks, t: Transform, unit: number): void {
-  const { width, height } = context.canvas;
+  const { left, top, right, bottom } = windowOf(context.canvas, t);
   const groups = new Map<string, { dots: Bounds[]; shapes: Annotation[] }>();
   for (const note of marks.annotations) {
     const box = boxFor(note);
     const [x, y, w, h] = [t.x + box.x * t.scale, t.y + box.y * t.scale, box.width * t.scale, box.height * t.scale];
-    if (x > width || y > height || x + w < 0 || y + h < 0) continue;
+    if (x > right || y > bottom || x + w < left || y + h < top) continue;
     const colour = `rgb(${note.colour.join(",")})`;
     let group = groups.get(colour);
     if (!group) groups.set(colour, (group = { dots: [], shapes: [] }));

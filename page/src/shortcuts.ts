@@ -2,6 +2,7 @@
 
 import { button, el } from "./dom";
 import { methodsOf, targetsOf } from "./evidence";
+import { toggleFullScreen, turnSlide } from "./image_settings";
 import type { SlideView } from "./slide";
 import { goHome, goTo, neighbour, zoomBy } from "./slidebar";
 import type { Tool } from "./tools";
@@ -18,6 +19,7 @@ const HELP: [string, string][] = [
   ["H", "Show or hide the evidence"],
   [",  .", "Threshold down, up"],
   ["S", "One or two panes"],
+  ["F  O", "Full screen, turn by 90°"],
   ["V L B R P", "Move, lasso, brush, rectangle, polygon"],
   ["D I K", "Line, point, ruler"],
   ["Enter", "End a polygon or line"],
@@ -67,6 +69,8 @@ const ACTIONS: Record<string, (view: SlideView) => void> = {
   c: nextTarget,
   x: contrast,
   s: (view) => view.split(view.panes.length < 2),
+  f: toggleFullScreen,
+  o: (view) => turnSlide(view, 90),
   e: (view) => view.exports.picture(),
   u: (view) => view.whatif.undo(),
   a: (view) => annotate(view),

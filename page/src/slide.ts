@@ -8,7 +8,9 @@ import { Controls } from "./controls";
 import { el, put } from "./dom";
 import type { Choice } from "./evidence";
 import { Exports } from "./exports";
+import { figureDialog } from "./figure_dialog";
 import { outline, patchesIn, type Point, type Polygon } from "./geometry";
+import { GammaFilter } from "./image_settings";
 import { Inspector, summary } from "./inspector";
 import { Keeping } from "./keeping";
 import { INITIAL_LAYERS, LayerStore } from "./layers";
@@ -63,6 +65,7 @@ export class SlideView implements PaneHost {
   );
   private gone = false;
 
+  private readonly gamma = new GammaFilter();
   readonly link = new Linking(this);
   private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
 
@@ -103,6 +106,7 @@ export class SlideView implements PaneHost {
     const { store } = this;
     store.on(["display", "removed"], () => this.repaint());
     store.on(["display"], () => {
+      this.gamma.set(this.display.gamma);
       keepDisplay(this.display);
       if (store.state.panel === "evidence") this.controls.refreshNumbers();
     });
@@ -147,7 +151,8 @@ export class SlideView implements PaneHost {
   private build(problems: string[]): void {
     const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
     const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), this.panels.element);
-    put(this.element, this.head, problem, work, this.tip);
+    put(this.element, this.head, problem, work, this.tip, this.gamma.element);
+    this.gamma.set(this.display.gamma);
     put(this.tools, ...toolBar(this));
     this.drawHead();
     const state = this.wanted ?? remembered();
@@ -171,6 +176,14 @@ export class SlideView implements PaneHost {
   /** Something that the address tells of has changed. */
   moved(): void {
     this.link.moved();
+  }
+
+  /** Asks how a figure is wanted. */
+  askFigure(): void {
+    const dialog = figureDialog(this);
+    dialog.addEventListener("close", () => dialog.remove());
+    this.element.append(dialog);
+    dialog.showModal();
   }
 
   tileFailed(): void {

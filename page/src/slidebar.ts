@@ -76,6 +76,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       step(view, 1),
       button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
       button("Copy link", () => void view.link.copy(), { title: "A link to this view", data: { action: "copy-link" } }),
+      button("Figure…", () => view.askFigure(), { title: "At a chosen resolution, as PNG or SVG", data: { action: "figure" } }),
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
     ),
   ];

@@ -2,7 +2,7 @@
 
 import type { Annotation, Shape } from "./annotations";
 import { area, closed, lengthOf, outline, patchesNear, rectangle, type Point, type Polygon } from "./geometry";
-import type { Layout, Transform } from "./overlay";
+import { placeAt, type Layout, type Transform } from "./overlay";
 import type { SlideState, Store } from "./store";
 import { cornerAt, withCorner, withoutCorner, type Corner } from "./vertices";
 
@@ -189,8 +189,7 @@ export class Drawing {
 
   private place(event: MouseEvent): Point {
     const box = this.layer.getBoundingClientRect();
-    const t = this.transform();
-    return [(event.clientX - box.left - t.x) / t.scale, (event.clientY - box.top - t.y) / t.scale];
+    return placeAt(this.transform(), event.clientX - box.left, event.clientY - box.top);
   }
 }
 

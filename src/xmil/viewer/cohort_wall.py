@@ -69,9 +69,14 @@ class CohortWall:
         return columns[column]
 
     def _stamps(self, run: int) -> tuple[Stamp | None, ...]:
-        shown = self._collection.run(run)
-        paths = (shown.explanation(slide) for slide in self._collection.refresh())
-        return tuple(None if path is None else stamp(path) for path in paths)
+        return tuple(self._stamp(run, slide) for slide in self._collection.refresh())
+
+    def _stamp(self, run: int, slide: str) -> Stamp | None:
+        try:
+            path = self._collection.run(run).explanation(slide)
+        except XmilError:
+            return None
+        return None if path is None else stamp(path)
 
     def _built(self, run: int, method: str, target: str) -> dict[str, Any]:
         groups: dict[Key, tuple[list[Found], list[Found]]] = {}

@@ -18,7 +18,7 @@ _READ = {
     "/api/columns-{run}.json": ("application/json", "The signed methods and targets of a run, by number."),
     "/api/wall-{run}-{column}.json": (
         "application/json",
-        "The patches of all slides that say most for and against, by label and by right and wrong.",
+        "The patches of all slides that say most for and against, by class and by right and wrong.",
     ),
     "/api/slides/{key}/small-{run}-{column}.png": ("image/png", "A slide's scores, at most 64 px."),
     "/api/slides/{key}/slide.json": ("application/json", "A slide: size, scores' columns, certificate."),
