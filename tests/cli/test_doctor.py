@@ -45,7 +45,7 @@ def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["devices"][0]["device"] == "cpu"
     code, out, _ = run("doctor", "--no-check", capsys=capsys)
     assert code == 0
-    assert "Self-check: not asked for" in out
+    assert "Self-check: not requested" in out
     for name in _diagnosis.EXTRAS:
         assert f"\n  {name} " in out
 

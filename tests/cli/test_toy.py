@@ -64,7 +64,7 @@ def bad(*arguments, capsys):
         ),
         (("--epochs", "0"), "'epochs' parameter of Training"),
         (("--threads", "0"), "'threads' parameter of toy"),
-        (("--bags", "10,10"), "must read like 2000,500,1000"),
+        (("--bags", "10,10"), "must look like 2000,500,1000"),
         (("--bags", "10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),
         (("--encoder", "pixel"), "Did you mean 'pixels'?"),

@@ -58,7 +58,7 @@ def test_the_file_and_what_is_wrong_with_it(tmp_path):
     changed = load_config(path, ["train.seed=3", "optim.name=sgd", "data.class_names=['a', 'b']"])
     assert (changed.train.epochs, changed.train.seed, changed.optim.name) == (7, 3, "sgd")
     assert changed.data.class_names == ["a", "b"]
-    with pytest.raises(InputError, match="--set must read like"):
+    with pytest.raises(InputError, match="--set must look like"):
         load_config(path, ["train.seed"])
 
 

@@ -114,7 +114,7 @@ class Run:
 
         path = self.path / TABLES.get(self.kind, SLIDES)
         if not path.is_file():
-            raise FileError(f"{path}: no such table; the run has not come so far, or is of another kind.")
+            raise FileError(f"{path}: no such table; the run has not got that far, or is of another kind.")
         kept = dict.fromkeys(NAMED, str)
         return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
 

@@ -81,7 +81,7 @@ def _loaded(path: Path, wanted: str | None) -> tuple[MILModel, str]:
     digest = file_digest(path)
     if wanted is not None and digest != wanted:
         raise StopError(
-            f"{path}: is another model than the run began with; put it back, or use another --out."
+            f"{path}: is not the model that the run started with; put it back, or use another --out."
         )
     model = load_model(path)
     if _stamp(path) != before:
@@ -101,7 +101,7 @@ def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
     listed = [given] if isinstance(given, str | PathLike) else list(given)
     if not all(isinstance(path, str | PathLike) for path in listed):
-        raise InputError("A run over slides takes models by their files; save_model writes one.")
+        raise InputError("Runs over slides take paths of model files; write one with save_model.")
     return tuple(file for path in listed for file in checkpoint_files(Path(path)))
 
 
@@ -131,14 +131,14 @@ def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str |
         found = differing(specs[0].features or {}, spec.features or {})
         if found:
             return (
-                f"{path.name} of the ensemble was trained on features made otherwise than those of "
-                f"{paths[0].name} ({', '.join(found)}): for one of them these features are wrong."
+                f"{path.name} of the ensemble was trained on features made differently from those of "
+                f"{paths[0].name} ({', '.join(found)}): these features do not suit both."
             )
     for name, words in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
         if silent and len(silent) < len(specs):
             return (
-                f"{', '.join(silent[:3])} of the ensemble does not say its {words}: those of the other "
+                f"{', '.join(silent[:3])} of the ensemble does not record its {words}: those of the other "
                 "models are taken."
             )
     return None

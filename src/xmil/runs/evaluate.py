@@ -116,7 +116,7 @@ def evaluate_slides(
     )  # fmt: skip
     settings.check(net)
     if not TASKS[net.task].decides:
-        hear.say(f"A {net.task} model is neither right nor wrong: every slide counts.")
+        hear.say(f"A {net.task} model predicts no class, so every slide counts.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     column = label if TASKS[net.task].decides else None
@@ -130,7 +130,7 @@ def evaluate_slides(
     tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
     for line in run.lines:
         hear.say(line)
-    hear.say(f"{len(tally.done)} measured, {len(tally.found)} found done. Written to {out}.")
+    hear.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
     return run.saved()
 
 

@@ -194,7 +194,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         """The cohort at a glance."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
-        self.far.extend(summarise_run(self.out, files, engine=workers))
+        self.far.extend(summarise_run(self.out, files, workers=workers))
         return {}
 
     @cached_property

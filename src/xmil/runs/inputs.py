@@ -291,5 +291,5 @@ def _every_file(inputs: Inputs, say: Say) -> list[Case]:
     for path in files:
         by_name.setdefault(slide_name(path), path)
     if len(by_name) < len(files):
-        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was taken.")
+        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was used.")
     return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]

@@ -178,7 +178,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         TooLargeError: partial(_fail, 413, said="The body is too large."),
         HTTPException: _http,
         ClientDisconnect: partial(_fail, 400, said="The request was interrupted."),
-        Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
+        Exception: partial(_fail, 500, said="The server failed on this request; see its log."),
     }
     app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
@@ -209,7 +209,7 @@ async def _fail(status: int, _: Request, error: Exception, said: str | None = No
 
 
 async def _http(_: Request, error: HTTPException) -> Response:
-    said = {404: "Nothing is served at this address.", 405: "This address does not take that method."}
+    said = {404: "Nothing is served at this address.", 405: "This address does not support that method."}
     body = to_json({"error": said.get(error.status_code, error.detail)})
     return Response(body, error.status_code, headers=error.headers, media_type=JSON)
 

@@ -92,7 +92,7 @@ class Collection:
         found = self.evidence(key, number)
         edge = found.patch_size
         if found.coords is None or edge is None:
-            raise MissingError("The positions of this slide's patches are unknown.")
+            raise MissingError("The positions of this slide's patches are not known.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.coords[index])
