@@ -32,7 +32,7 @@ from xmil.training.toml import dumps
         ({"task": "survival", "train": {"monitor": "auc"}}, "one of c_index, loss"),
         ({"task": "cox"}, "train.batch"),
         ({"task": "multilabel"}, "data.labels"),
-        ({"data": {"folds": 3, "fold_column": "fold"}}, "exclude each other"),
+        ({"data": {"folds": 3, "fold_column": "fold"}}, "cannot be combined"),
         ({"optim": {"lr": "fast"}}, "optim.lr"),
         ({"optim": {"lr": float("inf")}}, "optim.lr"),
         ({"grid": {"optim.lrr": [1]}}, "Did you mean 'lr'"),

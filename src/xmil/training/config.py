@@ -186,7 +186,7 @@ class Config(Section):
                 f"Got {self.monitor!r} instead."
             )
         if self.data.folds is not None and self.data.fold_column is not None:
-            raise ValueError("data.folds and data.fold_columncannot be combined; remove one")
+            raise ValueError("data.folds and data.fold_column cannot be combined; remove one")
         if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
             raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
         if TASKS[self.task].compares and self.train.batch < 2:
