@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 Models = Annotated[
-    list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several models form an ensemble.")
+    list[Path],
+    typer.Option(
+        help="Checkpoint, folder of `xmil train`, or a network of yours as module:function or "
+        "file.py:function; several models form an ensemble."
+    ),
 ]
 Features = Annotated[Path, typer.Option(help="Folder of feature files, or a single file.")]
 CohortTable = Annotated[
@@ -23,6 +27,13 @@ Mpp = Annotated[float | None, typer.Option(help="Microns per level-0 pixel, if t
 PatchSize = Annotated[
     int | None, typer.Option(help="Patch edge in level-0 pixels, if the files do not store it.")
 ]
+Layout = Annotated[
+    str, typer.Option("--format", help="Layout of the feature files, if it cannot be recognised.")
+]
+ClassNames = Annotated[
+    str, typer.Option(help="Names of the classes in the model's order, if its file does not store them.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")]
 FollowLinks = Annotated[
