@@ -90,7 +90,7 @@ def test_a_clear_lead_is_said_and_a_tie_is_not(measure, best):
     close = made({"one": (0.5, 1.0), "two": (0.5, 1.0)})
     told = verdict_of(close, draws_of(close, [0]), measure, [0])
     assert told.level == (told.second,)
-    assert f"not told from {told.second}" in told.sentence
+    assert f"not distinguishable from {told.second}" in told.sentence
 
 
 def test_repetitions_are_the_unit_where_there_are_enough():

@@ -69,7 +69,7 @@ def bad(*arguments, capsys):
         (("--device", "tpu"), "Unknown device 'tpu'"),
         (("--encoder", "pixel"), "Did you mean 'pixels'?"),
         (("--data", "nowhere"), "nowhere: no such data"),
-        (("--table1", "--quick"), "exclude each other"),
+        (("--table1", "--quick"), "cannot be combined"),
     ],
 )
 def test_bad_arguments_take_one_line(arguments, message, tmp_path, capsys):

@@ -251,7 +251,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("s0", "c0", None),  # took no part
         ("new", "new", None),
         ("c2", "c2", None),  # a slide that is called as a case was
-        ("other", "c2", "though by other slides"),
+        ("other", "c2", "though from other slides"),
     ],
 )
 def test_item_15_slides_of_the_training(
@@ -381,7 +381,7 @@ def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     path = folder / "m0.safetensors"
     models = Ensemble.load([path])
     make_model(path, seed=7)
-    with pytest.raises(StopError, match="another model than the run began with"):
+    with pytest.raises(StopError, match="not the model that the run started with"):
         Ensemble.load([path], digests=models.digests)
     assert Ensemble.load([path]).digests != models.digests
 
@@ -402,7 +402,7 @@ def test_item_20_no_slide_comes_from_another_model(
     monkeypatch.setattr(cohort_run, "process", late)
     more = ["--methods", "lrp", "--steps", "4"] if name == "evaluate" else []
     assert run([name, *command(folder, *more, "--workers", "2")[1:]]) == 2
-    assert "another model than the run began with" in capsys.readouterr().err
+    assert "not the model that the run started with" in capsys.readouterr().err
     assert not list((folder / "run").glob("slides/*.parquet"))
 
 

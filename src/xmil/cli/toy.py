@@ -80,7 +80,7 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
 
     if table1 and quick:
         raise InputError(
-            "--table1 and --quick exclude each other: "
+            "--table1 and --quick cannot be combined: "
             "the first takes the paper's settings, the second its own."
         )
     tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
