@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray, IntArray
+from xmil.core.budget import check_archive
 from xmil.core.errors import FileError
 from xmil.core.storage import write_atomically
 
@@ -77,6 +78,7 @@ class Inside:
     def load(cls, path: str | PathLike[str]) -> Inside:
         """Read what `save` wrote."""
         try:
+            check_archive(path)
             with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as held:
                 about = json.loads(bytes(held["about"]).decode())
                 about.pop("layout")

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, InputError, WriteError
+from xmil.core.budget import read_parquet
+from xmil.core.errors import FileError, InputError, WriteError, XmilError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.patches import IntArray, Patches
 from xmil.core.target import Target
@@ -194,12 +195,13 @@ def _column_header(e: Explanation) -> dict[str, Any]:
 
 def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
+        table = read_parquet(path, columns, checksums=True)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
+    except XmilError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
     raw = (table.schema.metadata or {}).get(KEY)

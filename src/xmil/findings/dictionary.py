@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_archive
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
 from xmil.core.storage import write_atomically
 
@@ -77,6 +78,7 @@ class Dictionary:
     def load(cls, path: str | PathLike[str]) -> Dictionary:
         """Read what `save` wrote."""
         try:
+            check_archive(path)
             with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as held:
                 kind = json.loads(bytes(held["about"]).decode())["kind"]
                 optional = {key: held[key] for key in ("weights", "biases") if key in held}

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from xmil.core.bag import Bag
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity, unchanged
 from xmil.core.names import listed
@@ -231,7 +232,7 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
     def known(self, item: Case) -> list[Row] | None:
         """The rows of a case that was measured with these settings, on these files and this label."""
         try:
-            table = pq.read_table(self._result(item), partitioning=None)
+            table = read_parquet(self._result(item))
             metadata = table.schema.metadata or {}
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from xmil.core import runfiles
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
 from xmil.core.storage import write_atomically
 from xmil.models import create_model
@@ -99,10 +100,9 @@ def read_models(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[s
 def read_results(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """The settings and rows of a results file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = read_parquet(path)
         settings: dict[str, Any] = json.loads(table.schema.metadata[KEY])
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a results file ({error}); delete it to compute it again.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from xmil.data.containers.container import (
     Index,
     Rows,
     check_chunks,
+    check_memory,
     check_stored,
 )
 
@@ -75,7 +77,12 @@ class ZarrContents(Contents):
         folder = self.path / name
         stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         check_stored(self.arrays[name].nbytes, stored, packed=True, name=name, path=self.path)
-        return _zarr(self.path).open_array(str(folder), mode="r")
+        array = _zarr(self.path).open_array(str(folder), mode="r")
+        edges = getattr(array, "shards", None) or array.chunks
+        chunk = math.prod(int(edge) for edge in edges) * self.arrays[name].dtype.itemsize
+        for nbytes, what in ((self.arrays[name].nbytes, name), (chunk, f"a chunk of {name}")):
+            check_memory(nbytes, what, self.path, stored=stored)
+        return array
 
 
 class ZarrRows(Rows):

@@ -34,6 +34,7 @@ from xmil.models.checkpoints.files import (
 from xmil.models.checkpoints.foreign import advice_for, stamps_advice
 from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
+from xmil.models.checkpoints.sizes import no_larger_than
 from xmil.models.registry import build
 
 __all__ = [
@@ -111,7 +112,8 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
         if head is not None:
             converted = one_output(converted, head)
             says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
-        model = build(_spec({**_fields(converted), **says, **asked}))
+        with no_larger_than(converted.state):
+            model = build(_spec({**_fields(converted), **says, **asked}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from xmil.core.background import Background
-from xmil.core.errors import CheckpointError
+from xmil.core.budget import check_budget
+from xmil.core.errors import CheckpointError, FileError
+from xmil.core.pickles import check_torch_file
 from xmil.models.checkpoints.side_files import read_settings
 from xmil.models.checkpoints.stubs import read_lightning
 
@@ -66,10 +68,20 @@ def read_weights(path: Path) -> StoredWeights:
         return _read_safetensors(path)
     content = _load_tensors(path)
     state, notes = _state_dict(content, path)
+    _check_state(state, path)
     settings = read_settings(path.parent)
     if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
         settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
     return StoredWeights(path, state, settings, notes=tuple(notes))
+
+
+def _check_state(state: Mapping[str, Tensor], path: Path) -> None:
+    """Views can claim shapes far beyond the stored bytes."""
+    try:
+        nbytes = sum(value.numel() * value.element_size() for value in state.values())
+        check_budget(nbytes, "the weights", path)
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _in_folder(folder: Path) -> Path:
@@ -106,8 +118,11 @@ def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Backgr
 def _load_tensors(path: Path) -> Any:
     """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
     try:
+        check_torch_file(path)
         with torch.serialization.safe_globals(_numpy_scalars()):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path) and (content := _inert(path)) is not None:
             return content
