@@ -34,7 +34,9 @@ def check_torch_file(path: Path) -> None:
         else:
             with path.open("rb") as stream:
                 _dry_run(stream, path, pickles=_LEGACY)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except FileError:
+        raise
+    except Exception as error:  # damaged archives raise almost any type
         raise FileError(f"{path}: not a readable torch file ({error}); write or copy it again.") from None
 
 
@@ -128,7 +130,8 @@ def _tensor_size(*shape: Any) -> int:
 
 def _array_size(_kind: Any = None, shape: Any = (), code: Any = b"b", *_: Any) -> int:
     """NumPy pickles an empty array of bytes and then its state; any other shape or type is made at once."""
-    return _tensor_size(shape) if code in (b"b", "b") else 1 << 62
+    single = code in (b"b", "b") or (isinstance(code, _Made) and len(code) == 1)  # of eight bytes at most
+    return _tensor_size(shape) if single else 1 << 62
 
 
 _SIZES: dict[tuple[str, str], Callable[..., int]] = {

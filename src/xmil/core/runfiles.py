@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.durable import sync_folder
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.provenance import provenance
 from xmil.core.storage import read_provenance, write_text
@@ -229,7 +230,10 @@ def locked(folder: Path) -> Iterator[None]:
 def make_folder(folder: Path) -> None:
     """Make a folder that results go into."""
     try:
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for place in made:
+            sync_folder(place.parent)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
 

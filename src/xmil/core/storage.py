@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +13,9 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.bag import FloatArray
 from xmil.core.budget import read_parquet
-from xmil.core.errors import FileError, InputError, WriteError, XmilError
+from xmil.core.durable import write_atomically as write_atomically
+from xmil.core.durable import write_text as write_text
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.patches import IntArray, Patches
 from xmil.core.target import Target
@@ -38,41 +35,6 @@ RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 
 Path_ = str | PathLike[str]
-
-
-def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent."""
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise _not_written(target, error) from None
-    os.close(handle)
-    try:
-        write(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise _not_written(target, error) from None
-    finally:
-        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
-            Path(temporary).unlink(missing_ok=True)
-
-
-def _not_written(target: Path, error: OSError) -> FileError:
-    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
-        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
-    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
-
-
-def write_text(path: Path_, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    write_atomically(path, lambda temporary: _put(temporary, text))
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
 
 
 def write_explanations(
@@ -299,9 +261,3 @@ def _fits(meta: Mapping[str, Any], method: str | None, target: Any) -> bool:
 def _plain(value: Any) -> Any:
     """JSON for what parameters hold: NumPy numbers and arrays as such, the rest by its text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
