@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import zipfile
 from os import PathLike
 from pathlib import Path
@@ -48,6 +49,16 @@ def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = No
         )
 
 
+def check_regular(path: Path_) -> None:
+    """Refuse pipes, sockets and devices, whose reading may never end; a missing file is the reader's."""
+    try:
+        kind = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
+
+
 def check_archive(path: Path_) -> int:
     """The bytes in a zip once unpacked, refused where they are beyond the budget."""
     with zipfile.ZipFile(path) as archive:
@@ -63,6 +74,7 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     """
     import pyarrow.parquet as pq
 
+    check_regular(path)
     with pq.ParquetFile(path, page_checksum_verification=checksums) as file:
         check_budget(_declared(file, columns), "the table", path)
         texts = [field.name for field in file.schema_arrow if _is_text(field.type)]

@@ -15,6 +15,7 @@ from xmil._version import __version__
 from xmil.core.bag import IntArray
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically
 from xmil.core.target import Target
 
@@ -107,7 +108,7 @@ class Interactions:
         if raw is None:
             raise FileError(f"{path}: a Parquet file, but it holds no interactions.")
         try:
-            return _from_table(json.loads(raw), table)
+            return _from_table(parse_json(raw), table)
         except (LookupError, TypeError, ValueError) as error:
             raise FileError(f"{path}: the interactions are damaged ({error}); compute them again.") from None
 

@@ -21,7 +21,7 @@ MAKERS = (b"_codecs", b"bytearray", b"Tensor", b"Counter", b"numpy", b"_rebuild_
 _LEGACY = 6  # pickles at the head of a file of torch's old layout
 
 
-class PurePickle(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class PurePickle(pickle._Unpickler):
     """Python's own unpickler in Python: its memo is a dictionary, not an array as long as the file says."""
 
 

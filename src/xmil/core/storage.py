@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray
-from xmil.core.budget import read_parquet
+from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import write_atomically as write_atomically
 from xmil.core.durable import write_text as write_text
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.explanation import Audit, Explanation
+from xmil.core.parsing import parse_json
 from xmil.core.patches import IntArray, Patches
 from xmil.core.target import Target
 
@@ -76,6 +77,7 @@ def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path)
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -174,7 +176,7 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
 
 def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         layout, columns = int(header["layout"]), header["columns"]
         if not isinstance(columns, dict):
             raise TypeError

@@ -180,7 +180,8 @@ class Flips:
         zeros = self._sub_bags([scores <= 0 for scores in ranked])
         ends = torch.cat([zeros.unsqueeze(1), self._parts.full.expand(len(asked), 1, -1)], dim=1)
         every = torch.cat([logits, ends], dim=1).flatten(0, 1)  # (q * (steps + 3), c), fetched once
-        values, decided = (f(every).reshape(len(asked), -1) for f in (self._values, self._decisions))
+        values = self._values(every).reshape(len(asked), -1)
+        decided = self._decisions(every).reshape(len(asked), -1)
         about = {"counts": counts, "action": action, "scale": self.scale}
         orders = [order for _, order in asked]
         return [self._curve(v, d, order=o, **about) for v, d, o in zip(values, decided, orders, strict=True)]

@@ -250,7 +250,7 @@ class RunParts(Parts):
             return torch.where(kept.unsqueeze(-1), self.h, self.h0)
 
         logits = self.network.aggregate_batches(len(which), self.n, masked)
-        return logits.unflatten(0, (len(sequences), len(sizes)))
+        return logits.reshape(len(sequences), len(sizes), -1)
 
     def _removed(self, kept: Tensor) -> Tensor:
         """Logits (q, c) of the bags of the kept instances (q, m), each laid out in the order of the bag."""

@@ -15,6 +15,7 @@ import torch
 
 from xmil.core.errors import InputError
 from xmil.core.identity import unchanged
+from xmil.core.parsing import parse_json
 from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
@@ -230,7 +231,7 @@ def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any
     for job in plan.jobs:
         path = folder / job.name / METRICS
         if path.is_file():
-            yield job.name, json.loads(path.read_text(encoding="utf-8"))
+            yield job.name, parse_json(path.read_text(encoding="utf-8"))
 
 
 def _description(plan: TrainingPlan) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.data.containers.container import (
     ArrayInfo,
     Contents,
@@ -150,7 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 1 << 24:
             raise FileError(f"{path}: metadata of more than 16 MiB; it is not read.")
-        loaded = json.loads(path.read_bytes())
+        loaded = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             f"{path}: not readable zarr metadata ({error}); write or copy the store again."

@@ -116,8 +116,9 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
             model = build(_spec({**_fields(converted), **says, **asked}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({error!r}).") from None
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
+        told = " ".join(repr(error).split())[:300]
+        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({told}).") from None
     _fill(model, converted, weights.path)
     model.background = weights.background
     model.warnings = () if "task" in {**says, **asked} else (_assumed(model),)

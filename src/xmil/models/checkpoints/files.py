@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -18,6 +17,7 @@ from torch import Tensor
 from xmil.core.background import Background
 from xmil.core.budget import check_budget
 from xmil.core.errors import CheckpointError, FileError
+from xmil.core.parsing import parse_json
 from xmil.core.pickles import check_torch_file
 from xmil.models.checkpoints.side_files import read_settings
 from xmil.models.checkpoints.stubs import read_lightning
@@ -52,7 +52,7 @@ def checkpoint_files(path: Path) -> list[Path]:
     if not path.is_dir() or not best.is_file():
         return [path]
     try:
-        names = list(json.loads(best.read_text(encoding="utf-8"))["models"])
+        names = list(parse_json(best.read_text(encoding="utf-8"))["models"])
         return [path / str(name) for name in names]
     except (ValueError, OSError, KeyError, TypeError):
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
@@ -100,9 +100,9 @@ def _read_safetensors(path: Path) -> StoredWeights:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
-        spec = json.loads(metadata[SPEC_KEY]) if SPEC_KEY in metadata else None
+        spec = dict(parse_json(metadata[SPEC_KEY])) if SPEC_KEY in metadata else None
         background = _background(state, metadata)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
     return StoredWeights(path, state, read_settings(path.parent), spec, background=background)
 
@@ -112,7 +112,7 @@ def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Backgr
     if BACKGROUND_KEY not in metadata or not set(BACKGROUND.values()) <= state.keys():
         return None
     arrays = {name: state.pop(key).float().numpy() for name, key in BACKGROUND.items()}
-    return Background(n=int(json.loads(metadata[BACKGROUND_KEY])["n"]), **arrays)
+    return Background(n=int(parse_json(metadata[BACKGROUND_KEY])["n"]), **arrays)
 
 
 def _load_tensors(path: Path) -> Any:
