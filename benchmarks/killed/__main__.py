@@ -126,7 +126,7 @@ class Study:
 
 
 def _import_all() -> None:
-    """What the commands import on first use, so that forked attempts need not; what is missing is left out."""
+    """What the commands import on first use, so that forked attempts need not."""
     lazy = ["matplotlib.pyplot", "sklearn.metrics", "sklearn.cluster", "scipy.stats", "pandas", "h5py"]
     lazy += [f"xmil.runs.{name}" for name in ("tile", "embed", "predict", "explain", "evaluate", "insight")]
     lazy += ["xmil.runs.heatmap", "xmil.heatmaps.drawing", "xmil.heatmaps.standards", "xmil.training.train"]
