@@ -26,10 +26,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare
+from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare, run
 from benchmarks.killed.points import install
-from benchmarks.killed.training import kill_training, write_cohort
-from xmil.cli._app import run
 
 LIMIT = 120.0  # seconds for one attempt; beyond is a hang
 
@@ -216,6 +214,8 @@ def main() -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if args.random_training:
+            from benchmarks.killed.training import kill_training, write_cohort
+
             report = kill_training(write_cohort(Path(folder)), Path(folder) / "work", kills=args.kills)
             found: dict[str, object] = {
                 "kills": report.kills,

@@ -6,17 +6,19 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+import typer
 from PIL import Image
 from torch import nn
 
 import xmil
-from xmil.cli._app import run
+from xmil.core.errors import XmilError
 from xmil.models.checkpoints.files import read_weights
 
 WIDTH, SLIDES, PATCHES = 12, 4, 20
@@ -80,6 +82,19 @@ def prepare(folder: Path) -> None:
     )
     for name in ("explain", "tile"):  # what other commands build on
         run([*COMMANDS[name](folder), "--out", str(folder / f"done_{name}")])
+
+
+def run(arguments: list[str]) -> int:
+    """One command as `xmil` runs it, without importing the others; its exit code."""
+    name = arguments[0]
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    app.command(name)(getattr(import_module(f"xmil.cli.{name}"), name))
+    try:
+        return int(app(arguments, standalone_mode=False) or 0)
+    except (XmilError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 2
 
 
 def _model(folder: Path) -> list[str]:
@@ -149,7 +164,7 @@ def _bytes(path: Path) -> Iterator[Any]:
 
 def _table(path: Path) -> Iterator[Any]:
     table = pq.read_table(path, partitioning=None)
-    yield table.to_pydict()
+    yield table.drop_columns([name for name in table.column_names if name in NEVER_EQUAL]).to_pydict()
     for key, value in sorted((table.schema.metadata or {}).items()):
         yield key
         yield _without(json.loads(value)) if value[:1] in (b"{", b"[") else value

@@ -21,6 +21,7 @@ import time
 import warnings
 import zlib
 from collections import Counter
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,11 @@ def _mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def sacrifice(job: tuple[str, int, int, Path]) -> dict[str, Any]:
+def sacrifice(job: tuple[str, int, int, Path], until: float) -> dict[str, Any]:
     """Run `work` in a forked process; what is left of a death is the input it was at."""
     name, first, _, scratch = job
+    if time.monotonic() > until:
+        return {"entry": name, "tally": {}, "faults": [], "peak": 0}
     child = os.fork()
     if child == 0:
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -114,13 +117,9 @@ def fuzz(names: list[str], *, inputs: int, processes: int, seconds: float, first
     """Inputs of every entry by turns, until there are enough or the time is up."""
     with tempfile.TemporaryDirectory() as folder:
         jobs = _jobs(names, inputs, Path(folder), first)
-        begun, results = time.monotonic(), []
         with get_context("fork").Pool(processes) as pool:
-            for result in pool.imap_unordered(sacrifice, jobs, chunksize=1):
-                results.append(result)
-                if time.monotonic() - begun > seconds:
-                    pool.terminate()
-                    break
+            one = partial(sacrifice, until=time.monotonic() + seconds)
+            results = list(pool.imap_unordered(one, jobs, chunksize=1))
     tally: dict[str, Counter[str]] = {name: Counter() for name in names}
     for result in results:
         tally[result["entry"]].update(result["tally"])
