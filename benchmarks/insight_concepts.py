@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,9 @@ from xmil.toy.protocol import SETUPS, Protocol
 
 DICTIONARIES = [(kind, k) for kind in ("kmeans", "nmf", "topk") for k in (20, 40, 80, 160)]
 TOP, LEADING = 50, 5
+SIZES, TARGET = (2000, 500, 200), 3  # bags; the class that needs both an 8 and a 9
 Array = npt.NDArray[Any]
+Bags = tuple[list[tuple[Array, Array]], list[Array], list[Array]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,67 +104,82 @@ def deletions(
     }
 
 
-def digits(data: Path, *, device: str, repetitions: int, tests: int = 200) -> list[dict[str, Any]]:
-    """4-Bags for AttnMIL: a dictionary for each repetition, chosen on its validation bags."""
-    instances = unpack(data)
-    sizes = (2000, 500, tests)
+def digits(data: Path, *, device: str, repetitions: int, processes: int = 1) -> list[dict[str, Any]]:
+    """4-Bags for AttnMIL: dictionaries for each repetition, chosen on its validation bags."""
     made = Configuration(
         TASKS["four_bags"],
         SETUPS["attnmil"],
-        instances,
-        Protocol(repetitions=repetitions, sizes=sizes, training=TRAINING),
+        unpack(data),
+        Protocol(repetitions=repetitions, sizes=SIZES, training=TRAINING),
         device,
     )
     fitted = train(made).models
-    found = []
-    for r in range(repetitions):
-        model = fitted.model(r)
-        assert isinstance(model, MILModel)  # narrows the type for mypy
-        splits = made.splits(r)
-        held = {}
-        for part in ("validation", "test"):
-            bags: BagSet = getattr(splits, part)
-            held[part] = _digit_bags(model.cpu(), instances.features, bags, tests)
-        found.append(
-            {"repetition": r, **_chosen(model, instances.features[splits.train.rows], held, target=3)}
-        )
-        print(json.dumps(found[-1]), flush=True)
+    with tempfile.TemporaryDirectory() as held:
+        for r in range(repetitions):
+            one = fitted.model(r).cpu()
+            assert isinstance(one, MILModel)  # narrows the type for mypy
+            xmil.save_model(one, Path(held) / f"{r}.safetensors")
+        ask = partial(_repetition, made=replace(made, device="cpu"), models=Path(held))
+        if processes == 1:
+            return [ask(r) for r in range(repetitions)]
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            return list(pool.map(ask, range(repetitions)))
+
+
+def _repetition(r: int, *, made: Configuration, models: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model, splits, features = (
+        xmil.load_model(models / f"{r}.safetensors"),
+        made.splits(r),
+        made.instances.features,
+    )
+    held = {part: _digit_bags(model, features, getattr(splits, part)) for part in ("validation", "test")}
+    sample = features[np.unique(splits.train.rows)]
+    found = {"repetition": r, **_chosen(model, sample, held, target=TARGET)}
+    print(json.dumps(found), flush=True)
     return found
 
 
-def _digit_bags(
-    model: MILModel, features: Array, bags: BagSet, n: int
-) -> tuple[list[Any], list[Array], list[Array]]:
-    pairs = [(features[rows], relevance_of(model, features[rows], 3)) for rows in bags.rows[:n]]
-    return pairs, [codes % 10 for codes in bags.codes[:n]], list(bags.rows[:n])
+def _digit_bags(model: MILModel, features: Array, bags: BagSet) -> Bags:
+    rows = bags.rows[: SIZES[2]]
+    pairs = [(features[own], relevance_of(model, features[own], TARGET)) for own in rows]
+    return pairs, [codes % 10 for codes in bags.codes[: SIZES[2]]], list(rows)
 
 
-def _chosen(model: MILModel, sample: Array, held: dict[str, Any], *, target: int) -> dict[str, Any]:
-    """The purest dictionary on validation bags, measured on test bags; every one's purity beside."""
-    flat = sample.reshape(-1, sample.shape[-1])[:50_000]
-    tried = {}
+def _chosen(model: MILModel, sample: Array, held: dict[str, Bags], *, target: int) -> dict[str, Any]:
+    """The purest dictionary on validation bags, and the one whose deletions go best, on test bags."""
+    tried, facts = {}, {}
     for kind, k in DICTIONARIES:
-        dictionary = fit_dictionary(flat, concepts=k, kind=kind)
-        tried[kind, k] = dictionary, float(np.mean(purity(through(dictionary, *held["validation"]))))
-    best = max(tried, key=lambda key: tried[key][1])
-    dictionary = tried[best][0]
-    looked = through(dictionary, *held["test"])
-    pure = purity(looked)
-    told = deletions(model, dictionary, looked, [x for x, _ in held["test"][0]], target)
+        tried[f"{kind}, {k}"] = fit_dictionary(sample, concepts=k, kind=kind)
+        facts[f"{kind}, {k}"] = _measured(model, tried[f"{kind}, {k}"], held["validation"], target)
+    purest = max(facts, key=lambda name: facts[name]["purity"])
+    truest = max(facts, key=lambda name: facts[name]["agrees"] + facts[name]["correlation"])
     return {
-        "dictionary": f"{best[0]}, {best[1]}",
-        "validation": {f"{kind}, {k}": value for (kind, k), (_, value) in tried.items()},
-        "purity": float(np.mean(pure)),
-        "each": pure,
-        **told,
+        "validation": facts,
+        "purest": {"dictionary": purest, **_measured(model, tried[purest], held["test"], target)},
+        "truest": {"dictionary": truest, **_measured(model, tried[truest], held["test"], target)},
     }
+
+
+def _measured(model: MILModel, dictionary: Dictionary, bags: Bags, target: int) -> dict[str, float]:
+    looked = through(dictionary, *bags)
+    told = deletions(model, dictionary, looked, [x for x, _ in bags[0]], target)
+    return {"purity": float(np.mean(purity(looked))), **told}
+
+
+def colon_bags(path: Path) -> list[ColonBag]:
+    """The bags of a feature file; eight bits are put back to the features' scale."""
+    with np.load(path) as held:
+        scale = torch.from_numpy(held["scale"]) if "scale" in held else None
+    bags = read_bags(path)
+    return bags if scale is None else [replace(bag, features=bag.features * scale) for bag in bags]
 
 
 def colon(data: Path, *, folds: int) -> list[dict[str, Any]]:
     """The best single concept per cell type by relevance and by activation, on held-out images."""
     from benchmarks.better_rule.colon import held_out, parts
 
-    bags = read_bags(data)
+    bags = colon_bags(data)
     found = []
     for run in range(folds):
         training, test = parts(bags, "epithelial", run)
@@ -206,17 +227,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.which == "digits":
-        found = digits(args.data, device=args.device, repetitions=args.runs)
+        found = digits(args.data, device=args.device, repetitions=args.runs, processes=args.processes)
     else:
         found = colon(args.data, folds=args.runs)
     (args.out / f"concepts-{args.which}.json").write_text(json.dumps(found, indent=1))
-    numbers = [key for key, value in found[0].items() if isinstance(value, float)]
-    for key in numbers:
-        print(f"{key}: {np.nanmean([row[key] for row in found]):.3f}")
+    for key in found[0] if args.which == "colon" else ():
+        if key != "fold":
+            print(f"{key}: {np.nanmean([row[key] for row in found]):.3f}")
+    for which in ("purest", "truest") if args.which == "digits" else ():
+        for key in ("purity", "agrees", "correlation"):
+            print(f"{which}, {key}: {np.mean([row[which][key] for row in found]):.3f}")
 
 
 if __name__ == "__main__":

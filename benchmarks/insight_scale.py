@@ -41,9 +41,9 @@ def write_features(folder: Path, *, slides: int, patches: int) -> None:
 
 
 def command(run: Path, features: Path, model: Path, *, out: Path, workers: int) -> subprocess.Popen[bytes]:
-    """`xmil insight` in a session of its own."""
-    line = [sys.executable, "-m", "xmil.cli", "insight", str(run), "--features", str(features)]
-    line += ["--model", str(model), "--out", str(out), "--workers", str(workers)]
+    """`xmil.insight` in a session of its own."""
+    where = [str(path) for path in (run, features, model, out)]
+    line = [sys.executable, "-m", "benchmarks.insight_scale", "--one", *where, "--workers", str(workers)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(  # noqa: S603 - our own command
         line, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet
@@ -112,13 +112,18 @@ def measure(
 def main() -> None:
     """Measure and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--one", nargs=4, help="run, features, model and folder: look at them, and stop")
     parser.add_argument("--work", type=Path, help="for the data; --out by default")
     parser.add_argument("--slides", type=int, nargs="+", default=[500, 1000, 2000])
     parser.add_argument("--patches", type=int, default=5000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--explainers", type=int, default=3)
     args = parser.parse_args()
+    if args.one:
+        run, features, model, out = args.one
+        xmil.insight(run, features=features, model=model, out=out, workers=args.workers)
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     found = measure(
         args.work or args.out,

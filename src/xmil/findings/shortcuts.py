@@ -150,8 +150,9 @@ def ranked(associations: Sequence[Association]) -> list[Association]:
     told = []
     for tissue in (False, True):  # what can be no shortcut costs the other questions nothing
         asked = [a for a in associations if a.tissue == tissue]
-        corrected = holm([a.p for a in asked]) if asked else []
-        told += [replace(a, corrected=float(p)) for a, p in zip(asked, corrected, strict=True)]
+        if asked:
+            corrected = holm([a.p for a in asked])
+            told += [replace(a, corrected=float(p)) for a, p in zip(asked, corrected, strict=True)]
     return sorted(told, key=lambda a: (not a.found, a.tissue, -abs(a.effect), a.corrected, a.cause))
 
 
