@@ -17,13 +17,16 @@ mkdir -p "$out" "$work"
         (cd "$work" && tar -czf "$out/models-$model.tar.gz" models/*-"$model".safetensors)
       done
       ;;
-    bench) # the nine columns by the referee, a process for each model; a second call goes on
+    bench) # the nine columns by the referee, a process for each; a second call goes on
+      export OMP_NUM_THREADS=1
       nvidia-cuda-mps-control -d 2>/dev/null && echo "several processes share the GPU (MPS)"
-      for model in attnmil transmil addmil; do
-        python3 -m xmil.bench --suite evidence --data "$data" --device cuda --minutes 8 --model $model \
-          --task four_bags --task pos_neg_count --task adjacent_pairs --out "$work/bench" &
+      for model in transmil attnmil addmil; do
+        for task in four_bags pos_neg_count adjacent_pairs; do
+          python3 -m xmil.bench --suite evidence --data "$data" --device cuda --minutes 8 --model $model \
+            --task $task --out "$work/bench" &
+        done
       done
-      wait
+      time wait
       tar -C "$work" -czf "$out/bench.tar.gz" bench/run.json bench/units
       ;;
     rules) python3 benchmarks/rules.py --models "$work" --data "$data" --device cuda --out "$out/rules.json" ;;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from math import comb
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,3 +81,34 @@ def gone(model: MILModel, x: Tensor, h: Tensor, labels: Tensor, scores: Tensor) 
             kept = stays[at].nonzero()[:, 1].view(len(at), k)
             decided[at] = model.aggregate(h[owner[at].unsqueeze(-1), kept]).argmax(dim=-1)
     return (decided != labels[owner]).view(m, b).double().mean(dim=-1)
+
+
+@torch.no_grad()
+def shapley_agreement(
+    model: MILModel, x: Tensor, labels: Tensor, scores: dict[str, Tensor]
+) -> dict[str, float]:
+    """Rank correlation with the exact Shapley values of the label's logit, mean over bags x (b, n, d)."""
+    true = _ranks(exact_shapley(model, x, labels))
+    index = labels.view(-1, 1, 1).expand(-1, 1, x.shape[1])
+    own = {name: _ranks(s.gather(1, index)[:, 0]) for name, s in scores.items()}
+    return {name: float(F.cosine_similarity(true, ranks, dim=-1).mean()) for name, ranks in own.items()}
+
+
+def exact_shapley(model: MILModel, x: Tensor, labels: Tensor) -> Tensor:
+    """Shapley values (b, n), less the same constant for all: the empty bag's output is left out."""
+    h, (b, n) = model.embed(x), x.shape[:2]
+    values = x.new_zeros(b, n)
+    for size in range(1, n + 1):
+        rows = torch.tensor(list(combinations(range(n), size)), device=x.device)  # (m, size)
+        out = model.aggregate(h[:, rows].flatten(0, 1)).unflatten(0, (b, len(rows)))
+        worth = out.gather(2, labels.view(-1, 1, 1).expand(-1, len(rows), 1))[..., 0]  # (b, m)
+        inside = F.one_hot(rows, n).sum(dim=1).to(worth)  # (m, n)
+        values += worth @ inside / (n * comb(n - 1, size - 1))
+        if size < n:
+            values -= worth @ (1 - inside) / (n * comb(n - 1, size))
+    return values
+
+
+def _ranks(values: Tensor) -> Tensor:
+    ranks = values.argsort(dim=-1).argsort(dim=-1).float()
+    return ranks - ranks.mean(dim=-1, keepdim=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.better_rule.candidates import candidates, scores_of
+from benchmarks.better_rule.candidates import Ordinary, candidates, scores_of
 from benchmarks.better_rule.colon import OWN, held_out, load_run, parts, runs
-from benchmarks.better_rule.measures import evidence_measures, faithfulness
+from benchmarks.better_rule.measures import evidence_measures, faithfulness, shapley_agreement
 from benchmarks.better_rule.suite import ALL_TASKS, SMALL, Job, start_workers
 from benchmarks.colon.bags import ColonBag, read_bags
 from xmil.core.storage import write_text
@@ -38,7 +37,8 @@ from xmil.toy.store import BUFFER, FLAT, read_models
 
 Row = dict[str, Any]
 FAITHFUL = 60  # bags of a split that removal curves are made of
-LIMITS = {"paper": (200, 1000, "some"), "small": (100, 200, "some")}  # validation, test bags; candidates
+FEW_BAGS, FEW_INSTANCES = 40, 8  # bags cut short, whose Shapley values are exact
+LIMITS = {"paper": (200, 1000, "some"), "small": (100, 200, "more")}  # validation, test bags; candidates
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def digit_rows(piece: Piece) -> list[Row]:
         return []
     c = job.configuration(load_instances(piece.data), piece.device)
     models, table = _stacked(c, path, piece.device), c.table()
-    mean = mean_patch(c, table)
+    ordinary = ordinary_patches(c, table)
     n_validation, n_test, which = LIMITS[job.suite]
     rows = []
     for r in range(min(piece.repetitions, len(models))):
@@ -92,17 +92,23 @@ def digit_rows(piece: Piece) -> list[Row]:
             ("validation", splits.validation, n_validation),
             ("test", splits.test, n_test),
         ):
-            rows[-1][split] = _measured(c, model, table, mean, bags, n, which=which)
+            rows[-1][split] = _measured(c, model, table, ordinary, bags, n, which=which)
     return rows
 
 
-def mean_patch(c: Configuration, table: Table) -> Tensor:
-    """The mean of the patches in the first training bags: what a training would keep."""
-    stored = os.environ.get("XMIL_MEAN_PATCH")  # a file: where training features could not come along
-    if stored and table.features.shape[1] == len(found := np.load(stored)):
-        return torch.from_numpy(found).to(table.features)
-    rows = c.splits(0).train.rows[:200].reshape(-1)
-    return table.features[table.to_rows(rows)].mean(dim=0)
+def ordinary_patches(c: Configuration, table: Table) -> Ordinary:
+    """The means of the patches in the first training bags: what a training would keep."""
+    train = c.splits(0).train
+    patches = table.bags(table.to_rows(train.rows[:200]))  # (b, n, d)
+    labels = torch.from_numpy(train.labels[:200]).to(patches.device)
+    return ordinary_of(list(patches), labels.tolist())
+
+
+def ordinary_of(bags: Sequence[Tensor], labels: Sequence[int]) -> Ordinary:
+    """Mean patches of bags (n, d) with labels."""
+    classes = [torch.cat([x for x, own in zip(bags, labels, strict=True) if own == c]) for c in set(labels)]
+    balanced = torch.stack([patches.mean(dim=0) for patches in classes]).mean(dim=0)
+    return Ordinary(torch.cat(list(bags)).mean(dim=0), balanced)
 
 
 def _stacked(c: Configuration, path: Path, device: str) -> Stacked:
@@ -113,38 +119,54 @@ def _stacked(c: Configuration, path: Path, device: str) -> Stacked:
 
 
 def _measured(
-    c: Configuration, model: MILModel, table: Table, mean: Tensor, bags: BagSet, n: int, *, which: str
+    c: Configuration, model: MILModel, table: Table, ordinary: Ordinary, bags: BagSet, n: int, *, which: str
 ) -> dict[str, dict[str, float]]:
     x = table.bags(table.to_rows(bags.rows[:n]))
     truth = torch.from_numpy(c.task.evidence(bags.codes[:n])).to(x.device)
     labels = torch.from_numpy(bags.labels[:n]).to(x.device)
-    scores = scores_of(model, x, mean, candidates(which))
+    rules = candidates(which)
+    scores = scores_of(model, x, ordinary, rules)
+    few = x[:FEW_BAGS, :FEW_INSTANCES]
+    agree = shapley_agreement(model, few, labels[:FEW_BAGS], scores_of(model, few, ordinary, rules))
     some = {name: s[:FAITHFUL] for name, s in scores.items()}
     faith = faithfulness(model, x[:FAITHFUL], labels[:FAITHFUL], some)
-    return {name: {**evidence_measures(s, truth), **faith[name]} for name, s in scores.items()}
+    return {
+        name: {**evidence_measures(s, truth), **faith[name], "shapley": agree[name]}
+        for name, s in scores.items()
+    }
 
 
 def colon_rows(piece: Piece) -> list[Row]:
     """The row of a run on colon: means over its bags."""
     name, task, run = piece.job  # type: ignore[misc]
     bags = read_bags(Path(piece.data))
-    model = load_run(name, task, run, piece.models / "colon-colon")
+    model = load_run(name, task, run, piece.models / "colon-colon", bags[0].features.shape[1])
     if model is None:
         return []
     training, test = parts(bags, task, run)
     held = held_out(training, run)
     apart = {bag.name for bag in held}
-    mean = torch.cat([bag.features for bag in training if bag.name not in apart]).mean(dim=0)
-    row: Row = {"suite": "colon", "data": "colon", "seed": 0, "model": name, "task": task, "repetition": run}
+    kept = [bag for bag in training if bag.name not in apart]
+    ordinary = ordinary_of([bag.features for bag in kept], [bag.label(task) for bag in kept])
+    row: Row = {
+        "suite": "colon",
+        "data": Path(piece.data).stem,
+        "seed": 0,
+        "model": name,
+        "task": task,
+        "repetition": run,
+    }
     for split, chosen in (("validation", held), ("test", test)):
-        row[split] = _mean_of([_colon_bag(model, bag, task, mean) for bag in chosen if len(bag.features) > 1])
+        row[split] = _mean_of(
+            [_colon_bag(model, bag, task, ordinary) for bag in chosen if len(bag.features) > 1]
+        )
     return [row]
 
 
-def _colon_bag(model: MILModel, bag: ColonBag, task: str, mean: Tensor) -> dict[str, dict[str, float]]:
+def _colon_bag(model: MILModel, bag: ColonBag, task: str, ordinary: Ordinary) -> dict[str, dict[str, float]]:
     """The measures of one image; nan where it cannot say."""
     x, evidence = bag.features.unsqueeze(0), torch.from_numpy(bag.evidence(task))
-    scores = scores_of(model, x, mean, candidates("few"))
+    scores = scores_of(model, x, ordinary, candidates("few"))
     faith = faithfulness(model, x, torch.tensor([bag.label(task)]), scores)
     found = {}
     for name, s in scores.items():

@@ -36,6 +36,7 @@ SMALL = {
     "clam_sb": ("clam_sb", {"dim": 32, "attention_dim": 16}),
     "clam_mb": ("clam_mb", {"dim": 32, "attention_dim": 16}),
     "dsmil": ("dsmil", {"query_dim": 32}),
+    "mambamil": ("mambamil", {"dim": 32, "attention_dim": 16}),
     **{name: (name, {"dim": 32}) for name in NETS},
 }
 _QUEUES: list[Any] = []

@@ -18,14 +18,15 @@ export interface Feature {
   properties: Record<string, unknown>;
 }
 
+/** Classes that are offered; their colours can be told apart with deuteranopia and protanopia. */
 export const KINDS: { name: string; colour: [number, number, number] }[] = [
-  { name: "Tumor", colour: [200, 0, 0] },
-  { name: "Stroma", colour: [20, 130, 20] },
-  { name: "Immune cells", colour: [106, 61, 154] },
-  { name: "Necrosis", colour: [60, 60, 60] },
-  { name: "Normal", colour: [30, 110, 190] },
-  { name: "Artefact", colour: [140, 80, 0] },
-  { name: "Other", colour: [240, 200, 0] },
+  { name: "Tumor", colour: [200, 30, 0] },
+  { name: "Stroma", colour: [0, 158, 115] },
+  { name: "Immune cells", colour: [150, 60, 150] },
+  { name: "Necrosis", colour: [50, 50, 50] },
+  { name: "Normal", colour: [0, 90, 200] },
+  { name: "Artefact", colour: [120, 190, 240] },
+  { name: "Other", colour: [240, 215, 40] },
 ];
 
 const MOST_BYTES = 50_000_000;

@@ -9,6 +9,7 @@ export interface SlideRow {
   correct: boolean | null;
   probability: number | null;
   verdict: string | null;
+  verdict_method: string | null;
   n: number | null;
   image: boolean;
   error: string | null;
@@ -34,6 +35,10 @@ export interface Audit {
   bias: number;
   epsilon: number;
   other: number;
+  /** What a bag of baseline patches would get; files of early versions have neither. */
+  baseline?: number;
+  /** What stopped at constants that depend on the input. */
+  cut?: number;
 }
 
 export interface Column {
@@ -43,6 +48,10 @@ export interface Column {
   signed: boolean;
   output: number | null;
   audit: Audit | null;
+  /** How the scores were made: rule, baseline and the like, as the explanation records them. */
+  made: [string, string][];
+  /** Sentences that belong beside the scores. */
+  warnings: string[];
   ends: [string, string];
 }
 

@@ -3,17 +3,17 @@
 import type { Audit, Certificate, MethodCertificate } from "./api";
 import { button, el, put, svg } from "./dom";
 import { shown, type Evidence } from "./evidence";
-import { title } from "./legend";
+import { title, warningsOf } from "./legend";
 import type { SlideView } from "./slide";
 
 const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
 
-/** A verdict as a small label with a sign that does not rely on colour. */
-export function verdictLabel(verdict: string | null): HTMLElement {
+/** A verdict as a small label with a sign that does not rely on colour; `method` is whose verdict it is. */
+export function verdictLabel(verdict: string | null, method: string | null = null): HTMLElement {
   if (!verdict) return el("span", { class: "muted" }, "–");
   const kind = MARKS[verdict] ?? "open";
   const sign = { good: "✓", poor: "≈", bad: "✕", open: "?" }[kind];
-  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), verdict);
+  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), method ? `${verdict} (${method})` : verdict);
 }
 
 export class CertificatePanel {
@@ -31,11 +31,20 @@ export class CertificatePanel {
     const found = measured.find((m) => m.target === target && against === null);
     put(
       this.element,
-      el("h3", {}, title(evidence)),
+      el("h2", {}, title(evidence)),
+      warningsOf(evidence),
       ...(certificate && found ? this.faithfulness(certificate, found) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
-      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h3", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      this.made(evidence),
       certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
     );
+  }
+
+  /** Rule, baseline and whatever else the explanation says of its making. */
+  private made({ column }: Evidence): HTMLElement | null {
+    if (!column.made.length) return null;
+    const rows = column.made.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+    return el("section", { class: "block made" }, el("h2", {}, "How it was made"), el("dl", {}, ...rows));
   }
 
   private missing(certificate: Certificate | null): HTMLElement {
@@ -57,7 +66,7 @@ export class CertificatePanel {
   private faithfulness(certificate: Certificate, found: MethodCertificate): HTMLElement[] {
     return [
       el("p", { class: "verdict-line" }, verdictLabel(found.verdict), ` ${found.sentence}`),
-      el("section", { class: "block" }, el("h3", {}, "Flip curve"), flipChart(certificate, found)),
+      el("section", { class: "block" }, el("h2", {}, "Flip curve"), flipChart(certificate, found)),
     ];
   }
 
@@ -75,7 +84,7 @@ export class CertificatePanel {
       ),
     );
     const head = ["Method", "Verdict", "AUPC", "SRG"].map((text) => el("th", { scope: "col" }, text));
-    return el("section", { class: "block" }, el("h3", {}, about), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
+    return el("section", { class: "block" }, el("h2", {}, about), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
   }
 }
 
@@ -115,17 +124,19 @@ function flipChart(certificate: Certificate, found: MethodCertificate): Element 
   return figure;
 }
 
-const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["other", "Unexplained"]];
+const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["baseline", "Baseline"], ["cut", "Cut"], ["other", "Unexplained"]];
+const SELDOM: (keyof Audit)[] = ["baseline", "cut"]; // shown where they are not zero
 
 /** The explained output as a sum: each share as a bar from zero. */
 function accountOf(audit: Audit, target: string | null): HTMLElement {
-  const most = Math.max(...SHARES.map(([key]) => Math.abs(audit[key])), 1e-12);
-  const rows = SHARES.map(([key, name]) => {
-    const value = audit[key];
+  const shares = SHARES.filter(([key]) => audit[key] || !SELDOM.includes(key));
+  const most = Math.max(...shares.map(([key]) => Math.abs(audit[key] ?? 0)), 1e-12);
+  const rows = shares.map(([key, name]) => {
+    const value = audit[key] ?? 0;
     const width = (50 * Math.abs(value)) / most;
     const bar = el("span", { class: `share ${key}`, style: { width: `${width}%`, left: `${value < 0 ? 50 - width : 50}%` } });
     return el("div", { class: "account-row" }, el("span", {}, name), el("span", { class: "account-track" }, bar), el("span", { class: "number" }, shown(value)));
   });
   const total = el("div", { class: "account-row total" }, el("span", {}, "Output"), el("span", {}), el("span", { class: "number" }, shown(audit.output)));
-  return el("section", { class: "block" }, el("h3", {}, `Account of the output${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
+  return el("section", { class: "block" }, el("h2", {}, `Account of the output${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
 }

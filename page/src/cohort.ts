@@ -31,7 +31,7 @@ export function listedSlides(run: Run): SlideRow[] {
 }
 
 export class Cohort {
-  readonly element = el("main", { class: "cohort" });
+  readonly element = el("main", { class: "cohort", tabIndex: -1 });
   private readonly body = el("tbody", {});
   private readonly head = el("tr", {});
   private readonly counted = el("p", { class: "muted", role: "status" });
@@ -43,6 +43,7 @@ export class Cohort {
     const withVerdict = run.slides.some((slide) => slide.verdict);
     put(
       this.element,
+      el("h1", { class: "hidden-text" }, `Slides of ${run.name}`),
       el("div", { class: "filters" }, search, this.choice("label", "Label"), this.choice("predicted", "Prediction"), this.correctness(), withVerdict && this.choice("verdict", "Faithfulness")),
       this.counted,
       el("table", { class: "slides" }, el("thead", {}, this.head), this.body),
@@ -125,7 +126,7 @@ export class Cohort {
       el("td", {}, slide.label ?? "–"),
       el("td", {}, slide.predicted ?? "–", slide.probability !== null && el("span", { class: "muted" }, ` ${(100 * slide.probability).toFixed(0)} %`)),
       el("td", {}, correctLabel(slide.correct)),
-      el("td", {}, verdictLabel(slide.verdict)),
+      el("td", {}, verdictLabel(slide.verdict, slide.verdict_method)),
       el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),
     );
   }

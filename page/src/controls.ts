@@ -2,6 +2,7 @@
 
 import { button, el, put, select } from "./dom";
 import { counted, histogram, shown, type Evidence } from "./evidence";
+import { warningsOf } from "./legend";
 import { limitOf } from "./overlay";
 import { css, LAST, PALETTES, table } from "./palette";
 import { galleries } from "./patches";
@@ -15,6 +16,7 @@ export class Controls {
   private readonly chart = el("canvas", { class: "histogram", role: "img", width: 640, height: 150 });
   private readonly axis = el("div", { class: "axis" });
   private readonly gallery = el("div", {});
+  private readonly warnings = el("div", {});
   private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
   private readonly clip = slider("Colours saturate at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
   private readonly opacity = slider("Opacity", 0, 1, 0.02, (v) => this.view.setDisplay({ opacity: v }));
@@ -33,11 +35,12 @@ export class Controls {
     this.palette = select("Colours", palettes, view.display.palette, (v) => view.setDisplay({ palette: v }), { name: "palette" });
     put(
       this.element,
-      el("section", { class: "block" }, el("h3", {}, "Distribution of scores"), this.chart, this.axis, this.threshold.element, this.clip.element, this.counted),
+      this.warnings,
+      el("section", { class: "block" }, el("h2", {}, "Distribution of scores"), this.chart, this.axis, this.threshold.element, this.clip.element, this.counted),
       el(
         "section",
         { class: "block" },
-        el("h3", {}, "Appearance"),
+        el("h2", {}, "Appearance"),
         this.signs,
         this.opacity.element,
         el("label", { class: "row" }, "Colours", this.palette),
@@ -53,12 +56,19 @@ export class Controls {
   }
 
   refresh(): void {
+    this.refreshNumbers();
+    this.refreshGallery();
+  }
+
+  /** Everything but the galleries, which do not depend on threshold and opacity. */
+  refreshNumbers(): void {
     const evidence = this.view.active?.evidence;
     this.element.classList.toggle("empty", !evidence);
     if (!evidence) return;
     const { display } = this.view;
     const limit = limitOf(evidence, display);
     const low = evidence.smallest;
+    put(this.warnings, warningsOf(evidence));
     this.threshold.set(display.threshold, display.threshold === 0 ? "–" : shown(low + display.threshold * (limit - low)));
     this.clip.set((limit - low) / (evidence.largest - low), shown(limit));
     this.opacity.set(display.opacity, `${Math.round(100 * display.opacity)} %`);

@@ -25,10 +25,28 @@ export function svg(tag: string, attributes: Record<string, string | number> = {
   return node;
 }
 
-/** Replaces what a node holds. */
+/** Replaces what a node holds; the focus stays on the control that stands for the one that had it. */
 export function put(node: Element, ...children: Child[]): void {
+  const held = document.activeElement;
+  const name = held && node !== held && node.contains(held) ? markOf(held) : null;
   node.replaceChildren();
   fill(node, children);
+  if (name !== null && document.activeElement === document.body) refocus(node, name, held as HTMLElement);
+}
+
+/** What a control is known by when it is drawn anew. */
+function markOf(node: Element): string {
+  const { data = {}, name = "" } = { data: { ...(node as HTMLElement).dataset }, name: node.getAttribute("name") ?? "" };
+  return JSON.stringify([node.tagName, name, data, node.getAttribute("aria-label") ?? (name || Object.keys(data).length ? "" : node.textContent)]);
+}
+
+/** Focuses the control of that mark, or the nearest thing above it that takes the focus. */
+function refocus(node: Element, mark: string, held: HTMLElement): void {
+  const all = [...node.querySelectorAll<HTMLElement>("button, a[href], input, select, textarea, [tabindex]")];
+  const same = held.isConnected ? held : all.find((each) => markOf(each) === mark && !(each as HTMLButtonElement).disabled);
+  if (same) return same.focus();
+  const near = (node as HTMLElement).closest<HTMLElement>("[tabindex]") ?? document.querySelector<HTMLElement>(".stage, main");
+  near?.focus();
 }
 
 /** A button with a label and what it does. */
@@ -47,10 +65,7 @@ export function select(
   const node = el("select", { ariaLabel: label, title: label, ...props });
   for (const option of options) node.append(el("option", { value: option.value }, option.text));
   node.value = value;
-  node.addEventListener("change", () => {
-    node.blur(); // keys belong to the slide again
-    onchange(node.value);
-  });
+  node.addEventListener("change", () => onchange(node.value));
   return node;
 }
 

@@ -92,14 +92,14 @@ export class Exports {
     if (!evidence) return [info.id];
     const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
     const settings = this.settings(evidence);
-    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : [])];
+    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : []), ...evidence.column.warnings];
   }
 
   /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
   private settings(evidence: Evidence): string {
     const { display, removed } = this.view;
     const limit = limitOf(evidence, display);
-    const gone = removed.get(evidence.choice.run)?.reduce((sum, one) => sum + one, 0) ?? 0;
+    const gone = count(removed.get(evidence.choice.run));
     return [
       display.threshold > 0 && `scores weaker than ${shown(evidence.smallest + display.threshold * (limit - evidence.smallest))} hidden`,
       display.sign !== "both" && evidence.signed && `only ${display.sign} scores`,
@@ -113,8 +113,20 @@ export class Exports {
   private name(): string {
     const { view } = this;
     const choices = view.panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
-    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}`)].map(fileName).join(".");
+    const { threshold, sign, shown: seen } = view.display;
+    const gone = choices.map((c) => count(view.removed.get(c.run)));
+    const settings = [
+      !seen && "hidden",
+      threshold > 0 && `above-${Number((100 * threshold).toFixed(1))}`,
+      sign !== "both" && sign,
+      Math.max(0, ...gone) > 0 && `without-${[...new Set(gone)].join("-")}`,
+    ].filter((part): part is string => Boolean(part));
+    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}`), ...settings].map(fileName).join(".");
   }
+}
+
+function count(removed: Uint8Array | undefined): number {
+  return removed?.reduce((sum, one) => sum + one, 0) ?? 0;
 }
 
 /** Takes the colour out of what has been drawn. */

@@ -41,12 +41,12 @@ export class Inspector {
     const similar = el("section", { class: "block" });
     put(
       this.element,
-      el("h3", { class: "patch-title" }, `Patch ${index}`),
+      el("h2", { class: "patch-title" }, `Patch ${index}`),
       patchPicture(info, evidence, index, run.live),
       el("p", { class: "numbers" }, summary(evidence, index)),
       el("p", { class: "muted small" }, this.place(evidence, index)),
       evidence.scores.x && button("Go to the patch", () => this.view.jump(pane, index), { class: "small-button" }),
-      el("section", { class: "block" }, el("h3", {}, "Under all methods"), this.scores(evidence, index)),
+      el("section", { class: "block" }, el("h2", {}, "Under all methods"), this.scores(evidence, index)),
       similar,
     );
     if (run.live && run.similar) void this.fetchSimilar(pane, evidence, index, similar);
@@ -90,16 +90,16 @@ export class Inspector {
   private async fetchSimilar(pane: Pane, evidence: Evidence, index: number, home: HTMLElement): Promise<void> {
     const ticket = ++this.asked;
     const { info, display } = this.view;
-    put(home, el("h3", {}, "Most similar by feature"), el("p", { class: "muted" }, "Looking…"));
+    put(home, el("h2", {}, "Most similar by feature"), el("p", { class: "muted" }, "Looking…"));
     try {
       const neighbours = (await getSimilar(info.key, evidence.choice.run, index)).filter((n) => n.index !== index);
       if (ticket !== this.asked) return;
       const buttons = neighbours.map((n) => patchButton(info, evidence, n.index, display, n.similarity.toFixed(2), (i) => this.view.jump(pane, i)));
-      put(home, el("h3", {}, "Most similar by feature"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: cosine similarity. Frame: the patch's own evidence."));
+      put(home, el("h2", {}, "Most similar by feature"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: cosine similarity. Frame: the patch's own evidence."));
       this.view.marks.similar = { run: evidence.choice.run, indices: neighbours.map((n) => n.index) };
       this.view.redraw();
     } catch (error) {
-      if (ticket === this.asked) put(home, el("h3", {}, "Most similar by feature"), el("p", { class: "muted" }, (error as Error).message));
+      if (ticket === this.asked) put(home, el("h2", {}, "Most similar by feature"), el("p", { class: "muted" }, (error as Error).message));
     }
   }
 }

@@ -27,6 +27,18 @@ export function title(evidence: Evidence): string {
   return `${method}: evidence for ${target}${against === null ? "" : ` against ${against}`}`;
 }
 
+/** The sentences that an explanation carries, for a panel. */
+export function warningsOf({ column }: Evidence): HTMLElement | null {
+  if (!column.warnings.length) return null;
+  return el("ul", { class: "warnings", ariaLabel: "Warnings" }, ...column.warnings.map((text) => el("li", {}, text)));
+}
+
+/** The colour bar in words. */
+export function barLabel(evidence: Evidence, limit: number): string {
+  const [[from, to], [low, , high]] = [ends(evidence), ticks(evidence, limit)];
+  return `Colours: from ${low} (${from}) to ${high} (${to})`;
+}
+
 export function colourBar(evidence: Evidence, display: Display, limit: number): Node[] {
   const colours = table(display.palette, evidence.signed);
   const stops = Array.from({ length: 17 }, (_, i) => css(colours, (i * LAST) / 16)).join(", ");
@@ -51,7 +63,7 @@ export function scaleLength(info: SlideInfo, scale: number): { width: number; te
 
 export function scaleBar(info: SlideInfo, scale: number): HTMLElement {
   const { width, text } = scaleLength(info, scale);
-  return el("div", { class: "scale-bar", ariaLabel: `Scale: ${text}`, style: { width: `${width}px` } }, text);
+  return el("div", { class: "scale-bar", role: "img", ariaLabel: `Scale: ${text}`, style: { width: `${width}px` } }, text);
 }
 
 /** The objective that would show the slide at this size, from the scanner's objective or 10 µm per micron. */
@@ -62,7 +74,7 @@ export function magnificationText(info: SlideInfo, scale: number): string {
 }
 
 export function magnification(info: SlideInfo, scale: number): HTMLElement {
-  return el("div", { class: "magnification", ariaLabel: "Magnification" }, magnificationText(info, scale));
+  return el("div", { class: "magnification", title: "Magnification" }, magnificationText(info, scale));
 }
 
 /** Draws the scale bar and the colour bar into a picture of the view. */

@@ -14,6 +14,7 @@ const content = el("div", { class: "content" });
 const messages = el("div", { class: "messages", role: "status", ariaLive: "polite" });
 const help = helpDialog();
 
+const CHOOSING = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End", "Enter", " ", "Escape"]; // keys of a control
 const LEAVING = ["Backspace", "[", "]"]; // keys that work while a slide is still opening
 
 let run: Run | null = null;
@@ -76,6 +77,7 @@ function showList(of: Run): void {
   const list = new Cohort(of);
   put(content, list.element);
   list.comeBack();
+  list.element.focus({ preventScroll: true });
 }
 
 /** The slide of this name; the run is read again where it does not know it or knows it at another place. */
@@ -88,6 +90,7 @@ async function openSlide(slide: string): Promise<void> {
   put(content, opened.element);
   try {
     await opened.load();
+    if (document.activeElement === document.body && view === opened) opened.panes[0]?.stage.focus();
   } catch (error) {
     if (view === opened) put(opened.element, problem((error as Error).message));
   }
@@ -111,14 +114,14 @@ function problem(text: string): HTMLElement {
 
 function onKey(event: KeyboardEvent): void {
   const target = event.target as HTMLElement;
-  const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea, select");
+  const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea");
   const modified = event.ctrlKey || event.metaKey || event.altKey;
   if ((modified && !event.getModifierState("AltGraph")) || help.open) return; // AltGr makes [ and ] on many keyboards
   if (typing) {
     if (event.key === "Escape") target.blur();
     return;
   }
-  if (target.matches("input[type=range]") && event.key.startsWith("Arrow")) return;
+  if (target.matches("input[type=range], select, .panel") && CHOOSING.includes(event.key)) return;
   if (target.matches("button, a") && (event.key === "Enter" || event.key === " ")) return;
   if (handled(event)) event.preventDefault();
 }

@@ -96,11 +96,11 @@ export class NotesPanel {
         el("p", {}, view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then keep it as an annotation."),
         el("div", { class: "buttons" }, select("Class of the annotation", kinds, this.kind, (v) => (this.kind = v)), button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } })),
       ),
-      el("section", { class: "block" }, el("h3", {}, `Annotations (${this.notes.length})`), ...this.notes.slice(0, MOST_ROWS).map((note) => this.row(note)), this.notes.length > MOST_ROWS && el("p", { class: "muted" }, `… and ${(this.notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`), this.notes.length > 1 && this.clearing()),
+      el("section", { class: "block" }, el("h2", {}, `Annotations (${this.notes.length})`), ...this.notes.slice(0, MOST_ROWS).map((note) => this.row(note)), this.notes.length > MOST_ROWS && el("p", { class: "muted" }, `… and ${(this.notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`), this.notes.length > 1 && this.clearing()),
       el(
         "section",
         { class: "block" },
-        el("h3", {}, "Files"),
+        el("h2", {}, "Files"),
         el(
           "div",
           { class: "buttons" },
@@ -148,7 +148,7 @@ export class NotesPanel {
       el("span", { class: "dot", style: { background: colour } }),
       el("div", { class: "note-main" }, name, el("span", { class: "muted small" }, this.about(note))),
       button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${note.name || note.kind}` }),
-      button("Delete", () => this.change(this.notes.filter((other) => other !== note), null), { class: "small-button", ariaLabel: `Delete ${note.name || note.kind}` }),
+      button("Delete", () => this.change(this.notes.filter((other) => other !== note), null), { class: "small-button", ariaLabel: `Delete ${note.name || note.kind}`, data: { action: "delete-note" } }),
     );
   }
 

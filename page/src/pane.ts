@@ -4,7 +4,7 @@ import type OpenSeadragon from "openseadragon";
 import type { Run, Scores, SlideInfo } from "./api";
 import { el, put, select } from "./dom";
 import { evidenceOf, fitting, methodsOf, sameForAll, targetsOf, type Choice, type Evidence } from "./evidence";
-import { colourBar, magnification, scaleBar } from "./legend";
+import { barLabel, colourBar, magnification, scaleBar } from "./legend";
 import { drawMarks, type Marks } from "./marks";
 import { Layout, limitOf, Painting, type Transform } from "./overlay";
 import { ScoreList } from "./scorelist";
@@ -53,7 +53,7 @@ export class Pane {
     choice: Partial<Choice>,
     parent: HTMLElement,
   ) {
-    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, this.bar, this.ruler);
+    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
     this.element.classList.toggle("no-image", !host.info.image);
     parent.append(this.element); // OpenSeadragon measures its place when it opens
     this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
@@ -126,6 +126,7 @@ export class Pane {
     } else if (evidence) this.list.refresh(evidence, host.display, host.marks.picked?.index ?? -1);
     this.element.classList.toggle("unplaced", Boolean(evidence && !evidence.scores.x));
     put(this.bar, ...(evidence ? colourBar(evidence, host.display, limitOf(evidence, host.display)) : []));
+    this.bar.ariaLabel = evidence ? barLabel(evidence, limitOf(evidence, host.display)) : "No evidence";
     host.painted(this, performance.now() - began);
   }
 
@@ -205,6 +206,7 @@ export class Pane {
     const others = shared ? [] : targets.filter((target) => target !== choice.target);
     put(
       this.head,
+      evidence.column.warnings.length > 0 && el("span", { class: "warned", title: evidence.column.warnings.join(" "), role: "img", ariaLabel: "Warning" }, "⚠"),
       el("span", { class: "pane-letter", ariaHidden: "true" }, this.letter),
       runs.length > 1 && field("Run", select("Run", runs, String(choice.run), (v) => this.choose({ run: Number(v) }), { name: "run" })),
       field("Method", select("Method", list(methodsOf(scores)), choice.method, (v) => this.choose({ method: v }), { name: "method" })),

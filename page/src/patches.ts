@@ -96,6 +96,6 @@ export function galleries(info: SlideInfo, evidence: Evidence, display: Display,
     const captions = shownApart(found.map((i) => values[i]));
     const buttons = found.map((i, k) => patchButton(info, evidence, i, display, captions[k], jump));
     const content = buttons.length ? el("div", { class: "gallery" }, ...buttons) : el("p", { class: "muted" }, "None.");
-    return el("section", { class: "block" }, el("h3", {}, title), content);
+    return el("section", { class: "block" }, el("h2", {}, title), content);
   });
 }

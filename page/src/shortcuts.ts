@@ -45,7 +45,7 @@ export function slideKey(view: SlideView, event: KeyboardEvent): boolean {
   const move = ARROWS[key];
   if (move) return pan(view, move);
   if (TOOLS[key]) view.choose(TOOLS[key]);
-  else if (key >= "1" && key <= "5") view.show(PANELS[Number(key) - 1]);
+  else if (key >= "1" && key <= "5") view.show(PANELS[Number(key) - 1], true);
   else if (ACTIONS[key]) ACTIONS[key](view);
   else return false;
   return true;

@@ -4,7 +4,7 @@ import { slideHash, type ViewState } from "./address";
 import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
 import { Controls } from "./controls";
-import { button, el, put } from "./dom";
+import { el, put } from "./dom";
 import type { Choice } from "./evidence";
 import { Exports } from "./exports";
 import { outline, patchesIn, type Polygon } from "./geometry";
@@ -14,6 +14,7 @@ import { noMarks, type Marks } from "./marks";
 import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
 import { Pane, type PaneHost } from "./pane";
+import { PANELS, Panels, type PanelName } from "./panels";
 import { Reconnection } from "./reconnection";
 import { initialDisplay, keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
@@ -25,9 +26,6 @@ export interface Selection {
   polygons: Polygon[];
   patches: number[];
 }
-
-type PanelName = "evidence" | "patch" | "certificate" | "whatif" | "notes";
-const PANELS: [PanelName, string][] = [["evidence", "Evidence"], ["patch", "Patch"], ["certificate", "Certificate"], ["whatif", "What if"], ["notes", "Annotations"]];
 
 /** How the last slide was shown: the next one starts so. */
 let remembered: ViewState | null = null;
@@ -52,8 +50,6 @@ export class SlideView implements PaneHost {
   private readonly stages = el("div", { class: "panes" });
   private readonly head = el("div", { class: "slide-head" });
   private readonly tools = el("div", { class: "tools", role: "toolbar", ariaLabel: "Tools" });
-  private readonly tabs = el("div", { class: "tabs", role: "tablist", ariaLabel: "Panels", onkeydown: (event: KeyboardEvent) => this.turnTab(event) });
-  private readonly panel = el("div", { class: "panel", role: "tabpanel", id: "panel", tabIndex: 0, ariaLabel: "Panel" });
   private readonly tip = el("div", { class: "tip", role: "tooltip", hidden: true });
   private readonly controls = new Controls(this);
   private readonly inspector = new Inspector(this);
@@ -61,7 +57,16 @@ export class SlideView implements PaneHost {
   readonly whatif = new WhatIfPanel(this);
   readonly notes = new NotesPanel(this);
   private readonly bar = new SelectionBar(this);
-  private open: PanelName = "evidence";
+  private readonly panels = new Panels(
+    {
+      evidence: this.controls,
+      certificate: this.certificate,
+      whatif: this.whatif,
+      notes: this.notes,
+      patch: { element: this.inspector.element, refresh: () => this.active && this.inspector.open(this.active, this.pickedIn(this.active)) },
+    },
+    (name) => this.show(name),
+  );
   private gone = false;
 
   private asleep = 0; // timer that writes the address
@@ -104,9 +109,8 @@ export class SlideView implements PaneHost {
   }
 
   private build(problems: string[]): void {
-    const side = el("aside", { class: "side", ariaLabel: "Panels" }, this.tabs, this.panel);
     const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
-    const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), side);
+    const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), this.panels.element);
     put(this.element, this.head, problem, work, this.tip);
     this.choose("move");
     this.drawHead();
@@ -137,7 +141,7 @@ export class SlideView implements PaneHost {
       panes: this.panes.flatMap((each) => (each.evidence ? [each.evidence.choice as Choice] : [])),
       display: { threshold, clip, sign, shown },
       area: home ? null : (pane?.area() ?? null),
-      panel: this.open,
+      panel: this.panels.open,
       picked: this.marks.picked?.index ?? null,
     };
   }
@@ -251,7 +255,7 @@ export class SlideView implements PaneHost {
     this.marks.picked = index < 0 ? null : { run: pane.evidence!.choice.run, index };
     this.marks.similar = null;
     this.inspector.forget();
-    if (index >= 0 && this.open !== "notes" && this.open !== "whatif") this.show("patch"); // work in progress stays
+    if (index >= 0 && !["notes", "whatif"].includes(this.panels.open)) this.show("patch"); // work in progress stays
     this.inspector.open(pane, index);
     this.redraw();
     if (!pane.layout()) pane.paint();
@@ -310,7 +314,7 @@ export class SlideView implements PaneHost {
     Object.assign(this.display, change);
     keepDisplay(this.display);
     this.repaint();
-    this.controls.refresh();
+    this.controls.refreshNumbers();
     if ("palette" in change || "clip" in change) this.controls.refreshGallery();
     this.moved();
   }
@@ -338,8 +342,7 @@ export class SlideView implements PaneHost {
     put(this.tools, ...toolBar(this));
   }
 
-  show(name: PanelName): void {
-    this.open = name;
+  show(name: PanelName, focus = false): void {
     this.leave();
     if (name !== "patch") {
       this.marks.similar = null;
@@ -347,36 +350,11 @@ export class SlideView implements PaneHost {
     }
     this.moved();
     this.redraw();
-    const shown = { evidence: this.controls, patch: this.inspector, certificate: this.certificate, whatif: this.whatif, notes: this.notes };
-    const tabs = PANELS.map(([id, text]) =>
-      button(text, () => this.show(id), { role: "tab", ariaSelected: String(id === name), tabIndex: id === name ? 0 : -1, "aria-controls": "panel", data: { panel: id } }),
-    );
-    const held = this.tabs.contains(document.activeElement);
-    put(this.tabs, ...tabs);
-    if (held) tabs.find((tab) => tab.ariaSelected === "true")?.focus();
-    put(this.panel, shown[name].element);
-    this.refresh();
-  }
-
-  /** Arrows go from tab to tab, as in every list of tabs. */
-  private turnTab(event: KeyboardEvent): void {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const place = PANELS.findIndex(([id]) => id === this.open);
-    this.show(PANELS[(place + step + PANELS.length) % PANELS.length][0]);
+    this.panels.show(name, focus);
   }
 
   private refresh(): void {
-    const { open } = this;
-    if (open === "evidence") {
-      this.controls.refresh();
-      this.controls.refreshGallery();
-    } else if (open === "certificate") this.certificate.refresh();
-    else if (open === "whatif") this.whatif.refresh();
-    else if (open === "notes") this.notes.refresh();
-    else if (this.active) this.inspector.open(this.active, this.pickedIn(this.active));
+    this.panels.refresh();
   }
 
   private pickedIn(pane: Pane): number {

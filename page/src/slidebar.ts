@@ -64,7 +64,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
       asked !== null ? fact("What if", asked) : null,
       info.correct !== null ? correctLabel(info.correct) : null,
-      row?.verdict ? verdictLabel(row.verdict) : null,
+      row?.verdict ? verdictLabel(row.verdict, row.verdict_method) : null,
     ),
     el(
       "div",

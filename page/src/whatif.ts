@@ -161,7 +161,7 @@ export class WhatIfPanel {
     return el(
       "section",
       { class: "block whatif-result", role: "status" },
-      el("h3", {}, "Before ", el("span", { class: "chip before" }), " and after ", el("span", { class: "chip after" })),
+      el("h2", {}, "Before ", el("span", { class: "chip before" }), " and after ", el("span", { class: "chip after" })),
       ...rows,
       sentence && el("p", { class: changed ? "changed" : "" }, sentence),
       note && el("p", { class: "problem small" }, note),
@@ -173,7 +173,7 @@ export class WhatIfPanel {
     return el(
       "section",
       { class: "block" },
-      el("h3", {}, "Steps"),
+      el("h2", {}, "Steps"),
       el("ol", { class: "steps" }, ...this.history.map((step) => el("li", {}, step.name))),
       el("div", { class: "buttons" }, button("Undo", () => this.undo(), { data: { action: "undo" } }), button("Start again", () => this.undo(true))),
     );

@@ -63,7 +63,7 @@ class TopInstances(nn.Module):
         return x.gather(1, best.unsqueeze(-1).expand(-1, -1, x.shape[-1])).mean(dim=1)[:, :2]
 
 
-def test_item_3_ig_probes_the_bag_itself() -> None:
+def test_item_03_ig_probes_the_bag_itself() -> None:
     e = xmil.explain(TopInstances(), features(), method="ig", target=1, steps=8)
     gxi = xmil.explain(TopInstances(), features(), method="gxi", target=1)
     np.testing.assert_allclose(e.scores, gxi.scores, atol=1e-6)  # piecewise linear, one piece on this path
@@ -108,7 +108,7 @@ CLOSURES = ["tensor", "sliced", "global", "array", "list", "bag", "default", "me
 
 
 @pytest.mark.parametrize("kind", CLOSURES)
-def test_item_4_companions_that_are_closed_over_are_refused(kind: str) -> None:
+def test_item_04_companions_that_are_closed_over_are_refused(kind: str) -> None:
     forward = closing(kind)
     for method in ("single", "one_removed", "combined", "milli", "shapley"):
         with pytest.raises(InputError, match=r"one row for each of the 12 instances.*forward's signature"):
@@ -126,7 +126,7 @@ class ReadsGlobal(nn.Module):
         return Placed()(x, PLACES[:, : x.shape[1]])
 
 
-def test_item_4_modules_that_read_from_outside_are_seen() -> None:
+def test_item_04_modules_that_read_from_outside_are_seen() -> None:
     at = PLACES
 
     def embed(encoder: nn.Module, x: Tensor) -> Tensor:
@@ -139,14 +139,14 @@ def test_item_4_modules_that_read_from_outside_are_seen() -> None:
         assert len(xmil.explain(net, features(), method="gxi", target=0, forward=forward)) == 12
 
 
-def test_item_4_the_right_way_gives_the_right_numbers() -> None:
+def test_item_04_the_right_way_gives_the_right_numbers() -> None:
     bag = xmil.Bag(features(), coords=PLACES[0])
     for forward in (None, lambda net, x, *, coords: net(x, coords)):
         e = xmil.explain(Placed(), bag, method="single", target=0, output="logit", forward=forward)
         np.testing.assert_allclose(e.scores, (features()[:, 0] * PLACES[0, :, 0]).numpy(), rtol=1e-6)
 
 
-def test_item_4_what_is_hidden_deeper_is_refused_when_it_does_not_fit() -> None:
+def test_item_04_what_is_hidden_deeper_is_refused_when_it_does_not_fit() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -163,7 +163,7 @@ def test_item_4_what_is_hidden_deeper_is_refused_when_it_does_not_fit() -> None:
         xmil.flip(net, features(), np.arange(12), target=0)
 
 
-def test_item_4_what_a_call_leaves_behind_is_no_companion() -> None:
+def test_item_04_what_a_call_leaves_behind_is_no_companion() -> None:
     class Keeps(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             self.attention = x[..., 0].softmax(dim=1)
@@ -213,7 +213,7 @@ CHANCES = ["sigmoid", "clamped", "mean", "softmax", "own", "labels"]
 
 
 @pytest.mark.parametrize("kind", CHANCES)
-def test_item_5_probabilities_are_asked_for_and_shown_as_they_are(kind: str) -> None:
+def test_item_05_probabilities_are_asked_for_and_shown_as_they_are(kind: str) -> None:
     net, x = Chances(kind).eval(), features(4)
     with pytest.raises(InputError, match=r"look like probabilities.*returns='probability'"):
         xmil.explain(net, x, method="gxi")
@@ -231,7 +231,7 @@ def test_item_5_probabilities_are_asked_for_and_shown_as_they_are(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "softmax", "labels"])
-def test_item_5_lrp_explains_the_logits_behind_the_probabilities(kind: str) -> None:
+def test_item_05_lrp_explains_the_logits_behind_the_probabilities(kind: str) -> None:
     net, x = Chances(kind).eval(), features(4)
     e = xmil.explain(net, x, method="lrp", target=1, returns="probability")
     column = 0 if kind == "sigmoid" else 1
@@ -240,7 +240,7 @@ def test_item_5_lrp_explains_the_logits_behind_the_probabilities(kind: str) -> N
     assert abs(e.audit.other) < 1e-5
 
 
-def test_item_5_what_announces_itself_wrongly_is_refused() -> None:
+def test_item_05_what_announces_itself_wrongly_is_refused() -> None:
     class Large(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.sum(dim=1)[:, :2] * 5
@@ -277,7 +277,7 @@ class Dice(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
-def test_item_6_random_modules_are_remarked_and_averaged(kind: str) -> None:
+def test_item_06_random_modules_are_remarked_and_averaged(kind: str) -> None:
     net, x = Dice(kind), features()
     one = xmil.explain(net, x, method="gxi", target=1)
     assert any("random in eval mode: two passes over this bag differ by" in line for line in one.warnings)
@@ -291,7 +291,7 @@ def test_item_6_random_modules_are_remarked_and_averaged(kind: str) -> None:
     assert abs(lrp.audit.other) < 1e-5
 
 
-def test_item_6_curves_carry_the_remark(caplog: pytest.LogCaptureFixture) -> None:
+def test_item_06_curves_carry_the_remark(caplog: pytest.LogCaptureFixture) -> None:
     curve = xmil.flip(Dice(), features(), np.arange(12), target=1, average=3)
     assert "random in eval mode" in curve.warnings[0]
     assert "random in eval mode" in caplog.text
@@ -299,7 +299,7 @@ def test_item_6_curves_carry_the_remark(caplog: pytest.LogCaptureFixture) -> Non
     np.testing.assert_array_equal(curve.values, again.values)
 
 
-def test_item_6_users_generators_are_left_as_they_were() -> None:
+def test_item_06_users_generators_are_left_as_they_were() -> None:
     torch.manual_seed(3)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     net, draws = Dice(), []
@@ -312,7 +312,7 @@ def test_item_6_users_generators_are_left_as_they_were() -> None:
     assert random.getstate() == states[2]
 
 
-def test_item_6_modules_that_are_not_random_carry_no_warning() -> None:
+def test_item_06_modules_that_are_not_random_carry_no_warning() -> None:
     assert xmil.explain(TopInstances(), features(), method="gxi", average=5).warnings == []
     with pytest.raises(InputError, match="'average' parameter"):
         xmil.explain(TopInstances(), features(), method="gxi", average=0)
@@ -349,7 +349,7 @@ class Misleading(nn.Module):
         ),
     ],
 )
-def test_item_8_errors_say_what_was_found_out(net: nn.Module, n: int, words: str) -> None:
+def test_item_08_errors_say_what_was_found_out(net: nn.Module, n: int, words: str) -> None:
     for call in (
         lambda: xmil.explain(net, features(n)),
         lambda: xmil.flip(net, features(n), np.arange(n), target=1),
@@ -359,7 +359,7 @@ def test_item_8_errors_say_what_was_found_out(net: nn.Module, n: int, words: str
         assert "\n" not in str(caught.value)
 
 
-def test_item_8_sub_bags_that_are_too_small_are_named() -> None:
+def test_item_08_sub_bags_that_are_too_small_are_named() -> None:
     with pytest.raises(UnsupportedError, match="needs at least 4 instances, and here it was to run on 1"):
         xmil.explain(TopInstances(), features(), method="single", target=1)
     with pytest.raises(UnsupportedError, match="mode='mask'"):
@@ -367,7 +367,7 @@ def test_item_8_sub_bags_that_are_too_small_are_named() -> None:
     xmil.flip(TopInstances(), features(), np.arange(12), target=1, steps="each", mode="mask")
 
 
-def test_item_8_a_method_that_fails_says_so_in_a_line() -> None:
+def test_item_08_a_method_that_fails_says_so_in_a_line() -> None:
     class Custom(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if x.requires_grad:

@@ -87,7 +87,7 @@ def embedded(folder: Path, name: str, *, encoder: str, weights: str | None, **mo
         ({"encoder": "uni", "weights": "a" * 16, "precision": "float16"}, "may differ a little"),
     ],
 )
-def test_13_features_of_other_weights_or_making(
+def test_item_13_features_of_other_weights_or_making(
     given: dict[str, Any], said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {"weights": "a" * 16, "patch_px": 256, "mpp": 0.5, "stain_norm": False, "precision": "float32"}
@@ -103,7 +103,9 @@ def test_13_features_of_other_weights_or_making(
         assert bool(xmil.open_run(tmp_path / name).warnings) == (said is not None)
 
 
-def test_13_other_patches_of_the_same_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_item_13_other_patches_of_the_same_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_model(tmp_path / "m.safetensors", encoder="uni", features={"patch_px": 512, "mpp": 1.0})
     path = embedded(tmp_path / "features", "s0", encoder="uni", weights=None)
     assert feature_facts(xmil.open_bag(path)) == {"encoder": "uni", "patch_px": 256, "mpp": 0.5}
@@ -114,7 +116,7 @@ def test_13_other_patches_of_the_same_encoder(tmp_path: Path, capsys: pytest.Cap
     assert "patches at 1.0 µm/px, but 1 slide has those of patches at 0.5 µm/px" in told
 
 
-def test_13_training_stores_how_its_features_were_made(tmp_path: Path) -> None:
+def test_item_13_training_stores_how_its_features_were_made(tmp_path: Path) -> None:
     folder = write_cohort(tmp_path, n=20, encoder=None)
     for path in (folder / "features").iterdir():
         bag = xmil.read_bag(path)
@@ -148,7 +150,7 @@ def linked(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["explain", "predict", "evaluate"])
-def test_14_linked_feature_files_are_followed(
+def test_item_14_linked_feature_files_are_followed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = linked(tmp_path)
@@ -161,7 +163,7 @@ def test_14_linked_feature_files_are_followed(
     assert len(xmil.open_run(folder / "alone")) == 1
 
 
-def test_14_a_link_that_leads_nowhere_fails_loudly(
+def test_item_14_a_link_that_leads_nowhere_fails_loudly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = linked(tmp_path)
@@ -175,7 +177,7 @@ def test_14_a_link_that_leads_nowhere_fails_loudly(
     assert set(xmil.open_run(folder / "run").failed) == {"s001", "s002"}
 
 
-def test_14_training_follows_links(tmp_path: Path) -> None:
+def test_item_14_training_follows_links(tmp_path: Path) -> None:
     folder = write_cohort(tmp_path, n=20)
     shutil.move(folder / "features", folder / "store")
     (folder / "features").mkdir()
@@ -188,7 +190,7 @@ def test_14_training_follows_links(tmp_path: Path) -> None:
         xmil.train(config_of(folder, out=str(folder / "none"), data=data, train={"epochs": 1}))
 
 
-def test_14_slides_in_linked_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_item_14_slides_in_linked_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder of slides on another disk, a loop, and a link to nothing."""
     slides, store = tmp_path / "slides", tmp_path / "store"
     slides.mkdir()
@@ -213,7 +215,7 @@ def test_14_slides_in_linked_folders(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "far: a link that was not followed" in told
 
 
-def test_14_a_runs_folder_is_read_without_links(tmp_path: Path) -> None:
+def test_item_14_a_runs_folder_is_read_without_links(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     assert run(command(folder)) == 0
     stolen = folder / "run" / "slides" / "s000.parquet"
@@ -252,7 +254,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other", "c2", "though by other slides"),
     ],
 )
-def test_15_slides_of_the_training(trained: Path, slide: str, case: str | None, said: str | None) -> None:
+def test_item_15_slides_of_the_training(
+    trained: Path, slide: str, case: str | None, said: str | None
+) -> None:
     told = seen_warning([trained], [Case(slide, (slide,), (Path("x.h5"),), case_id=case or slide)])
     assert (told is None) == (said is None), told
     assert said is None or said in str(told)
@@ -261,7 +265,7 @@ def test_15_slides_of_the_training(trained: Path, slide: str, case: str | None, 
 # 16: splits
 
 
-def test_16_files_of_other_splits_have_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_item_16_files_of_other_splits_have_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_cohort(tmp_path, 6)
     rows = [f"s{i:03},c{i},{NAMES[i % 2]},{('train', 'test')[i // 3]}" for i in range(6)]
     (folder / "cohort.csv").write_text("\n".join(["slide_id,case_id,label,split", *rows]) + "\n")
@@ -285,7 +289,7 @@ def test_16_files_of_other_splits_have_a_row(tmp_path: Path, capsys: pytest.Capt
     ],
 )
 @pytest.mark.parametrize("name", ["explain", "predict"])
-def test_18_ensembles_that_differ_are_refused(
+def test_item_18_ensembles_that_differ_are_refused(
     name: str, spec: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_cohort(tmp_path, 2)
@@ -295,7 +299,7 @@ def test_18_ensembles_that_differ_are_refused(
 
 
 @pytest.mark.parametrize("name", ["explain", "predict"])
-def test_18_what_some_models_do_not_say_is_said(
+def test_item_18_what_some_models_do_not_say_is_said(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_cohort(tmp_path, 2)
@@ -358,7 +362,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
 
 
 @pytest.mark.parametrize("name", ["tile", "embed", "explain", "predict", "evaluate", "heatmap", "train"])
-def test_19_a_restart_is_refused_before_it_touches_anything(
+def test_item_19_a_restart_is_refused_before_it_touches_anything(
     name: str, everything: tuple[Path, dict[str, list[str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, every = everything
@@ -372,7 +376,7 @@ def test_19_a_restart_is_refused_before_it_touches_anything(
 # 20: a model that is replaced during a run
 
 
-def test_20_workers_verify_the_model(tmp_path: Path) -> None:
+def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     path = folder / "m0.safetensors"
     models = Ensemble.load([path])
@@ -383,7 +387,7 @@ def test_20_workers_verify_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["explain", "predict", "evaluate"])
-def test_20_no_slide_comes_from_another_model(
+def test_item_20_no_slide_comes_from_another_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The model is replaced once the run has hashed it, before its workers have loaded it."""
@@ -405,7 +409,7 @@ def test_20_no_slide_comes_from_another_model(
 # 21: inputs that change
 
 
-def test_21_identity_is_of_what_is_in_a_file(tmp_path: Path) -> None:
+def test_item_21_identity_is_of_what_is_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     rng = np.random.default_rng(0)
     data = bytearray(rng.bytes(3 << 20))
@@ -436,7 +440,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["explain", "evaluate"])
-def test_21_a_replaced_feature_file_is_done_again(
+def test_item_21_a_replaced_feature_file_is_done_again(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_cohort(tmp_path, 4)
@@ -452,7 +456,7 @@ def test_21_a_replaced_feature_file_is_done_again(
     assert [slide for slide in before if before[slide] != after[slide]] == ["s002.parquet"]
 
 
-def test_21_a_label_that_changed_is_measured_again(tmp_path: Path) -> None:
+def test_item_21_a_label_that_changed_is_measured_again(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 4)
     arguments = ["evaluate", *command(folder, "--methods", "lrp", "--steps", "4")[1:]]
     assert run(arguments) == 0
@@ -464,7 +468,7 @@ def test_21_a_label_that_changed_is_measured_again(tmp_path: Path) -> None:
     assert (rows["s001"]["correct"] == "True") == (rows["s001"]["predicted"] == "pos")
 
 
-def test_21_a_replaced_slide_is_tiled_and_embedded_again(
+def test_item_21_a_replaced_slide_is_tiled_and_embedded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slides = tmp_path / "slides"
@@ -488,7 +492,7 @@ def test_21_a_replaced_slide_is_tiled_and_embedded_again(
     assert not np.array_equal(before, xmil.read_bag(tmp_path / "features" / "s1.h5").features)
 
 
-def test_21_pictures_of_replaced_explanations_are_drawn_again(tmp_path: Path) -> None:
+def test_item_21_pictures_of_replaced_explanations_are_drawn_again(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     assert run(command(folder)) == 0
     draw = ["heatmap", str(folder / "run"), "--pictures", "map", "--exports", "csv"]
@@ -502,7 +506,7 @@ def test_21_pictures_of_replaced_explanations_are_drawn_again(tmp_path: Path) ->
     assert (folder / "run" / "heatmaps" / "csv" / "s000.csv").read_bytes() != before
 
 
-def test_21_training_does_not_go_on_with_other_files(
+def test_item_21_training_does_not_go_on_with_other_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_cohort(tmp_path, n=20)
@@ -522,7 +526,7 @@ def test_21_training_does_not_go_on_with_other_files(
 
 
 @pytest.mark.parametrize("written", [200, 3000])
-def test_22_unwritten_compressed_rows_are_refused_hdf5(written: int, tmp_path: Path) -> None:
+def test_item_22_unwritten_compressed_rows_are_refused_hdf5(written: int, tmp_path: Path) -> None:
     path = tmp_path / "s.h5"
     with h5py.File(path, "w") as file:
         options = {"chunks": (100, 8), "compression": "gzip"}
@@ -536,7 +540,7 @@ def test_22_unwritten_compressed_rows_are_refused_hdf5(written: int, tmp_path: P
         xmil.read_bag(path)
 
 
-def test_22_unwritten_corners_of_a_grid_of_chunks(tmp_path: Path) -> None:
+def test_item_22_unwritten_corners_of_a_grid_of_chunks(tmp_path: Path) -> None:
     path = tmp_path / "s.h5"
     with h5py.File(path, "w") as file:
         features = file.create_dataset("features", (11, 11), dtype=np.float32, chunks=(10, 10))
@@ -546,7 +550,7 @@ def test_22_unwritten_corners_of_a_grid_of_chunks(tmp_path: Path) -> None:
         xmil.read_bag(path)
 
 
-def test_22_unwritten_rows_are_refused_zarr(tmp_path: Path) -> None:
+def test_item_22_unwritten_rows_are_refused_zarr(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(str(tmp_path / "s.zarr"), mode="w", zarr_format=2)
     features = group.create_array("features", shape=(300, 8), chunks=(100, 8), dtype="float32")
@@ -563,7 +567,7 @@ def test_22_unwritten_rows_are_refused_zarr(tmp_path: Path) -> None:
 # 23: pixels from elsewhere
 
 
-def test_23_an_ome_tiff_of_files_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_item_23_an_ome_tiff_of_files_elsewhere_is_refused(tmp_path: Path) -> None:
     inside = tmp_path / "slides"
     inside.mkdir()
     pixels = textured([(0, 0, 256, 256)], (256, 256))
@@ -584,7 +588,7 @@ def test_23_an_ome_tiff_of_files_elsewhere_is_refused(tmp_path: Path) -> None:
 # 24: the user's own files
 
 
-def test_24_a_restart_leaves_the_users_files(tmp_path: Path) -> None:
+def test_item_24_a_restart_leaves_the_users_files(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 3)
     assert run(command(folder)) == 0
     ours = xmil.open_run(folder / "run").explanation("s000")
@@ -617,7 +621,7 @@ def _table(path: Path) -> None:
 # 1: what an explanation warns of is in the table
 
 
-def test_01_warnings_of_explanations_are_in_the_table(tmp_path: Path) -> None:
+def test_item_01_warnings_of_explanations_are_in_the_table(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     arguments = command(folder, "--param", "lrp.contexts=4", "--target", "pos")
     assert run(arguments) == 0
@@ -629,7 +633,7 @@ def test_01_warnings_of_explanations_are_in_the_table(tmp_path: Path) -> None:
         assert run(arguments) == 0
 
 
-def test_01_warnings_of_explanations_are_in_the_picture(tmp_path: Path) -> None:
+def test_item_01_warnings_of_explanations_are_in_the_picture(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     xy = 256 * np.stack(np.divmod(np.arange(6), 3), axis=1)
     plain = xmil.Explanation(

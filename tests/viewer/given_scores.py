@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,9 @@ def write_run(
     edge: int = 64,
     logits: tuple[float, ...] = (0.0, 1.0),
     task: str = "classification",
+    **facts: Any,
 ) -> None:
-    """One slide's scores of given methods and targets as a run."""
+    """One slide's scores of given methods and targets as a run; `facts` are more of each explanation's."""
     (folder / "slides").mkdir(parents=True, exist_ok=True)
     targets = list(dict.fromkeys(target for _, target in scores))
     explanations = [
@@ -57,10 +59,10 @@ def write_run(
             method=method,
             target=Target(targets.index(target), name=target),
             signed=method != "attention",
-            audit=Audit.close(output=float(values.sum()), instances=float(values.sum())),
             bag=name,
             coords=coords,
             patch_size=None if coords is None else edge,
+            **{"audit": Audit.close(output=float(values.sum()), instances=float(values.sum())), **facts},
         )
         for (method, target), values in scores.items()
     ]

@@ -120,7 +120,7 @@ def kept(run: Path) -> list[Any]:
     return list(json.loads((run / "annotations" / "s" / "reader.geojson").read_text())["features"])
 
 
-def test_fault_03_two_windows_on_one_slide_lose_nothing(browser: Any, tmp_path: Path) -> None:
+def test_item_17_fault_03_two_windows_on_one_slide_lose_nothing(browser: Any, tmp_path: Path) -> None:
     run = run_of(tmp_path)
     with (
         served(Collection([run])) as url,
@@ -141,7 +141,9 @@ def test_fault_03_two_windows_on_one_slide_lose_nothing(browser: Any, tmp_path: 
         assert first.evaluate(COUNT) == 6
 
 
-def test_fault_03_annotations_belong_to_their_run_not_to_a_name_or_port(browser: Any, tmp_path: Path) -> None:
+def test_item_17_fault_03_annotations_belong_to_their_run_not_to_a_name_or_port(
+    browser: Any, tmp_path: Path
+) -> None:
     one, other = run_of(tmp_path / "a" / "run"), run_of(tmp_path / "b" / "run")
     with served(Collection([one])) as url, opened(browser, url) as page:
         open_slide(page, url)
@@ -155,7 +157,7 @@ def test_fault_03_annotations_belong_to_their_run_not_to_a_name_or_port(browser:
         assert page.evaluate(COUNT) == 1
 
 
-def test_fault_03_a_deletion_is_undone(browser: Any, tmp_path: Path) -> None:
+def test_item_17_fault_03_a_deletion_is_undone(browser: Any, tmp_path: Path) -> None:
     run = run_of(tmp_path)
     with served(Collection([run])) as url, opened(browser, url) as page:
         open_slide(page, url)

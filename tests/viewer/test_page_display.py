@@ -17,6 +17,7 @@ from tests.viewer.browser import chromium, open_slide, opened, pixels, place_of,
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_run import Made, patch_colours, write_slide
 from tests.viewer.test_page_frames import LABELS
+from xmil.core.explanation import Audit
 from xmil.viewer.collection import Collection
 
 EDGE = 64
@@ -193,3 +194,28 @@ def test_gallery_scores_can_be_told_apart(browser: Any, tmp_path: Path) -> None:
         assert len(set(texts)) == len(texts) == 8
         assert texts[0] == "1.3195×10⁻⁴"
         assert page.locator(".gallery .caption").first.evaluate("(c) => c.scrollWidth <= c.clientWidth")
+
+
+def test_warnings_and_every_share_stand_beside_the_scores(browser: Any, tmp_path: Path) -> None:
+    shares = {"instances": 3.0, "bias": 0.25, "baseline": -1.5, "cut": 0.5}
+    audit = Audit.close(output=2.25, **shares)
+    told = "The model has no background of its own: the bag's mean is the baseline."
+    facts = {
+        "audit": audit,
+        "warnings": [told],
+        "params": {"preset": "better", "baseline": "mean of the bag"},
+    }
+    write_run(tmp_path / "run", "s", {("lrp", "tumour"): signed(20)}, coords=grid(5, 4, EDGE), **facts)
+    with served(Collection([tmp_path / "run"])) as url, opened(browser, url, accept_downloads=True) as page:
+        open_slide(page, url)
+        assert told in page.locator(".panel .warnings").inner_text()
+        assert page.locator(".pane-head .warned").get_attribute("title") == told
+        page.keyboard.press("3")
+        rows = dict(row.split("\n") for row in page.locator(".account-row").all_inner_texts())
+        assert {rows["Baseline"], rows["Cut"], rows["Output"]} == {"−1.5", "0.5", "2.25"}
+        made = page.locator(".panel .made").inner_text()
+        assert "better" in made
+        assert "mean of the bag" in made
+        page.evaluate(LABELS)
+        saved(page)
+        assert told in page.evaluate("() => window.written")

@@ -21,7 +21,14 @@ from tests.viewer.browser import (
 )
 from tests.viewer.given_scores import grid, write_run
 from tests.viewer.make_run import Made
+from tests.viewer.test_page_frames import LABELS
+from xmil.core.storage import read_explanations
+from xmil.heatmaps.ometiff import Pyramid, write_scores
+from xmil.heatmaps.picture import heatmap
+from xmil.heatmaps.scale import SIGNED, Scale
 from xmil.viewer.collection import Collection
+
+tifffile = pytest.importorskip("tifffile")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +62,7 @@ def settled(page: Any) -> str:
     return str(page.evaluate("() => location.href"))
 
 
-def test_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url: str) -> None:
+def test_item_17_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url: str) -> None:
     """Remove patches in one pane and turn to the other before the answer comes; then remove more."""
     with opened(browser, url) as page:
         open_slide(page, url, 1)
@@ -89,8 +96,8 @@ def test_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: Any, url:
         assert "without 14 patches" in page.locator(".slide-head").inner_text()
 
 
-def test_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
-    """Patches of 128 px at a step of 64: inside, each place is covered by four."""
+def test_item_17_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
+    """Patches of 128 px at a step of 64: inside, each place is covered by four; files show the same."""
     coords = grid(6, 5, 64)
     scores = signed(30)
     write_run(tmp_path / "run", "s", {("lrp", "tumour"): scores}, coords=coords, edge=128)
@@ -99,15 +106,26 @@ def test_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Pa
         show_plainly(page)
         limit = page.evaluate("() => window.xmil.view.panes[0].evidence.whisker")
         seen = pixels(page)
+        [e] = read_explanations(tmp_path / "run" / "slides" / "s.parquet")
+        drawn = np.asarray(
+            heatmap(e, picture="map", region=(0, 0, 448, 384), scale=Scale(-limit, limit, True, SIGNED))
+        )
+        write_scores(tmp_path / "s.ome.tif", [e], Pyramid.of((0, 0, 448, 384)))
+        zoom = drawn.shape[1] / 448
+        written = np.squeeze(tifffile.imread(tmp_path / "s.ome.tif"))
         for x, y in ((160, 160), (224, 96), (96, 224), (288, 160)):
             over = (coords <= (x, y)).all(axis=1) & (coords + 128 > (x, y)).all(axis=1)
             assert over.sum() == 4
             px, py = place_of(page, x, y)
             shown = seen[round(py), round(px)]
             np.testing.assert_allclose(shown, red_blue(scores[over].mean() / limit), atol=6)
+            np.testing.assert_allclose(
+                drawn[round(y * zoom), round(x * zoom), :3], red_blue(scores[over].mean() / limit), atol=3
+            )
+            assert written[y, x] == pytest.approx(scores[over].mean())
 
 
-def test_fault_04_a_link_names_its_slide(browser: Any, tmp_path: Path) -> None:
+def test_item_17_fault_04_a_link_names_its_slide(browser: Any, tmp_path: Path) -> None:
     run = cohort(tmp_path / "run", ["b", "c"])
     with served(Collection([run])) as url, opened(browser, url) as page:
         open_slide(page, url, 0)
@@ -238,3 +256,34 @@ def test_fault_13_tabs_turn_with_the_arrows(browser: Any, url: str) -> None:
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Annotations"
+
+
+def test_fault_06_pictures_and_header_say_what_is_hidden_or_removed(browser: Any, url: str) -> None:
+    with opened(browser, url, accept_downloads=True) as page:
+        open_slide(page, url, 1)
+        page.evaluate(LABELS)
+
+        def saved() -> tuple[str, list[str]]:
+            page.evaluate("() => { window.written.length = 0; }")
+            with page.expect_download() as got:
+                page.locator("[data-action=picture]").click()
+            return got.value.suggested_filename, page.evaluate("() => window.written")
+
+        plain, said = saved()
+        assert not any("hidden" in text or "removed" in text for text in said)
+        page.evaluate("() => window.xmil.view.setDisplay({ threshold: 0.25, sign: 'positive' })")
+        limit = page.evaluate("() => window.xmil.view.panes[0].evidence.whisker")
+        hidden, said = saved()
+        line = next(text for text in said if "hidden" in text)
+        assert f"{0.25 * limit:.3g}" in line
+        assert "only positive scores" in line
+        page.evaluate("() => window.xmil.view.whatif.apply([0, 1, 2, 3, 4], 'remove')")
+        page.wait_for_function("() => window.xmil.view.removed.size")
+        removed, said = saved()
+        assert any("5 patches removed (what if)" in text for text in said)
+        assert len({plain, hidden, removed}) == 3
+        assert all(part in removed for part in ("lrp-tumour", "above-25", "positive", "without-5"))
+        after = page.evaluate("() => Math.max(...window.xmil.view.whatif.history.at(-1).answer.after)")
+        assert f"without 5 patches: tumour {100 * after:.1f} %" in page.locator(".slide-head").inner_text()
+        page.keyboard.press("u")
+        assert "without" not in page.locator(".slide-head").inner_text()

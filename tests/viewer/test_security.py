@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 from tests.viewer.asking import Answer, ask, ask_socket
 from tests.viewer.fuzzing import ESCAPES, SECRET, check, fuzz
+from tests.viewer.make_inside import inside_of, kept
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
@@ -32,6 +34,7 @@ ROUTES = [
     "/api/slides/0/thumbnail.jpeg",
     "/api/slides/0/patch-0-0.jpeg",
     "/api/slides/0/similar-0-0.json",
+    "/api/slides/0/inside-0.json",
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",
 ]
@@ -41,7 +44,8 @@ ROUTES = [
 def small(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "secret.txt").write_text(SECRET)
-    return make_run(folder, slides=2, columns=6, rows=4, edge=64, certificates=False)
+    made = make_run(folder, slides=2, columns=6, rows=4, edge=64, certificates=False)
+    return kept(made, inside_of(made, np.ones((1, 4, 4), dtype=np.float32), [2]))
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,11 @@ class Column:
     verdicts: tuple[Verdict, ...]
 
     @property
+    def leader(self) -> str | None:
+        """The best row by the leading measure; None where no row has a value in it."""
+        return next((v.best for v in self.verdicts if v.measure == self.measures[0].name), None)
+
+    @property
     def learned(self) -> bool:
         """Whether any model did."""
         return self.draws is not None
@@ -135,7 +140,7 @@ def checks(columns: Sequence[Column]) -> list[Check]:
     learned = [c for c in columns if c.learned]
     found = [_oracle(c) for c in learned if ORACLE in c.unit.methods]
     for c in learned:
-        found += [_behind(c, name) for name in CONTROLS if name in c.unit.methods and c.verdicts]
+        found += [_behind(c, name) for name in CONTROLS if name in c.unit.methods and c.leader]
     return found + _last(learned)
 
 
@@ -149,8 +154,8 @@ def _oracle(column: Column) -> Check:
 
 def _behind(column: Column, control: str) -> Check:
     """By the leading measure, the best row is ahead of the control, the whole paired interval over."""
-    draws, measure, best = column.draws, column.measures[0], column.verdicts[0].best
-    assert draws is not None  # noqa: S101  # learned
+    draws, measure, best = column.draws, column.measures[0], column.leader
+    assert draws is not None and best is not None  # noqa: S101, PT018  # learned, and has a leader
     gap = upward(draws.difference(best, control, measure.name), measure)
     where = f"{column.unit.problem}, {column.unit.model}"
     detail = f"{best} less {control}: {gap} by {measure.title}"
@@ -245,9 +250,9 @@ def weak_spots(columns: Sequence[Column]) -> list[str]:
     """Where the package's own default is behind, with the paired interval."""
     found = []
     for c in columns:
-        if c.draws is None or OURS not in c.draws.methods or not c.verdicts:
+        measure, best = c.measures[0], c.leader
+        if c.draws is None or OURS not in c.draws.methods or best is None:
             continue
-        measure, best = c.measures[0], c.verdicts[0].best
         gap = upward(c.draws.difference(best, OURS, measure.name), measure)
         if best != OURS and gap.low > 0:
             where = f"{c.unit.problem}, {c.unit.model}"

@@ -53,7 +53,7 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
         *(_panels(demo, result) for result in results),
         _readme_picture(demo, results),
         _flip_section(demo, results),
-        _certificate_section(demo),
+        certificate_section(demo),
         _ending(demo, timings),
     ]
     path = demo.out / "report.html"
@@ -178,7 +178,8 @@ def draw_curves(results: Sequence[PairResult], path: Path) -> None:
     figure.savefig(path)
 
 
-def _certificate_section(demo: Demo) -> str:
+def certificate_section(demo: Demo) -> str:
+    """The certificate of the shown slide: its picture above the sentence that is its title."""
     picture, sentence = certificate(demo, "pos_neg", "transmil")
     name = demo.shown("pos_neg").name
     return f"<h2>The certificate of {escape(name)} (Pos-Neg, TransMIL)</h2>" + _figure(picture, sentence)
@@ -252,11 +253,10 @@ def read_results(demo: Demo) -> list[PairResult]:
 
 
 def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
-    """The picture of the shown slide's certificate and the sentence on LRP."""
+    """The picture of the shown slide's certificate, and the sentence that is its title."""
     stem = demo.folder("evaluate", task, model) / "certificates" / demo.shown(task).name
-    found = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-    [sentence] = [about["sentence"] for about in found["methods"] if about["method"] == "lrp"]
-    return stem.with_suffix(".png"), sentence
+    paper = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    return stem.with_suffix(".png"), str(paper["headline"]["sentence"])
 
 
 def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:

@@ -89,6 +89,11 @@ class SlideResult:
     band: Band
     deciding: MinimalSet | None = None
 
+    @property
+    def headline(self) -> Certificate:
+        """The certificate that titles, captions and lists of slides speak of: the first method's."""
+        return self.certificates[0]
+
 
 def evaluate_slide(
     model: nn.Module,

@@ -1,4 +1,4 @@
-"""Figures of a faithfulness run: curves and box plots as in the paper, and one picture a certificate."""
+"""Figures of a faithfulness run: curves and box plots as in the paper, and one picture per certificate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     _legend_below(left, "method (AUPC, verdict)")
     _audits(right, result)
     figure.suptitle(
-        f"{slide_id}: {len(result.explanations[0])} instances\n{_headline(result)}", fontsize=10, wrap=True
+        f"{slide_id}: {len(result.explanations[0])} instances\n{result.headline.sentence}",
+        fontsize=10,
+        wrap=True,
     )
     _save(figure, path)
 
@@ -178,18 +180,13 @@ def _audits(axis: Axes, result: SlideResult) -> None:
 
 def _explained(result: SlideResult) -> str:
     """What the curves of a certificate show."""
-    kind, target = result.rows[0]["explained"], result.certificates[0].morf.target
+    kind, target = result.rows[0]["explained"], result.headline.morf.target
     return f"probability of class {target}" if kind == "probability" else EXPLAINED[kind]
 
 
 def _legend_below(axis: Axes, title: str | None = None) -> None:
     small: dict[str, Any] = {"ncols": 3, "fontsize": 8, "title": title, "title_fontsize": 8, "frameon": False}
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), **small)
-
-
-def _headline(result: SlideResult) -> str:
-    best = min(result.certificates, key=lambda c: c.morf.aupc)
-    return best.sentence
 
 
 def _label_curves(axis: Axes, ylabel: str) -> None:
@@ -209,4 +206,5 @@ def _percent(points: int) -> Any:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120))
+    about = {"Title": figure.get_suptitle()}  # for readers who cannot see the picture
+    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120, metadata=about))

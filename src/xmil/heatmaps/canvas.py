@@ -273,8 +273,11 @@ def as_image(pixels: Pixels) -> Image:
 
 
 def same_places(explanations: Sequence[Explanation]) -> IntArray:
-    """The boxes that all the explanations share; an error where they differ."""
+    """The boxes that all the explanations share; an error where they, or the bags, differ."""
     boxes = explanations[0].boxes()
+    bags = sorted({e.bag for e in explanations if e.bag is not None})
+    if len(bags) > 1:
+        raise InputError(f"The explanations are of different bags ({', '.join(bags)}); draw them one by one.")
     for other in explanations[1:]:
         if not np.array_equal(other.boxes(), boxes):
             raise InputError(

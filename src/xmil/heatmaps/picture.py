@@ -167,11 +167,11 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
     if kind == "map":
         return as_image(scene.views[-1].heat(first, scene.scales[first.column]))
     if kind == "patches":
-        return _sheet(scene)
+        return _sheet(only(scene, first))
     if kind in ("side", "patches") and scene.slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
-    shown = scene.explanations if kind == "panel" else (first,)
-    columns = [_column(scene, e) for e in shown]
+    scene = scene if kind == "panel" else only(scene, first)
+    columns = [_column(scene, e) for e in scene.explanations]
     if kind != "overlay" and scene.slide is not None:
         columns.insert(0, _slide_column(scene))
     rulers = [_ruler(view, scene.mpp) for view in scene.views]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation
 from xmil.core.method_cards import card_of
 from xmil.core.target import Target
-from xmil.core.task import TASKS
+from xmil.core.task import TASKS, Task
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -56,7 +56,7 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     """
     unsure = explanation.stable is not None and not explanation.stable.all()
     said = "; hatched: sign not sure" * unsure + "; has warnings" * bool(explanation.warnings)
-    return f"for {TASKS[task].subject(explained(explanation))}{said}"
+    return f"for {_meaning(explanation, task).subject(explained(explanation))}{said}"
 
 
 def explained(explanation: Explanation) -> str:
@@ -72,7 +72,15 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
     if not explanation.signed:
         noun = "attention" if explanation.method == "attention" else "score"
         return f"low {noun}", f"high {noun}"
-    return TASKS[task].ends(explained(explanation))
+    return _meaning(explanation, task).ends(explained(explanation))
+
+
+def _meaning(explanation: Explanation, task: str) -> Task:
+    """The task whose words fit: an explained value or risk is no class, whatever the caller took it for."""
+    kind, asked = explanation.params.get("output"), TASKS[task]
+    known = (TASKS[name] for name in TASKS)
+    own = (other for other in known if not other.decides and other.noun == kind)
+    return next(own, asked) if asked.decides else asked
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -69,6 +69,7 @@ class Site:
             Route(f"{slide}/thumbnail.jpeg", self._draw(self._thumbnail)),
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
+            Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
@@ -130,6 +131,9 @@ class Site:
 
     def _similar(self, key: int, run: int, index: int) -> bytes:
         return to_json({"neighbours": similar(self.bags.get(key, run), index)})
+
+    def _inside(self, key: int, run: int) -> bytes:
+        return to_json(self.collection.inside(key, run))
 
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)

@@ -13,6 +13,7 @@ from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.task import TASKS, Task
 from xmil.data.siblings import bare_name, slide_name
 from xmil.viewer.deepzoom import Pictures
+from xmil.viewer.inside_layer import fits, read_layer
 from xmil.viewer.kept import Files
 from xmil.viewer.score_block import Evidence, count_patches, read_evidence
 from xmil.viewer.shown_run import Row, ShownRun
@@ -44,6 +45,7 @@ class Collection:
         if len(self.features) not in (0, 1, len(self.runs)):
             raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
         self._evidence = Files(read_evidence, limit=8)
+        self._layers = Files(read_layer, limit=8)
         self._counts = Files(count_patches, limit=100_000)
         self._slides: list[str] = []
         self._lock = Lock()
@@ -95,6 +97,22 @@ class Collection:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.coords[index])
         return self.pictures.patch(self.slide(key), (x, y, edge, edge))
+
+    def inside(self, key: int, number: int) -> dict[str, Any]:
+        """The maps inside a slide's patches."""
+        slide_id, run = self.slide(key), self.run(number)
+        path = run.inside(slide_id)
+        if path is None:
+            raise MissingError(
+                f"The run {run.name!r} has no maps inside patches of {slide_id!r}; `xmil inside` makes them."
+            )
+        layer = self._layers.get(path)
+        if not fits(layer, self.evidence(key, number)):
+            raise FileError(
+                f"The maps inside patches of {slide_id!r} belong to another explanation; "
+                "run `xmil inside` again."
+            )
+        return layer
 
     def mates(self, key: int, number: int) -> list[int]:
         """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
@@ -196,6 +214,7 @@ class Collection:
             "noun": task.noun.capitalize(),
             "sides": task.sides,
             "certificate": self._certificate(slide_id, run),
+            "inside": run.inside(slide_id) is not None,
         }
 
     def _numbers(self, task: Task, found: Evidence, slide_id: str, run: ShownRun) -> list[float]:
@@ -238,6 +257,7 @@ class Collection:
             "correct": _truth(row.get("correct") or paper.get("correct")),
             "probability": _probability(row, predicted),
             "verdict": paper.get("verdict"),
+            "verdict_method": paper.get("verdict_method"),
             "n": n,
             "error": error,
         }

@@ -23,6 +23,10 @@ _READ = {
     "/api/slides/{key}/thumbnail.jpeg": ("image/jpeg", "The whole slide, at most 256 px."),
     "/api/slides/{key}/patch-{run}-{index}.jpeg": ("image/jpeg", "A patch, at most 512 px."),
     "/api/slides/{key}/similar-{run}-{index}.json": ("application/json", "The patches most like one."),
+    "/api/slides/{key}/inside-{run}.json": (
+        "application/json",
+        "Maps inside patches: level-0 boxes, values row by row, and score = sum + constant + other.",
+    ),
     "/api/slides/{key}/annotations-{reader}.json": (
         "application/json",
         "A reader's annotations with their revision. POST keeps new ones, or answers 409 with those there.",

@@ -133,8 +133,16 @@ def _column(name: str, meta: dict[str, Any]) -> dict[str, Any]:
         "signed": bool(meta["signed"]),
         "output": _number(meta.get("output"), float),
         "audit": meta.get("audit") if isinstance(meta.get("audit"), dict) else None,
+        "made": _made(meta.get("params")),
         "warnings": [str(text) for text in meta.get("warnings") or ()],
     }
+
+
+def _made(params: Any) -> list[tuple[str, str]]:
+    """What an explanation records of how it was made, as names and words: rule, baseline, samples."""
+    known = params if isinstance(params, dict) else {}
+    plain = {key: value for key, value in known.items() if isinstance(value, str | bool | int | float)}
+    return [(str(key), f"{v:.6g}" if isinstance(v, float) else str(v)) for key, v in plain.items()]
 
 
 def _checked(patches: Patches) -> Patches:

@@ -117,6 +117,10 @@ class ShownRun:
         """The file with a slide's scores."""
         return self._file("slides", slide_id, SUFFIX)
 
+    def inside(self, slide_id: str) -> Path | None:
+        """The file with the maps inside a slide's patches, where `xmil inside` wrote one."""
+        return self._file("inside", slide_id, ".npz")
+
     def certificate(self, slide_id: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, where the run has one."""
         try:
@@ -129,7 +133,7 @@ class ShownRun:
             return None
 
     def verdict(self, slide_id: str) -> dict[str, Any]:
-        """What a slide's certificate says in short: label, predicted, correct and the first verdict."""
+        """What a slide's certificate says in short: label, predicted, correct, its headline's verdict."""
         try:
             path = self._file("certificates", slide_id, ".json")
             return {} if path is None else self._verdicts.get(path)
@@ -164,9 +168,12 @@ class ShownRun:
 def _read_verdict(path: Path) -> dict[str, Any]:
     found = read_json(path)
     methods = found.get("methods")
-    said = [m.get("verdict") for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
+    listed = methods if isinstance(methods, list) else []  # files without a headline begin with its method
+    said = [m for m in (found.get("headline"), *listed) if isinstance(m, dict) and m.get("verdict")]
     short = {key: found.get(key) for key in ("label", "predicted", "correct")}
-    return {**short, "verdict": next((str(verdict) for verdict in said if verdict), None)}
+    first = said[0] if said else {}
+    named = {"verdict": first.get("verdict"), "verdict_method": first.get("method")}
+    return {**short, **{key: None if value is None else str(value) for key, value in named.items()}}
 
 
 def _read_about(path: Path) -> dict[str, Any]:

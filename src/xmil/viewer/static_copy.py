@@ -111,6 +111,8 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     place, error = folder / "api" / "slides" / str(key), about["error"]
     for found in about["sets"]:
         _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
+        if found["inside"]:
+            _put(place / f"inside-{found['run']}.json", to_json(collection.inside(key, found["run"])))
     if about["image"] is not None:
         try:
             about["image"] = _bounded(about["image"], longest)

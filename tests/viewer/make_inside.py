@@ -1,0 +1,38 @@
+"""Maps inside patches of a made run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.viewer.make_run import Made
+from xmil.core.inside_patch import Inside, InsideAudit
+from xmil.core.storage import read_explanations
+
+EDGE = 64
+
+
+def inside_of(made: Made, maps: np.ndarray, rows: list[int]) -> Inside:
+    """Maps of the first slide's patches with the run's own scores."""
+    e = read_explanations(made.runs[0] / "slides" / f"{made.names[0]}.parquet")[0]
+    corners = e.coords[rows]
+    score = e.scores[rows].astype(np.float32)
+    spatial = maps.sum(axis=(1, 2))
+    audit = InsideAudit(score, spatial, score - spatial, np.zeros_like(score))
+    return Inside(
+        maps,
+        np.hstack([corners, corners + EDGE]),
+        np.array(rows),
+        audit,
+        "tokens",
+        "1",
+        "tiny",
+        made.names[0],
+    )
+
+
+def kept(made: Made, inside: Inside) -> Made:
+    """The maps in the run's folder, as `xmil inside` leaves them."""
+    folder = made.runs[0] / "inside"
+    folder.mkdir(exist_ok=True)
+    inside.save(folder / f"{made.names[0]}.npz")
+    return made
