@@ -21,6 +21,9 @@ def split(
         str, typer.Option(help="Shares by name, if no folds are requested.")
     ] = "train=0.6,val=0.15,test=0.25",
     stratify: Annotated[str | None, typer.Option(help="Label column to stratify by.")] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Column of sites; all cases of a site go to the same side.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
@@ -34,9 +37,10 @@ def split(
     if name in table.columns and not overwrite:
         raise InputError(f"{cohort}: has a column {name!r} already; pass --overwrite, or --column another.")
     if folds is not None:
-        done = split_folds(table, folds, stratify=stratify, seed=seed, column=name)
+        done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
     else:
-        done = split_fractions(table, _shares(fractions), stratify=stratify, seed=seed, column=name)
+        shares = _shares(fractions)
+        done = split_fractions(table, shares, stratify=stratify, seed=seed, column=name, sites=sites)
     target = out or cohort
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
