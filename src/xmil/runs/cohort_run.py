@@ -141,7 +141,7 @@ class CohortRun(ABC, Generic[Item, Result]):
                     save()
             hear.failures(tally.failed)
             if not tally.results and (tally.failed or not items):
-                raise InputError(f"No slide was {self.verb}; {self.out / 'failures.csv'} says why.")
+                raise InputError(f"No slide could be {self.verb}; {self.out / 'failures.csv'} says why.")
             warnings = self.warnings(items, tally)
             for warning in warnings:
                 hear.warn(warning)
