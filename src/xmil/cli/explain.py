@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from xmil.cli import _options, _workers
 from xmil.cli._screen import Screen, command, finished
 from xmil.core.errors import InputError
+from xmil.core.parsing import parse_json
 
 
 def explain(
@@ -151,7 +151,7 @@ def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
                 f"--param must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
             )
         try:
-            found.setdefault(method, {})[name] = json.loads(value)
+            found.setdefault(method, {})[name] = parse_json(value)
         except ValueError:
             found.setdefault(method, {})[name] = value
     return found

@@ -25,6 +25,9 @@ def split(
     stratify: Annotated[
         str | None, typer.Option(help="Label column whose classes are spread evenly.")
     ] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Column of sites: all cases of a site lie on one side.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
@@ -40,9 +43,10 @@ def split(
     if name in table.columns and not overwrite:
         raise InputError(f"{cohort}: has a column {name!r} already; pass --overwrite, or --column another.")
     if folds is not None:
-        done = split_folds(table, folds, stratify=stratify, seed=seed, column=name)
+        done = split_folds(table, folds, stratify=stratify, seed=seed, column=name, sites=sites)
     else:
-        done = split_fractions(table, _shares(fractions), stratify=stratify, seed=seed, column=name)
+        shares = _shares(fractions)
+        done = split_fractions(table, shares, stratify=stratify, seed=seed, column=name, sites=sites)
     target = out or cohort
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")

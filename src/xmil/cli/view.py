@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,10 @@ from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
+
+SEEN = (
+    "Every user of this machine can read the token in the list of processes; use XMIL_TOKEN or --token-file."
+)
 
 
 def view(
@@ -26,8 +32,13 @@ def view(
     ),
     port: Annotated[int | None, typer.Option(help="Port; the first free one from 8787 on.")] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="XMIL_TOKEN", help="Token to ask for; made up where needed.")
+        str | None,
+        typer.Option(
+            envvar="XMIL_TOKEN",
+            help="Token to ask for; made up where needed. Give it in XMIL_TOKEN: others see command lines.",
+        ),
     ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File whose first line is the token.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
     export_px: Annotated[
         int | None, typer.Option(help="Longest edge of exported pictures in pixels; all by default.")
@@ -48,7 +59,20 @@ def view(
     _tell(shown, slides)
     if export is not None:
         return _export(shown, export, longest=export_px)
-    return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
+    secret = _token(token, token_file)
+    return _serve(shown, models=model or [], host=host, port=port, token=secret, browser=browser)
+
+
+def _token(given: str | None, file: Path | None) -> str | None:
+    """The token from the file, the environment or the command line, where any user could read it."""
+    if file is None:
+        if given is not None and given != os.environ.get("XMIL_TOKEN"):
+            print(SEEN, file=sys.stderr)
+        return given
+    try:
+        return file.read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, ValueError, IndexError):
+        raise InputError(f"{file}: holds no token; its first line must be one.") from None
 
 
 def _tell(shown: Collection, slides: Path | None) -> None:

@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from xmil.core.bag import Bag
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity, unchanged
 from xmil.core.names import listed
+from xmil.core.parsing import parse_json
 from xmil.core.run import Run
 from xmil.core.runfiles import write_json
 from xmil.core.storage import write_atomically, write_explanations, write_text
@@ -236,11 +238,11 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
     def known(self, item: Case) -> list[Row] | None:
         """The rows of a case that was measured with these settings, on these files and this label."""
         try:
-            table = pq.read_table(self._result(item), partitioning=None)
+            table = read_parquet(self._result(item))
             metadata = table.schema.metadata or {}
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
-            stored = json.loads(metadata.get(SOURCES, b"[]"))
+            stored = parse_json(metadata.get(SOURCES, b"[]"))
             now = [*item.paths, *self._truth_files]
             same = len(stored) == len(now) and all(
                 unchanged(path, word, full=self.full_digests, times=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import FileError
+from xmil.core.pickles import check_torch_file
 from xmil.core.storage import write_atomically, write_text
 
 LAYOUT = 1
@@ -68,6 +69,7 @@ def read_state(folder: Path) -> State | None:
     if not path.is_file():
         return None
     try:
+        check_torch_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
             raise FileError(f"{path}: written by another version; pass --restart to train anew.")

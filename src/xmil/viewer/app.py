@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.collection import Collection, MissingError
@@ -193,7 +193,7 @@ async def _json_body(request: Request) -> bytes:
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return parse_json(body)
     except (ValueError, RecursionError):
         raise InputError("The body is not JSON.") from None
 
