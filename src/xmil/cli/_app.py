@@ -118,5 +118,7 @@ def _usage(error: Any) -> str:
 def _fail(message: str, *, code: int = NOTHING, debug: bool = False) -> int:
     if debug:
         traceback.print_exc()
-    print(f"xmil: error: {' '.join(message.split())}", file=sys.stderr)
+    from xmil.cli._report import as_options
+
+    print(f"xmil: error: {as_options(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 Models = Annotated[
-    list[Path], typer.Option(help="Checkpoint, or a folder of `xmil train`; several are a fold ensemble.")
+    list[Path],
+    typer.Option(
+        help="Checkpoint, folder of `xmil train`, or a network of yours as module:function or "
+        "file.py:function; several are a fold ensemble."
+    ),
 ]
 Features = Annotated[Path, typer.Option(help="Folder of feature files, or one of them.")]
 CohortTable = Annotated[Path | None, typer.Option(help="Table of slides and labels; all files without it.")]
@@ -21,6 +25,13 @@ Splits = Annotated[str, typer.Option(help="Only slides of these splits, separate
 By = Annotated[str, typer.Option(help="What is one bag: slide, or case with all its slides.")]
 Mpp = Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where files lack it.")]
 PatchSize = Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, where files lack it.")]
+Layout = Annotated[
+    str, typer.Option("--format", help="Layout of the feature files, where it cannot be told.")
+]
+ClassNames = Annotated[
+    str, typer.Option(help="Names of the classes in the model's order, where its file lacks them.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Remove the earlier run in --out and begin anew.")]
 FollowLinks = Annotated[

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from xmil.runs.listener import grouped
+
 FAILURES = 20  # on the screen; failures.csv has them all
+_PARAMETER = re.compile(r"The '(mpp|patch_size|format|class_names)' parameter of \w+")
+_KEYWORD = re.compile(r"\b(mpp|patch_size|format|class_names|slide_mpp)=(?='|[ ,;.)]|$)")
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
 
@@ -19,16 +24,18 @@ def as_text(report: dict[str, Any]) -> str:
         lines += _table(list(report["rows"]))
     lines += [f"  {name:<16} {_value(value)}" for name, value in report["facts"].items() if value is not None]
     for title in ("inferred", "missing", "problems"):
-        lines += [f"  {title.rstrip('s'):<16} {_as_options(sentence)}" for sentence in report[title]]
+        lines += [f"  {title.rstrip('s'):<16} {as_options(sentence)}" for sentence in report[title]]
     return "\n".join(lines)
 
 
 def print_failures(failed: Mapping[str, str]) -> None:
-    """A line for each slide that failed, and how many more there are."""
-    for name, reason in list(failed.items())[:FAILURES]:
-        print(f"{name}: failed: {reason}")
-    if len(failed) > FAILURES:
-        print(f"... and {len(failed) - FAILURES} more.")
+    """A line for each reason, with the slides that failed for it."""
+    lines = grouped(failed) if failed else []
+    for line in lines[:FAILURES]:
+        names, _, reason = line.partition(": ")
+        print(f"{names}: failed: {as_options(reason)}")
+    if len(lines) > FAILURES:
+        print(f"... and {len(lines) - FAILURES} more reasons; failures.csv has them all.")
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -43,9 +50,14 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
     return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
 
 
-def _as_options(sentence: str) -> str:
-    """Python's parameters by their names on the command line."""
-    return sentence.replace("mpp=", "--mpp").replace("patch_size=", "--patch-size")
+def as_options(sentence: str) -> str:
+    """Python's parameters by their names on the command line.
+
+    >>> as_options("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
+    '--patch-size must be positive; pass --format to force one.'
+    """
+    named = _PARAMETER.sub(lambda found: f"--{found[1].replace('_', '-')}", sentence)
+    return _KEYWORD.sub(lambda found: f"--{found[1].replace('_', '-')}", named)
 
 
 def _cell(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -14,19 +16,27 @@ if TYPE_CHECKING:
 
 
 class Screen(Listener):
-    """Prints what a run says."""
+    """Prints what a run says; with `as_json` it keeps it for the report at the end."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.said: list[str] = []
 
     def say(self, sentence: str) -> None:
         """A line."""
-        print(sentence)
+        self.said.append(sentence)
+        if not self.as_json:
+            print(sentence)
 
     def warn(self, sentence: str) -> None:
         """A line that says so."""
-        print(f"warning: {sentence}")
+        if not self.as_json:
+            print(f"warning: {sentence}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """A line for each of the first slides that failed."""
-        print_failures(failed)
+        if not self.as_json:
+            print_failures(failed)
 
     def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
         """A bar on the standard error."""
@@ -45,6 +55,23 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(bar)
 
 
-def exit_code(run: Run) -> int:
-    """0 where every slide has a result, 1 where some failed."""
+def finished(run: Run, screen: Screen, *, then: str = "") -> int:
+    """The end of a command over slides: its report as JSON, or the command that comes next; its exit code.
+
+    The code is 0 where every slide has a result, 1 where some failed.
+    """
+    if screen.as_json:
+        report = {"kind": run.kind, "out": str(run.path), "slides": list(run), "failed": run.failed}
+        print(json.dumps({**report, "warnings": run.warnings, "said": screen.said}, indent=2))
+    elif then:
+        print(f"Next: {then}")
     return 1 if run.failed else 0
+
+
+def command(*words: object) -> str:
+    """A command line that can be pasted.
+
+    >>> command("xmil", "view", "my run")
+    "xmil view 'my run'"
+    """
+    return shlex.join(map(str, words))

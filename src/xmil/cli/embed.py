@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from xmil.cli._options import FollowLinks, FullDigests
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._options import FollowLinks, FullDigests, Json
+from xmil.cli._screen import Screen, finished
 from xmil.cli._workers import Address, Cpus, Gpus, Kind, WorkerCount, workers_of
 from xmil.core.errors import InputError
 
@@ -51,6 +51,7 @@ def embed(
         int | None, typer.Option(help="Pixels of a patch, where the file does not say.")
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="An untrained encoder, for trials.")] = False,
+    as_json: Json = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
     follow_links: FollowLinks = True,
     full_digests: FullDigests = False,
@@ -64,6 +65,7 @@ def embed(
     from xmil.runs.embed import embed_slides, found_device
 
     device = found_device(device)
+    screen = Screen(as_json)
     run = embed_slides(
         tiles,
         slides,
@@ -84,9 +86,9 @@ def embed(
         workers=workers_of(engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device),
         follow_links=follow_links,
         full_digests=full_digests,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(run)
+    return finished(run, screen)
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, finished
 
 if TYPE_CHECKING:
     from xmil.core.run import Run
@@ -45,6 +45,9 @@ def evaluate(
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels per pixel of the masks.")] = 1.0,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
+    class_names: _options.ClassNames = "",
+    as_json: _options.Json = False,
     best: Annotated[
         bool, typer.Option("--best", help="End with the method to trust for this model.")
     ] = False,
@@ -65,6 +68,7 @@ def evaluate(
     chosen = _workers.workers_of(
         engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
     )
+    screen = Screen(as_json)
     run = evaluate_slides(
         model,
         features,
@@ -85,17 +89,19 @@ def evaluate(
         mask_downsample=mask_downsample,
         mpp=mpp,
         patch_size=patch_size,
+        format=format,
+        class_names=class_names,
         device=device,
         seed=seed,
         restart=restart,
         workers=chosen,
         follow_links=follow_links,
         full_digests=full_digests,
-        listener=Screen(),
+        listener=screen,
     )
-    if best:
+    if best and not as_json:
         print(_best(run))
-    return exit_code(run)
+    return finished(run, screen)
 
 
 def _best(run: Run) -> str:

@@ -9,14 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, command, finished
 from xmil.core.errors import InputError
 
 
 def explain(
     model: _options.Models,
     features: _options.Features,
-    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results; a run goes on where it stopped. One slide needs none."),
+    ] = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
     target: Annotated[
         str,
@@ -50,6 +53,12 @@ def explain(
     ] = False,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
+    class_names: _options.ClassNames = "",
+    slide: Annotated[
+        Path | None, typer.Option(help="Without --out: the slide to draw the picture over.")
+    ] = None,
+    as_json: _options.Json = False,
     device: _options.Device = "cpu",
     memory: Annotated[
         str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
@@ -64,42 +73,53 @@ def explain(
     cpus: _workers.Cpus = 1.0,
     gpus: _workers.Gpus = 0.0,
 ) -> int:
-    """Explain every slide: which instances speak for a class, and which against it."""
+    """Explain every slide: which instances speak for a class, and which against it.
+
+    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
+    picture is left in the current folder.
+    """
     from xmil.runs.explain import explain_slides
 
     chosen = _workers.workers_of(
         engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
     )
-    run = explain_slides(
-        model,
-        features,
-        out=out,
-        methods=methods,
-        target=target,
-        cohort=cohort,
-        label=label,
-        time=time,
-        event=event,
-        split=split,
-        by=by,
-        output=output or None,
-        params=_params(param or [], preset),
-        contexts=contexts,
-        keep=keep,
-        interactions=interactions,
-        save_vectors=save_vectors,
-        mpp=mpp,
-        patch_size=patch_size,
-        device=device,
-        memory=memory_bytes(memory),
-        seed=seed,
-        restart=restart,
-        workers=chosen,
-        follow_links=follow_links,
-        full_digests=full_digests,
-        listener=Screen(),
-    )
-    return exit_code(run)
+    asked: dict[str, Any] = {
+        "methods": methods,
+        "target": target,
+        "cohort": cohort,
+        "label": label,
+        "time": time,
+        "event": event,
+        "split": split,
+        "by": by,
+        "output": output or None,
+        "params": _params(param or [], preset),
+        "contexts": contexts,
+        "keep": keep,
+        "interactions": interactions,
+        "save_vectors": save_vectors,
+        "mpp": mpp,
+        "patch_size": patch_size,
+        "format": format,
+        "class_names": class_names,
+        "device": device,
+        "memory": memory_bytes(memory),
+        "seed": seed,
+        "restart": restart,
+        "workers": chosen,
+        "follow_links": follow_links,
+        "full_digests": full_digests,
+    }
+    if out is None:
+        from xmil.cli._one_slide import check_one, explain_one
+
+        check_one(features)
+        return explain_one(model, features, slide=slide, as_json=as_json, **asked)
+    if slide is not None:
+        raise InputError("--slide is for one slide without --out; with it, `xmil heatmap --slides` draws.")
+    screen = Screen(as_json)
+    run = explain_slides(model, features, out=out, listener=screen, **asked)
+    return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
 
 
 def memory_bytes(text: str) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli import _options
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, finished
 
 
 def export(
@@ -28,6 +28,7 @@ def export(
     target: Annotated[str, typer.Option(help="Only these explained classes; or 'predicted'.")] = "",
     mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel, where no file says.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, if unknown.")] = None,
+    as_json: _options.Json = False,
     restart: Annotated[bool, typer.Option("--restart", help="Write again what is there.")] = False,
     follow_links: _options.FollowLinks = True,
 ) -> int:
@@ -35,6 +36,7 @@ def export(
     from xmil.runs.heatmap import draw_slides
 
     folder = run.parent if run.is_file() else run
+    screen = Screen(as_json)
     made = draw_slides(
         run,
         slides=slides,
@@ -47,6 +49,6 @@ def export(
         patch_size=patch_size,
         restart=restart,
         follow_links=follow_links,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(made)
+    return finished(made, screen)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, command, finished
 from xmil.core.errors import InputError
 
 
@@ -44,6 +44,7 @@ def heatmap(
     downsample: Annotated[
         int | None, typer.Option(help="Level-0 pixels per pixel of the OME-TIFF; 1 unless it is very wide.")
     ] = None,
+    as_json: _options.Json = False,
     restart: Annotated[bool, typer.Option("--restart", help="Draw again what is there.")] = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
@@ -57,6 +58,7 @@ def heatmap(
 
     if scale not in ("slide", "cohort"):
         raise InputError(f"--scale must be slide or cohort. Got {scale!r} instead.")
+    screen = Screen(as_json)
     drawn = draw_slides(
         run,
         slides=slides,
@@ -77,9 +79,10 @@ def heatmap(
         workers=_workers.workers_of(engine, workers=workers, address=address),
         follow_links=follow_links,
         full_digests=full_digests,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(drawn)
+    shown = ("--slides", slides) if slides is not None else ()
+    return finished(drawn, screen, then=command("xmil", "view", run, *shown))
 
 
 def _share(alpha: float) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, finished
 
 
 def inside(
@@ -33,6 +33,7 @@ def inside(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     random: Annotated[bool, typer.Option("--random", help="Use an untrained encoder, for testing.")] = False,
+    as_json: _options.Json = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete earlier maps and start over.")] = False,
     engine: _workers.Kind = "local",
     workers: _workers.WorkerCount = 0,
@@ -42,6 +43,7 @@ def inside(
     """Map where inside the strongest patches their scores come from; sheets and tiles for QuPath."""
     from xmil.runs.inside import inside_slides
 
+    screen = Screen(as_json)
     found = inside_slides(
         run,
         slides=slides,
@@ -59,6 +61,6 @@ def inside(
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address, device=device),
         follow_links=follow_links,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(found)
+    return finished(found, screen)

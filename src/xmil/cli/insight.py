@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, finished
 
 
 def insight(
@@ -31,6 +31,7 @@ def insight(
     dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
     causes: Annotated[str, typer.Option(help="Columns to ask about, separated by commas; or all.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the sample, the dictionary and the tests.")] = 0,
+    as_json: _options.Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete earlier findings and start over.")
     ] = False,
@@ -42,6 +43,7 @@ def insight(
     """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
     from xmil.runs.insight import insight as look
 
+    screen = Screen(as_json)
     found = look(
         run,
         features=features,
@@ -59,6 +61,6 @@ def insight(
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),
         follow_links=follow_links,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(found)
+    return finished(found, screen)

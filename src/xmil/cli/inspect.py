@@ -39,9 +39,34 @@ def inspect(
     else:
         for result in results:
             print(as_text(result), file=sys.stderr if "error" in result else sys.stdout)
+        following = _next(results)
+        if following:
+            print(f"Next: {following}")
     failed = sum("error" in result for result in results)
     if failed:
         raise typer.Exit(2 if failed == len(results) else 1)
+
+
+def _next(results: list[dict[str, Any]]) -> str:
+    """The command to go on with, once it is known where features are; what was not named is in capitals."""
+    from xmil.cli._screen import command
+
+    model = next((result["path"] for result in results if result["kind"] == "checkpoint"), "MODEL")
+    for result in results:
+        where = _features_in(result)
+        if where is not None:
+            out = () if result["kind"] == "features" else ("--out", "run")
+            return command("xmil", "explain", "--model", model, "--features", where, *out)
+    return ""
+
+
+def _features_in(result: dict[str, Any]) -> str | None:
+    """Where an inspected path holds features to explain."""
+    facts = result.get("facts", {})
+    if "features in" in facts:
+        return str(facts["features in"]) if facts["features in"] else None
+    holds = facts.get("width") and result["kind"] in ("features", "folder")
+    return str(result["path"]) if holds and facts.get("instances") else None
 
 
 def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._screen import Screen, finished
 
 
 def predict(
@@ -24,6 +24,11 @@ def predict(
     draws: Annotated[int, typer.Option(help="Draws of the bootstrap, over cases.")] = 1000,
     instances: Annotated[int, typer.Option(help="Draw so many patches of each slide; 0 for all.")] = 0,
     repetitions: Annotated[int, typer.Option(help="How often to draw them; outputs are the means.")] = 1,
+    mpp: _options.Mpp = None,
+    patch_size: _options.PatchSize = None,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
+    class_names: _options.ClassNames = "",
+    as_json: _options.Json = False,
     device: _options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of drawn patches.")] = 0,
     restart: _options.Restart = False,
@@ -41,6 +46,7 @@ def predict(
     chosen = _workers.workers_of(
         engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
     )
+    screen = Screen(as_json)
     run = predict_slides(
         model,
         features,
@@ -54,12 +60,16 @@ def predict(
         draws=draws,
         instances=instances,
         repetitions=repetitions,
+        mpp=mpp,
+        patch_size=patch_size,
+        format=format,
+        class_names=class_names,
         device=device,
         seed=seed,
         restart=restart,
         workers=chosen,
         follow_links=follow_links,
         full_digests=full_digests,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(run)
+    return finished(run, screen)

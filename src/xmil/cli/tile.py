@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from xmil.cli._options import FollowLinks, FullDigests
-from xmil.cli._screen import Screen, exit_code
+from xmil.cli._options import FollowLinks, FullDigests, Json
+from xmil.cli._screen import Screen, finished
 from xmil.cli._workers import Address, Cpus, Kind, WorkerCount, workers_of
 
 
@@ -26,6 +26,7 @@ def tile(
     ] = None,
     min_tissue: Annotated[float, typer.Option(help="Share of a patch that must be tissue.")] = 0.25,
     min_std: Annotated[float, typer.Option(help="Least standard deviation of a patch's grey values.")] = 8.0,
+    as_json: Json = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
     follow_links: FollowLinks = True,
     full_digests: FullDigests = False,
@@ -37,6 +38,7 @@ def tile(
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
     from xmil.runs.tile import tile_slides
 
+    screen = Screen(as_json)
     run = tile_slides(
         slides,
         out=out,
@@ -51,6 +53,6 @@ def tile(
         workers=workers_of(engine, workers=workers, address=address, cpus=cpus),
         follow_links=follow_links,
         full_digests=full_digests,
-        listener=Screen(),
+        listener=screen,
     )
-    return exit_code(run)
+    return finished(run, screen)

@@ -92,3 +92,15 @@ def _importable(folder: Path) -> Iterator[None]:
     finally:
         if str(folder) in sys.path:
             sys.path.remove(str(folder))
+
+
+def is_function_name(text: str) -> bool:
+    """Whether a text reads as `module:function` or `file.py:function`, and is no file.
+
+    >>> is_function_name("mine:build"), is_function_name("nets/mine.py:build"), is_function_name("model.pt")
+    (True, True, False)
+    """
+    place, _, function = text.rpartition(":")
+    if not place or not function.isidentifier() or Path(text).exists():
+        return False
+    return place.endswith(SUFFIX) or all(part.isidentifier() for part in place.split("."))

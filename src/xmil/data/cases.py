@@ -18,6 +18,7 @@ from xmil.data.cohort import PATH, Cohort
 from xmil.data.header import Header
 
 BY = ("slide", "case")
+MPP = "mpp"  # the column of a cohort with µm per level-0 pixel
 _SHARED = ("encoder", "format", "version")
 
 
@@ -25,7 +26,8 @@ _SHARED = ("encoder", "format", "version")
 class Case:
     """What is one bag: its name, its slides with their feature files, and its label, where it is known.
 
-    `case_id` is the patient's; by slide, `name` is the slide's. `rows` are the rows of the cohort.
+    `case_id` is the patient's; by slide, `name` is the slide's. `rows` are the rows of the cohort. `mpp` is
+    that of each slide where the cohort has such a column, None in its empty cells.
     """
 
     name: str
@@ -34,6 +36,12 @@ class Case:
     label: Any = None
     case_id: str | None = None
     rows: tuple[int, ...] = ()
+    mpp: tuple[float | None, ...] = ()
+
+    def reading(self, place: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What `read_bag` is told of a slide: the cohort's mpp comes before the one given for all."""
+        own = self.mpp[place] if self.mpp else None
+        return dict(options) if own is None else {**options, "mpp": own}
 
 
 def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | None = None) -> list[Case]:
@@ -48,6 +56,7 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
     if by not in BY:
         raise unknown_name("grouping", by, BY)
     slides, cases, paths = cohort.slides, cohort.cases, cohort.column(PATH)
+    mpp = _slide_mpp(cohort)
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(slides if by == "slide" else cases):
         groups.setdefault(name, []).append(row)
@@ -59,9 +68,22 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
             None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
             cases[rows[0]],
             tuple(rows),
+            tuple(mpp[row] for row in rows) if any(mpp[row] is not None for row in rows) else (),
         )
         for name, rows in groups.items()
     ]
+
+
+def _slide_mpp(cohort: Cohort) -> list[float | None]:
+    """Microns per pixel of each slide, from the column `mpp`."""
+    if MPP not in cohort.columns:
+        return [None] * len(cohort)
+    values = cohort.numbers(MPP)
+    if np.any(values <= 0) or np.isinf(values).any():
+        raise InputError(
+            f"The column {MPP!r} of the cohort must hold positive numbers: µm per level-0 pixel."
+        )
+    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
@@ -73,9 +95,8 @@ def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
 
 def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:
     """The slides of a case as one bag, and the rows of each slide in it; `options` are `read_bag`'s."""
-    bags = [
-        named(read_bag(path, **options), slide) for slide, path in zip(case.slides, case.paths, strict=True)
-    ]
+    pairs = zip(case.slides, case.paths, strict=True)
+    bags = [named(read_bag(path, **case.reading(i, options)), slide) for i, (slide, path) in enumerate(pairs)]
     return join_bags(bags, name=case.name)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from xmil.core.runfiles import read_failures, read_run
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
+from xmil.data.feature_facts import CLOSE
 from xmil.data.header import Header
 from xmil.data.join import feature_files
+from xmil.data.whereabouts import folders_below, meant_folder
 
 _NAMED = 12  # folders named in a hint
 _BLOCK = 1 << 25  # bytes of features looked at in one go
@@ -131,8 +132,9 @@ def inspect_folder(path: Path, **options: Any) -> Report:
 
 
 def _folder_above(path: Path) -> Report:
-    """A folder whose subfolders, one or two levels down, hold the feature files."""
-    found = [f"{folder.relative_to(path).as_posix()} ({count} files)" for folder, count in _below(path, 2)]
+    """A folder whose subfolders, a few levels down, hold the feature files."""
+    below = folders_below(path)
+    found = [f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in below]
     if not found:
         raise FileError(
             f"{path}: no feature files, checkpoints or slides found here; name the folder that holds them."
@@ -140,17 +142,9 @@ def _folder_above(path: Path) -> Report:
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     problem = f"the folder holds no feature files; look into {', '.join(found[:_NAMED])}{more}"
     what = "a folder without feature files of its own"
-    return Report(str(path), "folder", what, {"folders": len(found)}, problems=(problem,))
-
-
-def _below(path: Path, levels: int) -> Iterator[tuple[Path, int]]:
-    """The nearest folders below that hold feature files, and how many."""
-    for folder in sorted(entry for entry in path.iterdir() if entry.is_dir()):
-        count = len(feature_files(folder)[0])
-        if count:
-            yield folder, count
-        elif levels > 1:
-            yield from _below(folder, levels - 1)
+    meant = meant_folder(path)
+    facts = {"folders": len(found), "features in": None if meant is None else str(meant)}
+    return Report(str(path), "folder", what, facts, problems=(problem,))
 
 
 def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -178,10 +172,21 @@ def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
     advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
     for name, why in advice.items():
         mix = _mix(bags if name == "width" else good, name)
+        if name == "patch edge" and _one_size(good):
+            continue
         if len(mix) > 1:
             listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
             problems.append(f"mixed {name}: {listed}; {why} in one folder cannot make one dataset, part them")
     return problems
+
+
+def _one_size(rows: list[dict[str, Any]]) -> bool:
+    """Whether patches of several level-0 edges have one size on the slide: 20x and 40x scanners differ."""
+    edges = {(row["patch edge"], row["mpp"]) for row in rows if row["patch edge"] is not None}
+    if any(mpp is None for _, mpp in edges):
+        return False
+    sizes = [edge * mpp for edge, mpp in edges]
+    return max(sizes, default=0.0) - min(sizes, default=0.0) <= CLOSE * max(sizes, default=0.0)
 
 
 def inspect_cohort(path: Path) -> Report:

@@ -12,16 +12,19 @@ import numpy as np
 import torch
 
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.errors import InputError, StopError
+from xmil.core.errors import CheckpointError, InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
+from xmil.core.named_function import is_function_name
 from xmil.core.task import TASKS
 from xmil.data.feature_facts import differing, same_encoder
+from xmil.data.whereabouts import is_features
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files
 from xmil.nn.frozen import frozen
+from xmil.runs.inputs import NOTHING, Unsaid
 
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
@@ -35,20 +38,31 @@ class Ensemble:
     paths: tuple[Path, ...]
     digests: tuple[str, ...]
     models: tuple[MILModel, ...]
+    unsaid: Unsaid = NOTHING
 
     @classmethod
     def load(
-        cls, paths: Sequence[Path], device: str = "cpu", *, digests: Sequence[str] | None = None
+        cls,
+        paths: Sequence[Path],
+        device: str = "cpu",
+        *,
+        digests: Sequence[str] | None = None,
+        unsaid: Unsaid = NOTHING,
     ) -> Ensemble:
-        """The models of the files; refused where they do not answer the same question.
+        """The models of the files, or of your own builders; refused where they answer different questions.
 
-        `digests` are what the files must have: those of a run that began with them.
+        `digests` are what the files must have: those of a run that began with them. `unsaid` holds what the
+        files do not say.
         """
         wanted: Sequence[str | None] = digests or [None] * len(paths)
-        pairs = [_loaded(path, digest) for path, digest in zip(paths, wanted, strict=True)]
+        pairs = [_loaded(path, digest, unsaid) for path, digest in zip(paths, wanted, strict=True)]
         models = tuple(model.to(device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], paths)
-        return cls(tuple(paths), tuple(digest for _, digest in pairs), models)
+        return cls(tuple(paths), tuple(digest for _, digest in pairs), models, unsaid)
+
+    def again(self, device: str) -> Ensemble:
+        """The same models from the same files, for another process."""
+        return Ensemble.load(self.paths, device, digests=self.digests, unsaid=self.unsaid)
 
     @property
     def specs(self) -> list[ModelSpec]:
@@ -75,18 +89,48 @@ class Ensemble:
         return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
 
 
-def _loaded(path: Path, wanted: str | None) -> tuple[MILModel, str]:
+def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, str]:
     """A model with the digest of its file, which must not change while it is read."""
+    if is_function_name(str(path)):
+        from xmil.runs.own_network import build_own, state_digest
+
+        own = build_own(str(path), unsaid)
+        return own, _checked_digest(path, state_digest(own), wanted)
     before = _stamp(path)
-    digest = file_digest(path)
+    digest = _checked_digest(path, file_digest(path), wanted)
+    try:
+        model = load_model(path, class_names=unsaid.class_names)
+    except CheckpointError as error:
+        raise _swapped(path, unsaid) or error from None
+    if _stamp(path) != before:
+        raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
+    return model, digest
+
+
+def _checked_digest(path: Path, digest: str, wanted: str | None) -> str:
     if wanted is not None and digest != wanted:
         raise StopError(
             f"{path}: is another model than the run began with; put it back, or use another --out."
         )
-    model = load_model(path)
-    if _stamp(path) != before:
-        raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
-    return model, digest
+    return digest
+
+
+def _swapped(path: Path, unsaid: Unsaid) -> InputError | None:
+    """The error for features where the model belongs, and the model where the features belong."""
+    if not is_features(path) or unsaid.features is None:
+        return None
+    other = f"--model {unsaid.features} --features {path}"
+    if _is_checkpoint(unsaid.features):
+        return InputError(f"{path}: holds features, and {unsaid.features} a model: swap them, as {other}.")
+    return InputError(f"{path}: holds features, not a model; give the checkpoint as --model.")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        load_model(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -102,7 +146,11 @@ def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     listed = [given] if isinstance(given, str | PathLike) else list(given)
     if not all(isinstance(path, str | PathLike) for path in listed):
         raise InputError("A run over slides takes models by their files; save_model writes one.")
-    return tuple(file for path in listed for file in checkpoint_files(Path(path)))
+    return tuple(
+        file
+        for path in listed
+        for file in ([Path(path)] if is_function_name(str(path)) else checkpoint_files(Path(path)))
+    )
 
 
 def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:

@@ -50,7 +50,7 @@ from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
 from xmil.runs.ensemble import Ensemble, StrPath, model_paths
 from xmil.runs.explainer import slide_share
-from xmil.runs.inputs import Inputs, class_index, find_cases, reading_of
+from xmil.runs.inputs import Inputs, Unsaid, class_index, find_cases, reading_of
 from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
 from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
@@ -93,6 +93,8 @@ def evaluate_slides(
     mask_downsample: float = 1.0,
     mpp: float | None = None,
     patch_size: int | None = None,
+    format: str = "auto",  # noqa: A002 - the word users know
+    class_names: str | Iterable[str] = (),
     device: str = "cpu",
     seed: int = 0,
     restart: bool = False,
@@ -108,7 +110,9 @@ def evaluate_slides(
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     where = device if chosen.kind == "ray" else checked_device(device)
-    models = Ensemble.load(_one_model(model), where if in_process(chosen) else "cpu")
+    reading = reading_of(mpp, patch_size, format)
+    unsaid = Unsaid(tuple(listed(class_names)) or None, Path(features), reading)
+    models = Ensemble.load(_one_model(model), where if in_process(chosen) else "cpu", unsaid=unsaid)
     net = models.models[0]
     settings = FaithfulnessSettings(
         _methods(methods, net), tuple(listed(modes)), steps, orders, top, seed,
@@ -123,7 +127,7 @@ def evaluate_slides(
     cases, missing = find_cases(inputs, label=column, spec=net.spec, say=hear.say)
     known = _truth(truth, listed(truth_names), mask_downsample, slides, follow_links=follow_links)
     run = EvaluateRun(
-        Path(out), models, settings, inputs, reading_of(mpp, patch_size), known,
+        Path(out), models, settings, inputs, reading, known,
         None if slides is None else Path(slides), where, missing, full_digests,
     )  # fmt: skip
     what = "slides" if by == "slide" else "cases"
@@ -194,6 +198,7 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             "mask_downsample": 1.0 if truth is None else truth.downsample,
             "by": self.inputs.by,
             "reading": dict(self.reading),
+            **self.models.unsaid.as_dict(),
             **({} if self.slides is None else {"slides": str(self.slides.resolve())}),
         }
 
@@ -286,8 +291,8 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
         start = time.perf_counter()
         paths = [*case.paths, *self._truth_files]
         sources = [identity(path, full=self.full_digests, times=True) for path in paths]
-        pairs = zip(case.slides, case.paths, strict=True)
-        bags = [named(read_bag(path, **self.reading), name) for name, path in pairs]
+        pairs = enumerate(zip(case.slides, case.paths, strict=True))
+        bags = [named(read_bag(path, **case.reading(i, self.reading)), name) for i, (name, path) in pairs]
         bag, _ = join_bags(bags, name=case.name)
         evidence = None if self.truth is None else _evidence(self.truth, bags)
         result = evaluate_slide(model, bag, self.chosen, label=case.label, evidence=evidence)
@@ -326,7 +331,7 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
 
 
 def _make_measurer(run: EvaluateRun, loaded: Ensemble | None) -> Callable[[Case], list[Row]]:
-    models = loaded or Ensemble.load(run.models.paths, run.device, digests=run.models.digests)
+    models = loaded or run.models.again(run.device)
     own = replace(run, models=models)
     return lambda case: own.measure_slide(models.models[0], case)
 

@@ -26,7 +26,7 @@ from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
 from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
-from xmil.runs.inputs import Inputs, named, reading_of, task_cases
+from xmil.runs.inputs import Inputs, Unsaid, named, reading_of, task_cases
 from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
 from xmil.runs.settings import LABEL, ExplainSettings, with_contexts, with_vectors
@@ -55,6 +55,8 @@ def explain_slides(
     save_vectors: bool = False,
     mpp: float | None = None,
     patch_size: int | None = None,
+    format: str = "auto",  # noqa: A002 - the word users know
+    class_names: str | Iterable[str] = (),
     device: str = "cpu",
     memory: int = 10**9,
     seed: int = 0,
@@ -70,11 +72,13 @@ def explain_slides(
     {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many sub-bags,
     each of which keeps the share `keep`; `interactions` asks for the pairs among so many of the strongest
     patches; `save_vectors` keeps lrp's relevance (n, d) of each feature in the slides' files. A folder that a
-    run was stopped in is filled further.
+    run was stopped in is filled further. `mpp`, `patch_size`, `format` and `class_names` say what files do
+    not; a column `mpp` of the cohort does so for each slide. A model may be a function of yours that builds
+    it, as "mine:build" or "nets/mine.py:build".
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
-    reading = reading_of(mpp, patch_size)
+    reading = reading_of(mpp, patch_size, format)
     chosen_methods = tuple(listed(methods))
     own = with_contexts(params or {}, chosen_methods, contexts, keep)
     own = with_vectors(own, chosen_methods) if save_vectors else own
@@ -82,7 +86,8 @@ def explain_slides(
     if LABEL in settings.targets and cohort is None:
         raise InputError("--target label needs a --cohort with the labels.")
     where = device if chosen.kind == "ray" else checked_device(device)
-    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
+    unsaid = Unsaid(tuple(listed(class_names)) or None, Path(features), reading)
+    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu", unsaid=unsaid)
     spec = _checked(settings, models)
     if interactions and len(models.models) > 1:
         raise InputError("--interactions is for one model; an ensemble has none in common.")
@@ -130,7 +135,7 @@ class ExplainRun(CohortRun[Case, Explained]):
 
     def settings(self) -> dict[str, Any]:
         """Methods, targets, parameters and the models' weights."""
-        return {**self.chosen.as_dict(), "models": list(self.models.digests)}
+        return {**self.chosen.as_dict(), "models": list(self.models.digests), **self.models.unsaid.as_dict()}
 
     def about(self) -> dict[str, Any]:
         """What run.json says beside the settings."""
@@ -149,7 +154,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         models, fingerprint = self.models, self.folder.fingerprint
         return ExplainJob(
             models.paths, models.digests, self.chosen, self.out, fingerprint, self.device, self.memory,
-            self.full_digests,
+            self.full_digests, models.unsaid,
         )  # fmt: skip
 
     def slides_of(self, item: Case) -> Sequence[str]:

@@ -26,6 +26,7 @@ from xmil.data.siblings import is_plain
 from xmil.methods import explain_targets, interactions, memory_budget
 from xmil.runs.cohort_run import stopping
 from xmil.runs.ensemble import Ensemble, average, predicted_by
+from xmil.runs.inputs import NOTHING, Unsaid
 from xmil.runs.rows import Row, slide_row
 from xmil.runs.settings import PREDICTED, ExplainSettings
 from xmil.runs.workers.pool import Stages
@@ -45,6 +46,7 @@ class ExplainJob:
     device: str = "cpu"
     memory: int = 1 << 30
     full_digests: bool = False
+    unsaid: Unsaid = NOTHING
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Explained:
 
 def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
     """The worker of a job, with the models that are loaded, or with a copy of its own from the same files."""
-    models = loaded or Ensemble.load(job.paths, job.device, digests=job.digests)
+    models = loaded or Ensemble.load(job.paths, job.device, digests=job.digests, unsaid=job.unsaid)
     explainer = Explainer(job, models)
     return Stages(explainer.read, explainer.work)
 
@@ -86,8 +88,8 @@ class Explainer:
                 raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
         full = self.job.full_digests
         sources = [identity(path, full=full, times=True) for path in case.paths]
-        options = self.job.settings.reading
-        parts = [named(read_bag(p, **options), s) for s, p in zip(case.slides, case.paths, strict=True)]
+        options, pairs = self.job.settings.reading, zip(case.slides, case.paths, strict=True)
+        parts = [named(read_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
         bag, rows = join_bags(parts, name=case.name)
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
@@ -200,7 +202,7 @@ def warnings_of(explanations: Sequence[Explanation]) -> str | None:
 def file_provenance(job: ExplainJob, case: Case) -> dict[str, Any]:
     """What a slide's file says of its making: it is done when this is what would be written again."""
     asked = [f"label={case.label}" if text == "label" else text for text in job.settings.targets]
-    about = {"fingerprint": job.fingerprint, "targets": asked}
+    about = {"fingerprint": job.fingerprint, "targets": asked, **({"mpp": case.mpp} if case.mpp else {})}
     return dict(json.loads(json.dumps(about, default=str)))
 
 

@@ -30,7 +30,7 @@ from xmil.heatmaps.drawing import (
 from xmil.heatmaps.picture import Look
 from xmil.heatmaps.saved_run import SavedRun, open_saved
 from xmil.runs.cohort_run import CohortRun, TableRow, as_workers
-from xmil.runs.listener import Listener
+from xmil.runs.listener import Listener, grouped
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides.open import Found
@@ -85,8 +85,9 @@ def draw_slides(
     jobs = drawing.jobs(listed(names), follow_links=follow_links, hear=hear)
     tally = drawing.go(jobs, workers=as_workers(workers), restart=restart, listener=hear)
     done = list(tally.results.values())
-    for note in (each.note for each in done if each.note is not None):
-        hear.say(note)
+    notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
+    for line in grouped(notes):
+        hear.say(line)
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
     hear.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {place}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from xmil.core.errors import InputError, unknown_name
 from xmil.core.names import listed
 from xmil.data import Case, Cohort, feature_files, group_cases, join_features, read_cohort
 from xmil.data.siblings import slide_name
+from xmil.data.whereabouts import folder_advice
 from xmil.models.base import ModelSpec
 from xmil.runs.cautions import Missing
 
@@ -36,9 +37,26 @@ class Inputs:
         return {"features": str(self.features.resolve()), "cohort": cohort}
 
 
-def reading_of(mpp: float | None, patch_size: int | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Unsaid:
+    """What a model's file does not say: names of its classes, and features to try a network out on."""
+
+    class_names: tuple[str, ...] | None = None
+    features: Path | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What decides results, for a run's settings; nothing where nothing was given."""
+        return {} if self.class_names is None else {"class_names": list(self.class_names)}
+
+
+NOTHING = Unsaid()
+
+
+def reading_of(mpp: float | None, patch_size: int | None, layout: str = "auto") -> dict[str, Any]:
     """What `read_bag` is told where files do not say it."""
-    return {key: value for key, value in (("mpp", mpp), ("patch_size", patch_size)) if value is not None}
+    given = {"mpp": mpp, "patch_size": patch_size, "format": None if layout == "auto" else layout}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def find_cases(
@@ -286,7 +304,8 @@ def _every_file(inputs: Inputs, say: Say) -> list[Case]:
     if links:
         say(f"{inputs.features}: {len(links)} links not followed: {named([path.name for path in links])}.")
     if not files:
-        raise InputError(f"{inputs.features}: no feature files in this folder.")
+        advice = folder_advice(inputs.features)
+        raise InputError(f"{inputs.features}: no feature files in this folder; {advice}.")
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)

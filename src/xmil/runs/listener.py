@@ -26,3 +26,25 @@ class Listener:
 @contextmanager
 def _uncounted(what: str, total: int) -> Iterator[Callable[[], None]]:  # noqa: ARG001 - the listener's
     yield lambda: None
+
+
+NAMED = 3  # slides that a line on several names
+
+
+def grouped(notes: Mapping[str, str]) -> list[str]:
+    """One line for all slides that the same is said of.
+
+    >>> grouped({"a": "a.svs: blank", "b": "b.svs: blank", "c": "mpp given"})
+    ['2 slides (a, b): a.svs: blank', 'c: mpp given']
+    """
+    held: dict[str, list[str]] = {}
+    for name, note in notes.items():
+        held.setdefault(note.replace(name, "\0"), []).append(name)
+    return [_line(names, notes[names[0]]) for names in held.values()]
+
+
+def _line(names: list[str], note: str) -> str:
+    if len(names) == 1:
+        return f"{names[0]}: {note}"
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{len(names)} slides ({', '.join(names[:NAMED])}{more}): {note}"

@@ -36,7 +36,7 @@ from xmil.runs.bag_sample import WHOLE, BagSample
 from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, Tally, as_workers, in_process
 from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
-from xmil.runs.inputs import Inputs, task_cases
+from xmil.runs.inputs import NOTHING, Inputs, Unsaid, reading_of, task_cases
 from xmil.runs.listener import Listener
 from xmil.runs.rows import with_reference
 from xmil.runs.workers.pool import MakeWorker, Stages, Workers, checked_device
@@ -73,6 +73,10 @@ def predict_slides(
     draws: int = 1000,
     instances: int = 0,
     repetitions: int = 1,
+    mpp: float | None = None,
+    patch_size: int | None = None,
+    format: str = "auto",  # noqa: A002 - the word users know
+    class_names: str | Iterable[str] = (),
     device: str = "cpu",
     seed: int = 0,
     restart: bool = False,
@@ -90,7 +94,9 @@ def predict_slides(
     sample = BagSample(instances, repetitions, seed)
     hear, chosen = listener or Listener(), as_workers(workers)
     where = device if chosen.kind == "ray" else checked_device(device)
-    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu")
+    reading = reading_of(mpp, patch_size, format)
+    unsaid = Unsaid(tuple(listed(class_names)) or None, Path(features), reading)
+    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu", unsaid=unsaid)
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     columns = {"label": label, "time": time, "event": event}
@@ -127,7 +133,9 @@ class PredictRun(CohortRun[Case, Answer]):
         """Where the slides come from, how they are measured, and the models' weights."""
         chosen: dict[str, Any] = {**self.inputs.as_dict(), **self.columns, "split": list(self.inputs.splits)}
         chosen |= {"by": self.inputs.by, "draws": self.draws, "seed": self.seed, **self.sample.as_dict()}
-        return {**chosen, "models": list(self.models.digests)}
+        reading = {key: value for key, value in self.models.unsaid.reading.items() if value is not None}
+        own = {**self.models.unsaid.as_dict(), **({"reading": reading} if reading else {})}
+        return {**chosen, "models": list(self.models.digests), **own}
 
     def about(self) -> dict[str, Any]:
         """What run.json says beside the settings, with what the feature files held."""
@@ -142,7 +150,9 @@ class PredictRun(CohortRun[Case, Answer]):
         """Workers in other processes load the models from the files that were hashed here."""
         models = self.models
         loaded = models if in_process(workers) else None
-        return partial(make_predictor, models.paths, models.digests, self.device, {}, loaded, self.sample)
+        return partial(
+            make_predictor, models.paths, models.digests, self.device, models.unsaid, loaded, self.sample
+        )
 
     def outputs(self, items: Sequence[Case]) -> list[Path]:  # noqa: ARG002 - the base's signature
         """Tables, measures and figures."""
@@ -292,12 +302,13 @@ def make_predictor(
     paths: tuple[Path, ...],
     digests: tuple[str, ...],
     device: str,
-    reading: dict[str, Any],
+    unsaid: Unsaid = NOTHING,
     loaded: Ensemble | None = None,
     sample: BagSample = WHOLE,
 ) -> Stages[Case, Answer]:
     """The worker of a prediction, with the models that are loaded, or a copy of its own of the same files."""
-    models = (loaded or Ensemble.load(paths, device, digests=digests)).models
+    models = (loaded or Ensemble.load(paths, device, digests=digests, unsaid=unsaid)).models
+    reading = unsaid.reading
     return Stages(lambda case: read_case(case, **reading)[0], lambda _, bag: predict_bag(models, bag, sample))
 
 

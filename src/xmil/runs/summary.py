@@ -25,10 +25,11 @@ LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
 PATCHES = 100  # in each list of patches
 A_SLIDE = 10  # of them from one slide at most, so that no slide fills the list
-FAR = 3.5  # robust standard deviations from the median, for a slide to stand out
+FAR = 5.0  # robust standard deviations from the median, for a slide to stand out
 MANY = 5_000  # files, from which on it pays to start workers
 FEW = 8  # slides below this number do not say what is usual
 MEASURES = ("mean", "iqr", "peak", "n")
+BY_FACTOR = ("iqr", "peak", "n")  # spread over orders of magnitude: told apart by their logarithms
 _STATISTICS = ("n", "mean", "std", "min", "max", "peak", "iqr", "positive")
 _PATCH_HEADER = ("explanation", "rank", "slide_id", "index", "x0", "y0", "edge", "score")
 _FAR_HEADER = ("slide_id", "explanation", "measure", "value", "median", "robust_z")
@@ -180,7 +181,9 @@ def outliers(column: str, slides: dict[str, dict[str, float]]) -> list[list[Any]
     rows = []
     for measure in MEASURES if len(slides) >= FEW else ():
         values = np.array([s[measure] for s in slides.values()])
-        middle, z = robust_z(values)
+        by_factor = measure in BY_FACTOR and bool((values > 0).all())
+        middle, z = robust_z(np.log(values) if by_factor else values)
+        middle = float(np.exp(middle)) if by_factor else middle
         for slide, value, far in zip(slides, values, z, strict=True):
             if abs(far) > FAR:
                 rows.append([slide, column, measure, _short(value), _short(middle), round(float(far), 2)])

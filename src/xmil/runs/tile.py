@@ -15,7 +15,7 @@ from xmil.core.run import Run
 from xmil.core.runfiles import SLIDES, read_rows, read_run
 from xmil.data import open_bag
 from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
-from xmil.runs.listener import Listener
+from xmil.runs.listener import Listener, grouped
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
@@ -50,9 +50,8 @@ def tile_slides(
     tally = run.go(
         run.items, workers=as_workers(workers), restart=restart, refused=found.twice, listener=hear
     )
-    for name in tally.done:
-        for note in tally.results[name]["inferred"]:
-            hear.say(f"{name}: {note}")
+    for line in grouped({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
+        hear.say(line)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     hear.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {out}.")
     return run.saved()

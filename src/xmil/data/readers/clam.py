@@ -36,7 +36,9 @@ def _claims_patches(found: Contents) -> bool:
 
 def _claims_features(found: Contents) -> bool:
     named = found.kind == "h5" and "features" in found and "coords" in found
-    return named and not _coords_attrs(found) and "imgs" not in found
+    about = set(_coords_attrs(found))
+    known = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
+    return named and not about & known and "imgs" not in found
 
 
 def _claims_tensor(found: Contents) -> bool:
@@ -66,7 +68,12 @@ def read_features(found: Contents, ask: Ask) -> Header:
     if found.kind == "pt":
         return _join_h5(Header(found.path, "clam", found.rows(TENSOR), slide_id=slide_name(found.path)), ask)
     header = Header(found.path, "clam", found.rows("features"), slide_id=slide_name(found.path))
-    return _with_edge(header, corners(found), ask=ask)
+    edge = _stored_edge(_coords_attrs(found))
+    if edge is None or ask.patch_size is not None:
+        return _with_edge(header, corners(found), ask=ask)
+    note = f"patch edge {edge} from the attribute patch_size, taken as level-0 pixels"
+    header = replace(header, inferred=(note,))
+    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
 
 
 @reader("gigapath", kinds=("h5",), claims=lambda _: False)
@@ -161,6 +168,15 @@ def _patch_edge(about: Any, path: Path) -> tuple[float | None, str | None]:
     return edge, f"patch edge {edge} from {how}" + (
         f" and the custom downsample {custom}" if custom > 1 else ""
     )
+
+
+def _stored_edge(about: Any) -> int | None:
+    """The patch edge beside the corners, where no pyramid level says what its pixels are."""
+    try:
+        edge = int(np.asarray(about["patch_size"]).reshape(-1)[0])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+    return edge if edge > 0 else None
 
 
 def _pair(value: Any, path: Path) -> npt.NDArray[np.float64]:

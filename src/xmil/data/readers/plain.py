@@ -1,4 +1,7 @@
-"""Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` of named arrays."""
+"""Plain arrays: a `.pt` tensor or NumPy array (TRIDENT's `.pt` mode), a `.npy`, a `.npz` of named arrays.
+
+So is an HDF5 file of features alone: it can be explained; a map of it cannot be drawn.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,17 @@ NAMES = (TENSOR, ARRAY, "features", "feats", "embeddings", "tile_embeds", "x", "
 
 
 def _features(found: Contents) -> str | None:
+    if found.kind == "h5" and "coords" in found:  # its layout says what they mean, or nothing does
+        return None
     return next((name for name in NAMES if name in found), None)
 
 
-@reader("plain", kinds=("pt", "npy", "npz"), claims=lambda found: _features(found) is not None, fallback=True)
+@reader(
+    "plain",
+    kinds=("pt", "npy", "npz", "h5"),
+    claims=lambda found: _features(found) is not None,
+    fallback=True,
+)
 def read(found: Contents, ask: Ask) -> Header:
     """Features, and level-0 corners where an array is named `coords`."""
     name = _features(found) or next(iter(found.arrays), TENSOR)

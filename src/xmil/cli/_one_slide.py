@@ -1,0 +1,169 @@
+"""One slide explained without a run's folder: the verdict, the account, the strongest patches, a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from xmil.cli._screen import Screen, command
+from xmil.core.errors import InputError, XmilError
+from xmil.core.names import counted
+from xmil.runs.listener import Listener
+
+if TYPE_CHECKING:
+    from xmil.core.explanation import Explanation
+    from xmil.core.run import Run
+
+SHOWN = 5  # patches of each sign
+
+
+def check_one(features: Path) -> None:
+    """Refuse a folder of several files where no folder for results is given."""
+    from xmil.data import feature_files
+    from xmil.data.whereabouts import folder_advice
+
+    files = feature_files(features)[0]
+    if not files:
+        raise InputError(f"{features}: no feature files in this folder; {folder_advice(features)}.")
+    if files != [features]:
+        raise InputError(
+            f"{features}: holds {len(files)} feature files; give --out, the folder for their results, or one "
+            f"file: --features {files[0]}."
+        )
+
+
+def explain_one(
+    models: Sequence[Path], features: Path, *, slide: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Explain one file, print what was found, and leave a picture in the current folder."""
+    from xmil.core.storage import read_explanations
+    from xmil.runs.explain import explain_slides
+
+    screen = Quiet(as_json)
+    with TemporaryDirectory() as folder:
+        run = explain_slides(models, features, out=Path(folder) / "run", listener=screen, **options)
+        (name,) = run.slides
+        found = read_explanations(run.file(name))
+        picture = _draw(found, slide, name, run)
+        report = {"slide": name, **_row(run), "picture": str(picture)}
+        report |= {"explanations": [_facts(e) for e in found], "warnings": _warnings(run, found)}
+    if as_json:
+        print(json.dumps(report, indent=2, default=str))
+        return 0
+    _print(report, found)
+    kept = command("xmil", "explain", *(w for m in models for w in ("--model", m)), "--features", features)
+    print(f"Next: {kept} --out run   keeps the scores, for xmil heatmap, view and export")
+    return 0
+
+
+class Quiet(Screen):
+    """A screen for one slide: its numbers are printed at the end."""
+
+    def say(self, sentence: str) -> None:
+        """Kept back: it speaks of a folder that is not kept."""
+
+    def warn(self, sentence: str) -> None:
+        """Kept back: warnings stand in the report."""
+
+    def failures(self, failed: Mapping[str, str]) -> None:
+        """There is one slide: its failure is the command's."""
+        for reason in failed.values():
+            raise InputError(reason)
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+        """No bar for one slide."""
+        return Listener().counting(what, total)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """What the model says of the slide."""
+    row = next(iter(run.rows.values()))
+    left_out = ("slide_id", "case_id", "label", "correct", "features", "seconds", "warnings")
+    return {key: _typed(key, text) for key, text in row.items() if key not in left_out and text != ""}
+
+
+def _typed(key: str, text: str) -> Any:
+    """A cell of the table: a class stays text, numbers are numbers."""
+    if key == "predicted":
+        return text
+    try:
+        return int(text) if key == "n" else float(text)
+    except ValueError:
+        return text
+
+
+def _facts(e: Explanation) -> dict[str, Any]:
+    top = e.top(SHOWN).reset_index().to_dict("records")
+    low = e.to_pandas().sort_values("score", kind="stable").head(SHOWN).reset_index().to_dict("records")
+    return {
+        "method": e.method,
+        "target": str(e.target),
+        "output": e.output,
+        "audit": None if e.audit is None else e.audit.as_dict(),
+        "top": top,
+        "bottom": [row for row in low if row["score"] < 0],
+    }
+
+
+def _warnings(run: Run, found: Sequence[Explanation]) -> list[str]:
+    return list(dict.fromkeys([*run.warnings, *(text for e in found for text in e.warnings)]))
+
+
+def _draw(found: Sequence[Explanation], slide: Path | None, name: str, run: Run) -> Path:
+    """The heatmap of the slide, or its scores by rank where nothing says where the patches lie."""
+    from xmil.heatmaps.inline import plot
+    from xmil.heatmaps.picture import heatmap
+
+    path = Path(f"{'_'.join(name.split())}.heatmap.png")
+    try:
+        several = found[0] if len(found) == 1 else list(found)
+        picture = heatmap(several, slide, task=run.task)
+    except XmilError:
+        if slide is not None:
+            raise
+        picture = plot(found[0])
+    picture.savefig(path, dpi=150) if hasattr(picture, "savefig") else picture.save(path)
+    return path
+
+
+def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
+    from xmil.heatmaps.words import subtitle, title
+
+    print(f"{report['slide']}: {_verdict(report)}")
+    for e, facts in zip(found, report["explanations"], strict=True):
+        print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
+        print(f"  account: {_account(facts['audit'])}")
+        for heading, rows in (("highest", facts["top"]), ("lowest", facts["bottom"])):
+            if rows:
+                print(f"  {heading}: " + ", ".join(_patch(row) for row in rows))
+    for warning in report["warnings"]:
+        print(f"warning: {warning}")
+    print(f"\nPicture: {report['picture']}")
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    """What the model says, in a line: the class with its probabilities, values, or the risk."""
+    chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
+    others = ("slide", "n", "picture", "explanations", "warnings", "predicted")
+    said = [f"{k} {v}" for k, v in report.items() if k not in others and not k.startswith("p:")]
+    if "predicted" in report:
+        told = f" (probabilities: {', '.join(chances)})" if chances else ""
+        said = [f"predicted {report['predicted']}{told}", *said]
+    return ", ".join([*said, counted(int(report["n"]), "patch")])
+
+
+def _account(audit: dict[str, float] | None) -> str:
+    if audit is None:
+        return "this method does not account for the output"
+    shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
+    told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
+    return f"{audit['output']:.4g} = {told or '0'}"
+
+
+def _patch(row: dict[str, Any]) -> str:
+    where = f" at {row['x0']},{row['y0']}" if "x0" in row else ""
+    return f"patch {row['patch']}{where} ({row['score']:+.3g})"
