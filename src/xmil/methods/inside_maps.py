@@ -107,8 +107,14 @@ MAPS: Registry[MapMethod] = Registry("map inside a patch", group="xmil.maps")
 
 def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """The map of one tile by a registered method, in whole single precision: accounts have to close."""
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+    if not tile.pixels.is_cuda:
         return MAPS[method](network, tile, settings)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        return MAPS[method](network, tile, settings)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @MAPS.register("tokens")
