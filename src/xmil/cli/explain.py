@@ -64,6 +64,7 @@ def explain(
         str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
     ] = "1GB",
     seed: Annotated[int, typer.Option(help="Seed of methods that draw at random.")] = 0,
+    background: _options.Background = "auto",
     restart: _options.Restart = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
@@ -105,6 +106,7 @@ def explain(
         "device": device,
         "memory": memory_bytes(memory),
         "seed": seed,
+        "background": background,
         "restart": restart,
         "workers": chosen,
         "follow_links": follow_links,
