@@ -35,6 +35,13 @@ ClassNames = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Background = Annotated[
+    str,
+    typer.Option(
+        help="For a model without a background: a folder of features, none, or auto (the run's own, from "
+        "50 slides on). lrp measures patches against its mean."
+    ),
+]
 Restart = Annotated[bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")]
 FollowLinks = Annotated[
     bool, typer.Option(help="Follow links in input folders; links that are not followed are reported.")

@@ -19,7 +19,7 @@ def explain(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for results; an interrupted run continues where it stopped. Optional for one slide."
+            help="Folder for results; an interrupted run continues where it stopped. Optional for a single slide."
         ),
     ] = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
@@ -67,6 +67,7 @@ def explain(
         str, typer.Option(help="Memory limit for a method's temporary arrays, such as 500MB or 4GB.")
     ] = "1GB",
     seed: Annotated[int, typer.Option(help="Seed for methods that sample.")] = 0,
+    background: _options.Background = "auto",
     restart: _options.Restart = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
@@ -108,6 +109,7 @@ def explain(
         "device": device,
         "memory": memory_bytes(memory),
         "seed": seed,
+        "background": background,
         "restart": restart,
         "workers": chosen,
         "follow_links": follow_links,

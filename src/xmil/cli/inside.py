@@ -26,7 +26,7 @@ def inside(
     out: Annotated[Path | None, typer.Option(help="Folder for the maps; RUN/inside by default.")] = None,
     patches: Annotated[int, typer.Option(help="Number of strongest patches per slide.")] = 16,
     method: Annotated[
-        str, typer.Option(help="tokens, lrp, occlusion, keep, shifted, ig or gradient.")
+        str, typer.Option(help="tokens, fine, lrp, occlusion, keep, shifted, ig or gradient.")
     ] = "tokens",
     target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
     patch_px: Annotated[
@@ -35,6 +35,7 @@ def inside(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     random: Annotated[bool, typer.Option("--random", help="Use an untrained encoder, for testing.")] = False,
     as_json: _options.Json = False,
+    tiff: Annotated[bool, typer.Option("--tiff", help="Write the maps as OME-TIFF as well.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete earlier maps and start over.")] = False,
     engine: _workers.Kind = "local",
     workers: _workers.WorkerCount = 0,
@@ -59,6 +60,7 @@ def inside(
         patch_px=patch_px,
         device=device,
         random=random,
+        tiff=tiff,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address, device=device),
         follow_links=follow_links,
