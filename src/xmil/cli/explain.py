@@ -19,7 +19,7 @@ def explain(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for results; an interrupted run continues where it stopped. Optional for a single slide."
+            help="Folder for results; an interrupted run continues where it stopped. Optional for one slide."
         ),
     ] = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
