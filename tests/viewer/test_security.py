@@ -38,6 +38,7 @@ ROUTES = [
     "/api/slides/0/similar-0-0.json",
     "/api/slides/0/inside-0.json",
     "/api/slides/0/pairs-0.json",
+    "/api/slides/0/deciding-0.json",
     "/api/slides/0/small-0-0.png",
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",

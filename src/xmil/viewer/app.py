@@ -78,6 +78,7 @@ class Site:
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
             Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
+            Route(f"{slide}/deciding-{{run:int}}.json", self.decide),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
             Route("/{name:path}", self.page),
@@ -105,6 +106,11 @@ class Site:
         """The prediction without a region, or of a region alone."""
         body = await _json_body(request)
         work = partial(self._ask, request.path_params["key"], body)
+        return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
+
+    async def decide(self, request: Request) -> Response:
+        """The patches that decide, by the model."""
+        work = partial(self._decide, **request.path_params)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
 
     def _get(self, make: Make, kind: str) -> Endpoint:
@@ -159,11 +165,18 @@ class Site:
 
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)
+        return to_json(self._model().ask(key, _parsed(body)))
+
+    def _decide(self, key: int, run: int) -> bytes:
+        self.collection.slide(key)
+        return to_json(self._model().deciding(key, run))
+
+    def _model(self) -> WhatIf:
         if self.whatif is None:
             raise MissingError(
                 "What-if needs the model and features; start the viewer with --model and --features."
             )
-        return to_json(self.whatif.ask(key, _parsed(body)))
+        return self.whatif
 
     def _read_notes(self, key: int, reader: str) -> bytes:
         return to_json(self.annotations.read(self.collection.slide(key), reader))
