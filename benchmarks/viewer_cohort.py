@@ -103,7 +103,8 @@ def main() -> None:
     given = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
-        _work_through(browser, Path(name) / "run", given.slides)
+        if given.slides:
+            _work_through(browser, Path(name) / "run", given.slides)
         _pan(browser, Path(name) / "many", given.annotations)
 
 

@@ -241,6 +241,15 @@ export const getColumns = async (run: number): Promise<{ method: string; target:
 export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
 export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
 
+/** Patches of other slides like one; no neighbours while the index is being made. */
+export interface Alike {
+  done: number;
+  of: number;
+  neighbours: { key: number; index: number; similarity: number }[] | null;
+}
+
+export const getAlike = (key: number, run: number, i: number): Promise<Alike> => json(`api/slides/${key}/alike-${run}-${i}.json`);
+
 /** The patches that decide, searched for by the model. */
 export const getDeciding = (key: number, run: number): Promise<Deciding> => json(`api/slides/${key}/deciding-${run}.json`);
 

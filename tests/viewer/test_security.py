@@ -37,6 +37,7 @@ ROUTES = [
     "/api/slides/0/patch-0-0.jpeg",
     "/api/slides/0/similar-0-0.json",
     "/api/slides/0/inside-0.json",
+    "/api/slides/0/alike-0-0.json",
     "/api/slides/0/pairs-0.json",
     "/api/slides/0/deciding-0.json",
     "/api/slides/0/small-0-0.png",

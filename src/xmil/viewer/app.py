@@ -24,6 +24,7 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.parsing import parse_json
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
+from xmil.viewer.cohort_index import CohortIndex
 from xmil.viewer.cohort_wall import CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
@@ -48,6 +49,7 @@ class Site:
         self.collection = collection
         self.bags = CaseBags(collection)
         self.wall = CohortWall(collection)
+        self.index = CohortIndex(collection, self.bags)
         self.annotations = AnnotationFiles(collection.runs[0].folder)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
@@ -77,6 +79,7 @@ class Site:
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
             Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
+            Route(f"{slide}/alike-{{run:int}}-{{index:int}}.json", self._get(self._alike, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route(f"{slide}/deciding-{{run:int}}.json", self.decide),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
@@ -166,6 +169,9 @@ class Site:
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)
         return to_json(self._model().ask(key, _parsed(body)))
+
+    def _alike(self, key: int, run: int, index: int) -> bytes:
+        return to_json(self.index.ask(key, run, index))
 
     def _decide(self, key: int, run: int) -> bytes:
         self.collection.slide(key)
