@@ -36,6 +36,10 @@ def heatmap(
     size: Annotated[int, typer.Option(help="Pixels of a picture's longer edge.")] = 1200,
     region: Annotated[str, typer.Option(help="Zoom: x,y,width,height in level-0 pixels.")] = "",
     top: Annotated[int, typer.Option(help="Highest and lowest patches on a sheet.")] = 8,
+    pairs: Annotated[
+        int,
+        typer.Option(help="Lines between patches that act together, if the run has interactions; at most."),
+    ] = 30,
     mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where no file says.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, if unknown.")] = None,
     frame: Annotated[
@@ -69,7 +73,16 @@ def heatmap(
         pictures=pictures,
         formats=formats,
         exports=exports,
-        look=Look(clip, percentile, _share(alpha), tissue, _positive(size, "--size"), _region(region), top),
+        look=Look(
+            clip,
+            percentile,
+            _share(alpha),
+            tissue,
+            _positive(size, "--size"),
+            _region(region),
+            top,
+            pairs=_positive(pairs, "--pairs", least=0),
+        ),
         scale=scale,
         mpp=mpp,
         patch_size=patch_size,
@@ -91,9 +104,9 @@ def _share(alpha: float) -> float:
     return alpha
 
 
-def _positive(value: int, option: str) -> int:
-    if value < 1:
-        raise InputError(f"{option} must be 1 or more. Got {value} instead.")
+def _positive(value: int, option: str, *, least: int = 1) -> int:
+    if value < least:
+        raise InputError(f"{option} must be {least} or more. Got {value} instead.")
     return value
 
 
