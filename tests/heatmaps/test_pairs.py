@@ -51,7 +51,7 @@ def test_unsure_patches_are_hatched_and_others_are_not() -> None:
 
 def test_the_picture_says_what_hatching_means() -> None:
     figure = xmil.heatmap(explanation([False, True, True, True]))
-    assert any("hatched: sign not sure" in text.get_text() for text in figure.texts)
+    assert any("hatched: sign uncertain" in text.get_text() for text in figure.texts)
     plain = xmil.heatmap(explanation([True] * 4))
     assert not any("hatched" in text.get_text() for text in plain.texts)
 

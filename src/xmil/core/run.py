@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
-from xmil.core.runfiles import RUN, SLIDES, read_failures, read_rows, read_run
+from xmil.core.runfiles import RUN, SLIDES, check_own, read_failures, read_rows, read_run
 from xmil.core.storage import read_explanation
 from xmil.core.target import Target
 
@@ -114,9 +114,14 @@ class Run:
 
         path = self.path / TABLES.get(self.kind, SLIDES)
         if not path.is_file():
-            raise FileError(f"{path}: no such table; the run has not come so far, or is of another kind.")
+            raise FileError(f"{path}: no such table; the run has not got that far, or is of another kind.")
+        check_own(path)
         kept = dict.fromkeys(NAMED, str)
-        return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
+        try:
+            return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
+        except (OSError, ValueError, OverflowError) as error:
+            told = " ".join(str(error).split())[:200]
+            raise FileError(f"{path}: not a readable table ({told}); make it again.") from None
 
     def interactions(self, slide: str, *, target: Any = None) -> Interactions:
         """The interactions that a run has of a slide; name the target where there are several."""

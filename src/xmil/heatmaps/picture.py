@@ -167,7 +167,7 @@ class Scene:
 
     @property
     def mpp(self) -> float | None:
-        """Microns a level-0 pixel, from the slide or the explanations."""
+        """Microns per level-0 pixel, from the slide or the explanations."""
         return (None if self.slide is None else self.slide.mpp) or self.explanations[0].mpp
 
 

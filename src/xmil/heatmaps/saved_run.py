@@ -11,6 +11,7 @@ import numpy as np
 
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
+from xmil.core.parsing import small_number
 from xmil.core.run import Run, pairs_files
 from xmil.core.task import TASKS
 from xmil.heatmaps.words import Caption, number
@@ -62,8 +63,8 @@ class SavedRun:
         if not cell:
             return None
         names = self.class_names or ()
-        whole = cell.isdigit() and cell not in names and int(cell) < len(names)
-        return names[int(cell)] if whole else cell
+        at = None if cell in names else small_number(cell)
+        return names[at] if at is not None and at < len(names) else cell
 
 
 def open_saved(path: str | PathLike[str]) -> SavedRun:
