@@ -7,8 +7,10 @@
     signs     interactions in Context Flip, and in sums, which have none
     errors    how often intervals from the standard errors hold the long-run mean
     sets      minimal sets against exhaustive search, and how far their bounds lie apart
+    rivals    Shapley values and interactions beside those of shapiq, which must be installed
 
-Each prints its figures, and with `--out` writes them as JSON.
+Each prints its figures, and with `--out` writes them as JSON. The studies of trained
+models run over many processes by `python -m benchmarks.beyond.everything`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.beyond import errors, pairs, sets, speed, table
+from benchmarks.beyond import errors, pairs, rivals, sets, speed, table
 
 STUDIES = {
     "speed": speed.study,
@@ -30,6 +32,7 @@ STUDIES = {
     "signs": pairs.signs,
     "errors": errors.study,
     "sets": sets.study,
+    "rivals": rivals.study,
 }
 
 
