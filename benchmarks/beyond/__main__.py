@@ -4,6 +4,7 @@
     table     AUPRC-2 of Shapley values and of contexts beside plain LRP, on the same models (--models)
     pairs     interactions against the true partners of Adjacent Pairs: one-hot digits, bags of 12
     partners  the same on features of real digits, bags of 30 (--models)
+    features  the same on features, with models that see new bags in each step; --models keeps what is done
     signs     interactions in Context Flip, and in sums, which have none
     errors    how often intervals from the standard errors hold the long-run mean
     sets      minimal sets against exhaustive search, and how far their bounds lie apart
@@ -22,13 +23,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.beyond import errors, pairs, rivals, sets, speed, table
+from benchmarks.beyond import errors, features, pairs, rivals, sets, speed, table
 
 STUDIES = {
     "speed": speed.study,
     "table": table.study,
     "pairs": pairs.study,
     "partners": pairs.partners,
+    "features": features.study,
     "signs": pairs.signs,
     "errors": errors.study,
     "sets": sets.study,
