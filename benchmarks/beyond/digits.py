@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration, auroc_on, train
+from xmil.toy.benchmark import Configuration, auroc_on, background, train
 from xmil.toy.digit_bags import BagSet
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.instances import load_instances
@@ -47,23 +48,37 @@ def trained(
         QUICK, repetitions=repetitions, sizes=(bags, bags // 4, tests), bag_size=n, training=training
     )
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
-    yield from _repetitions(configuration, train(configuration).models, repetitions)
+    yield from several(configuration, train(configuration).models, repetitions)
 
 
-def stored(task: str, model: str, *, folder: Path, data: str, repetitions: int) -> Iterator[Trained]:
-    """The first repetitions that `xmil toy --table1 --out FOLDER` trained."""
-    configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), Protocol())
+def stored(
+    task: str,
+    model: str,
+    *,
+    folder: Path,
+    data: str,
+    repetitions: int,
+    first: int = 0,
+    settings: dict[str, Any] | None = None,
+) -> Iterator[Trained]:
+    """Some repetitions that `xmil toy --table1 --out FOLDER` trained; `settings` of another protocol."""
+    protocol = Protocol(**(settings or {}))
+    configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
     fitted = Store(folder).models(configuration)
     if fitted is None:
-        raise SystemExit(f"{folder}: has no models of {configuration.name} trained as in the paper")
-    yield from _repetitions(configuration, fitted.models, repetitions)
+        raise SystemExit(f"{folder}: has no models of {configuration.name} of this protocol")
+    yield from several(configuration, fitted.models, repetitions, first=first)
 
 
-def _repetitions(configuration: Configuration, fitted: Stacked, repetitions: int) -> Iterator[Trained]:
+def several(
+    configuration: Configuration, fitted: Stacked, repetitions: int, *, first: int = 0
+) -> Iterator[Trained]:
+    """Models with their test bags and the background of their training bags."""
     features = configuration.table()
-    for r in range(repetitions):
-        test = configuration.splits(r).test
-        x = features.bags(torch.from_numpy(test.rows))
+    for r in range(first, first + repetitions):
+        splits = configuration.splits(r)
+        x = features.bags(torch.from_numpy(splits.test.rows))
         found = fitted.model(r).eval()
         assert isinstance(found, MILModel)  # narrows the type for mypy
-        yield Trained(r, found, x, test, auroc_on(found, x, test.labels))
+        found.background = background(configuration, splits)
+        yield Trained(r, found, x, splits.test, auroc_on(found, x, splits.test.labels))

@@ -29,15 +29,15 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
         found[f"contexts {model}, bags of 30"] = float(
             np.mean([_contexts(one.model, x, seeds) for x in every])
         )
-        found[f"shapley {model}, bags of {n}"] = float(np.mean([_shapley(one.model, x, some) for x in cut]))
+        found[f"shapley {model}, bags of {n}"] = float(np.mean([shapley(one.model, x, some) for x in cut]))
         if model == "attnmil":
-            held = [_interactions(one.model, x, seeds) for x in cut]
+            held = [interactions(one.model, x, seeds) for x in cut]
             found[f"interactions {model}, bags of {n}"] = float(np.mean(held))
         print(found, flush=True)
     return found
 
 
-def _shapley(model: Any, x: torch.Tensor, seeds: int) -> float:
+def shapley(model: Any, x: torch.Tensor, seeds: int) -> float:
     truth = xmil.explain(model, x, method="shapley", target=1, exact=True).scores
     runs = [
         xmil.explain(
@@ -49,24 +49,54 @@ def _shapley(model: Any, x: torch.Tensor, seeds: int) -> float:
 
 
 def _contexts(model: Any, x: torch.Tensor, seeds: int) -> float:
-    def mean_and_error(count: int, seed: int) -> tuple[Any, Any, Any]:
-        hands = deal(len(x), contexts=count, keep=0.5, seed=seed)
-        bags = torch.stack([x[torch.from_numpy(rows)] for rows in hands])
-        scores = score_bags(model, bags, MethodSpec("lrp"))[:, 1].detach().numpy()
-        held: list[list[float]] = [[] for _ in range(len(x))]
-        for rows, values in zip(hands, scores, strict=True):
-            for i, value in zip(rows, values, strict=True):
-                held[i].append(float(value))
-        m = np.array([len(v) for v in held])
-        stderr = np.array([np.std(v, ddof=1) for v in held]) / np.sqrt(m)
-        return np.array([np.mean(v) for v in held]), stderr, m
-
-    truth, _, _ = mean_and_error(LONG, 10_000)
-    runs = [mean_and_error(24, seed) for seed in range(seeds)]
-    return float(np.mean([_held(mean, error, truth, m - 1) for mean, error, m in runs]))
+    return float(np.mean([found["24"]["all"] for found in coverage(model, x, seeds=seeds)]))
 
 
-def _interactions(model: Any, x: torch.Tensor, seeds: int) -> float:
+def coverage(
+    model: Any, x: torch.Tensor, *, seeds: int, counts: tuple[int, ...] = (24,), long: int = LONG
+) -> list[dict[str, dict[str, float]]]:
+    """For each seed and number of contexts, how often intervals hold the long-run mean.
+
+    "all": of all patches; "strong": of those whose mean is a twentieth of the largest or more; "seen": of
+    those whose scores over the long run are not skewed (less than 2); "miss": the mean distance from the
+    interval, in shares of the largest mean.
+    """
+    every = _draws(model, x, long, seed=10_000)
+    truth, deviation = np.nanmean(every, axis=1), np.nanstd(every, axis=1)
+    skewness = np.nanmean((every - truth[:, None]) ** 3, axis=1) / np.maximum(deviation, 1e-12) ** 3
+    largest = float(np.abs(truth).max())
+    groups = {
+        "all": np.ones(len(x), dtype=bool),
+        "strong": np.abs(truth) >= 0.05 * largest,
+        "seen": np.abs(skewness) < 2,
+    }
+    found = []
+    for seed in range(seeds):
+        drawn = _draws(model, x, max(counts), seed=seed)
+        found.append({str(count): _within(drawn[:, :count], truth, groups, largest) for count in counts})
+    return found
+
+
+def _within(drawn: Any, truth: Any, groups: dict[str, Any], largest: float) -> dict[str, float]:
+    m = (~np.isnan(drawn)).sum(axis=1)
+    half = stats.t.ppf(0.975, m - 1) * np.nanstd(drawn, axis=1, ddof=1) / np.sqrt(m)
+    outside = np.maximum(0.0, np.abs(np.nanmean(drawn, axis=1) - truth) - half - 1e-7)
+    shares = {name: float(np.mean(outside[at] == 0)) for name, at in groups.items() if at.any()}
+    return {**shares, "miss": float(outside.mean() / max(largest, 1e-12))}
+
+
+def _draws(model: Any, x: torch.Tensor, contexts: int, *, seed: int) -> Any:
+    """Scores (n, contexts) of each patch in each sub-bag, nan where it is not in."""
+    hands = deal(len(x), contexts=contexts, keep=0.5, seed=seed)
+    bags = torch.stack([x[torch.from_numpy(rows)] for rows in hands])
+    scores = score_bags(model, bags, MethodSpec("lrp"))[:, 1].detach().numpy()
+    found = np.full((len(x), contexts), np.nan)
+    for k, (rows, values) in enumerate(zip(hands, scores, strict=True)):
+        found[rows, k] = values
+    return found
+
+
+def interactions(model: Any, x: torch.Tensor, seeds: int) -> float:
     truth = xmil.interactions(model, x, target=1, exact=True)
     known = {tuple(pair): value for pair, value in zip(truth.pairs, truth.values, strict=True)}
     held = []

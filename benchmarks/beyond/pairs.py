@@ -125,9 +125,14 @@ def _signs(several: Iterable[Trained], bags: int) -> dict[str, Any]:
         both = np.all([(one.test.codes == digit).any(axis=1) for digit in FLIPPING], axis=0)
         for i in np.flatnonzero(both)[:bags]:
             found = xmil.interactions(one.model, one.x[i], target=1, top=12)
-            digits = np.sort(one.test.codes[i][found.pairs], axis=1)
-            right.append(found.values[(digits == FLIPPING).all(axis=1)].mean() > 0)
+            right.append(flips_rightly(found, one.test.codes[i]))
     return {"auroc": float(np.mean(aurocs)), "bags": len(right), "sign right": float(np.mean(right))}
+
+
+def flips_rightly(found: Any, codes: Any) -> bool:
+    """Whether the pairs of an 8 and a 9 speak for class 1 together, in the mean."""
+    digits = np.sort(codes[found.pairs], axis=1)
+    return bool(found.values[(digits == FLIPPING).all(axis=1)].mean() > 0)
 
 
 class SumPool(nn.Module):

@@ -20,7 +20,7 @@ from xmil.toy.scoring import MethodSpec, score_bags
 
 CONTEXTS = 24
 PERMUTATIONS = {"attnmil": 200, "transmil": 100}  # of bags of thirty
-SHAPLEY_BAGS = {"attnmil": 25, "transmil": 5}
+SHAPLEY_BAGS = {"attnmil": 25, "transmil": 15}
 CONTEXT_BAGS = 25
 
 
@@ -32,15 +32,15 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
     for model in ("attnmil", "transmil"):
         for task in ("four_bags", "pos_neg_count", "adjacent_pairs"):
             rows = [
-                _measured(one, task, model, bags=2 if quick else None)
+                measured(one, task, model, bags=2 if quick else None)
                 for one in stored(task, model, folder=models, data=data, repetitions=repetitions)
             ]
-            found[f"{task} {model}"] = _summary(rows)
+            found[f"{task} {model}"] = summary(rows)
             print(task, model, found[f"{task} {model}"], flush=True)
     return found
 
 
-def _measured(one: Trained, task: str, model: str, *, bags: int | None) -> dict[str, float]:
+def measured(one: Trained, task: str, model: str, *, bags: int | None) -> dict[str, float]:
     some = slice(bags or CONTEXT_BAGS)
     one = replace(one, x=one.x[some])
     evidence = torch.from_numpy(TASKS[task].evidence(one.test.codes[some]))
@@ -74,7 +74,7 @@ def auprc2(evidence: Tensor, scores: Tensor) -> float:
     return float(score_evidence(evidence, scores)["auprc2"].nanmean())
 
 
-def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     found: dict[str, Any] = {name: [values.mean(), values.std(ddof=1)] for name, values in columns.items()}
     for name, plain in ((f"contexts={CONTEXTS}", "lrp"), ("shapley", "lrp, as shapley")):

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from xmil.core.errors import InputError
-from xmil.findings.appearance import appearance
+from xmil.findings.appearance import appearance, light
 from xmil.findings.biomarkers import correlation_with, map_biomarkers, survival_of
 from xmil.findings.shortcuts import patch_associations, patch_correlations, ranked, slide_associations
 from xmil.findings.stability import consensus
@@ -60,6 +60,53 @@ def test_a_property_of_the_picture_is_found_within_slides() -> None:
     found = ranked(patch_associations(within, names(20)))
     assert (found[0].cause, found[0].found, found[1].found) == ("blue ink", True, False)
     assert len(found[0].slides) == 5
+
+
+def test_a_site_with_more_cases_is_no_shortcut_and_one_the_model_uses_is() -> None:
+    """Among slides of one label the output must go with the site."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 200)
+    site = np.where(rng.random(200) < 0.8, labels, 1 - labels)
+    innocent, guilty = labels * 4 + rng.normal(size=200), labels * 2 + site * 2 + rng.normal(size=200)
+    columns = {"site": ["ab"[i] for i in site]}
+    told = labels.tolist()
+    assert ranked(slide_associations(innocent, columns, names(200)))[0].found
+    assert not ranked(slide_associations(innocent, columns, names(200), labels=told))[0].found
+    assert ranked(slide_associations(guilty, columns, names(200), labels=told))[0].found
+    (same,) = slide_associations(innocent, {"copy": told}, names(200), labels=told)
+    assert same.measure.endswith("label not held fixed")
+
+
+def test_within_labels_the_effect_is_the_mean_within_each() -> None:
+    rng = np.random.default_rng(0)
+    y, x = rng.normal(size=40), rng.normal(size=40)
+    labels = [0] * 20 + [1] * 20
+    (found,) = slide_associations(y, {"x": x.tolist()}, names(40), labels=labels, draws=100)
+    halves = [spearmanr(x[i : i + 20], y[i : i + 20]).statistic for i in (0, 20)]
+    assert found.effect == pytest.approx(np.mean(halves))
+
+
+def test_the_light_is_told_from_the_stain_that_goes_with_it() -> None:
+    rng = np.random.default_rng(0)
+    stain = rng.normal(size=(120, 3))
+    light = stain @ rng.normal(size=(3, 3)) + rng.normal(size=(120, 3))
+    cells = {"tint": [tuple(row) for row in light]}
+    beside = {"tint": [tuple(row) for row in stain]}
+    for output, alone, controlled in ((stain[:, 0], True, False), (light[:, 0], True, True)):
+        y = output + 0.3 * rng.normal(size=120)
+        assert ranked(slide_associations(y, cells, names(120)))[0].found == alone
+        assert ranked(slide_associations(y, cells, names(120), beside=beside))[0].found == controlled
+
+
+def test_tissue_is_described_and_never_accused() -> None:
+    rng = np.random.default_rng(0)
+    relevance = [rng.normal(size=60) for _ in range(20)]
+    within = [patch_correlations(r, {"brightness": -r, "blue ink": (r > 5).astype(float)}) for r in relevance]
+    (found,) = ranked(patch_associations(within, names(20)))
+    assert (found.cause, found.tissue, found.found) == ("brightness", True, False)
+    assert found.effect == pytest.approx(-1)
+    ignored = [patch_correlations(r, {"blue ink": (np.abs(r) < 0.2).astype(float)}) for r in relevance]
+    assert not ranked(patch_associations(ignored, names(20)))[0].found
 
 
 def test_columns_that_cannot_be_asked_are_left_out() -> None:
@@ -163,6 +210,18 @@ def test_ink_is_told_from_stained_tissue(colour, ink: str) -> None:
     plain = appearance(tissue)
     assert max(plain[name] for name in ("blue ink", "green ink", "black ink", "red ink")) < 0.02
     assert appearance(marked)[ink] > 0.4
+
+
+def test_a_tint_colours_the_light_and_leaves_the_stain() -> None:
+    rng = np.random.default_rng(0)
+    tissue = np.clip(np.array([190, 110, 160]) + rng.integers(-40, 40, (6, 40, 40, 1)), 0, 255)
+    tissue[:, :5] = 240
+    plain = light(tissue.astype(np.uint8))
+    tinted = light((tissue * np.array([1.0, 0.9, 0.95])).astype(np.uint8))
+    assert tinted.colour[0] - plain.colour[0] == pytest.approx(-np.log(0.9), abs=0.01)
+    assert tinted.colour[1] - plain.colour[1] == pytest.approx(np.log(0.95 / 0.9), abs=0.01)
+    np.testing.assert_allclose(tinted.stain, plain.stain, atol=0.01)
+    assert np.isnan(light(np.full((1, 8, 8, 3), 90, dtype=np.uint8)).colour).all()
 
 
 def test_blur_lowers_focus() -> None:

@@ -45,6 +45,25 @@ def test_halves_are_complementary() -> None:
         assert sorted([*first, *second]) == list(range(12))
 
 
+def test_hands_do_not_come_back() -> None:
+    """Where decks do not come out even: hands two apart share no more than two random ones do."""
+    hands = deal(31, contexts=600, keep=0.5, seed=2)
+    shared = [len(np.intersect1d(a, b)) for a, b in zip(hands, hands[2:], strict=False)]
+    assert np.mean(shared) < 1.05 * 16 * 16 / 31
+
+
+def test_standard_errors_are_honest() -> None:
+    """Intervals at 95 % hold the mean over very many sub-bags in 90 to 98 % of cases, in odd bags, too."""
+    model, bag = model_of("attnmil"), bag_of(31)
+    truth = xmil.explain(model, bag, target=1, contexts=1000, seed=99).scores
+    held = []
+    for seed in range(20):
+        e = xmil.explain(model, bag, target=1, contexts=24, seed=seed)
+        assert e.stderr is not None
+        held.append(np.abs(e.scores - truth) <= stats.t.ppf(0.975, 11) * e.stderr)
+    assert 0.9 <= np.mean(held) <= 0.98
+
+
 @pytest.mark.parametrize("method", ["lrp", "ig", "gxi"])
 @pytest.mark.parametrize("name", ["attnmil", "transmil"])
 def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None:

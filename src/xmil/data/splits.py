@@ -19,9 +19,17 @@ FOLD = "fold"
 
 
 def split_folds(
-    cohort: Cohort, folds: int, *, stratify: str | None = None, seed: int = 0, column: str = FOLD
+    cohort: Cohort,
+    folds: int,
+    *,
+    stratify: str | None = None,
+    seed: int = 0,
+    column: str = FOLD,
+    sites: str | None = None,
 ) -> Cohort:
     """The cohort with a column of fold numbers, by case; slides without a label stay empty.
+
+    `sites` names a column: all cases of a site then lie in one fold.
 
     >>> cohort = Cohort({"slide_id": tuple("abcdef"), "case_id": tuple("112233"), "y": tuple("001100")})
     >>> split_folds(cohort, 3, stratify="y").column("fold")
@@ -33,6 +41,9 @@ def split_folds(
         raise bad_parameter(
             "folds", "split_folds", f"an int in the range [2, {cases}], the number of cases", folds
         )
+    if sites is not None:
+        shares = {str(k): 1 / folds for k in range(folds)}
+        return _written(cohort, _by_site(cohort, strata, shares, sites=sites, seed=seed), column)
     rng = np.random.default_rng(seed)
     side: dict[str, str] = {}
     dealt = 0
@@ -50,14 +61,20 @@ def split_fractions(
     stratify: str | None = None,
     seed: int = 0,
     column: str = SPLIT,
+    sites: str | None = None,
 ) -> Cohort:
     """The cohort with a column of split names, by case, in the given shares of each stratum.
+
+    `sites` names a column: all cases of a site then lie on one side, so that shares are met as sites allow.
 
     >>> cohort = Cohort({"slide_id": tuple("abcd"), "case_id": tuple("abcd")})
     >>> split_fractions(cohort, {"train": 0.5, "test": 0.5}).column("split")
     ('train', 'test', 'train', 'test')
     """
     shares = _checked(fractions)
+    if sites is not None:
+        found = _by_site(cohort, _strata(cohort, stratify), shares, sites=sites, seed=seed)
+        return _written(cohort, found, column)
     rng = np.random.default_rng(seed)
     side: dict[str, str] = {}
     owed = np.zeros(len(shares))
@@ -71,6 +88,45 @@ def split_fractions(
             f"Too few cases ({len(side)}) to fill {', '.join(sorted(missing))}; use fewer splits."
         )
     return _written(cohort, side, column)
+
+
+def _by_site(
+    cohort: Cohort, strata: Mapping[str, list[str]], shares: Mapping[str, float], *, sites: str, seed: int
+) -> dict[str, str]:
+    """Sides of cases, each site whole: the largest first, to where its labels are missing most."""
+    home = _site_of_case(cohort, sites)
+    totals = np.array([len(members) for members in strata.values()], dtype=np.float64)
+    counts: dict[str, np.ndarray] = {}
+    for i, members in enumerate(strata.values()):
+        for case in members:
+            counts.setdefault(home[case], np.zeros(len(totals)))[i] += 1
+    if len(counts) < len(shares):
+        raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} sides.")
+    held = {side: np.zeros(len(totals)) for side in shares}
+    rng = np.random.default_rng(seed)
+    order = sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].sum())
+    place = {}
+    for site in order:
+        cost = {
+            side: float((((held[side] + counts[site]) ** 2 - held[side] ** 2) / (share * totals)).sum())
+            for side, share in shares.items()
+        }
+        place[site] = min(cost, key=lambda side: cost[side])
+        held[place[site]] += counts[site]
+    empty = [side for side in shares if side not in place.values()]
+    if empty:
+        raise InputError(f"No site is left for {empty[0]!r}; use fewer sides, or shares that sites can meet.")
+    return {case: place[home[case]] for members in strata.values() for case in members}
+
+
+def _site_of_case(cohort: Cohort, sites: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
+        if site is None:
+            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without --sites.")
+        if found.setdefault(case, site) != site:
+            raise InputError(f"Case {case!r} lies in two sites, {found[case]!r} and {site!r}.")
+    return found
 
 
 def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

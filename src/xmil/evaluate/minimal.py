@@ -221,7 +221,8 @@ def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tens
             order = bound.order(d)
             if order is not None:
                 yield _first_prefix(sets, order)
-    gains = sets.try_others(torch.zeros(0, dtype=torch.long, device=sets.device), torch.arange(sets.n))
+    everybody = torch.arange(sets.n, device=sets.device)
+    gains = sets.try_others(everybody[:0], everybody)
     yield _first_prefix(sets, gains.argsort(descending=True, stable=True))
     yield _greedy(sets)
 

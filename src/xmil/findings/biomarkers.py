@@ -164,5 +164,7 @@ def correlation_with(biomarker: npt.ArrayLike, values: Sequence[Any], *, seed: i
         return Interval(float("nan"), float("nan"), float("nan"))
     rows = np.random.default_rng(seed).integers(0, len(x), size=(1000, len(x)))
     drawn = np.array([rank_correlation(x[r], y[r]) for r in rows])
+    if not np.isfinite(drawn).any():  # one of them never varies
+        return Interval(float("nan"), float("nan"), float("nan"))
     low, high = np.nanquantile(drawn, (0.025, 0.975))
     return Interval(rank_correlation(x, y), float(low), float(high))

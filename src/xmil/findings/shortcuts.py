@@ -1,9 +1,12 @@
 """Shortcuts: does what the model looks at go with how a slide was made?
 
-Two questions. Per slide: does the explained output, or a concept's relevance, go with a column of acquisition
-(site, scanner, stain)? Per patch: within slides, does relevance go with a property of the picture
-(brightness, saturation, focus, ink)? Effects are rank correlations or the share of rank variance between
-groups; p-values come from permutations and are corrected over all questions (Holm).
+Two questions. Per slide: does the explained output go with a column of acquisition (site, scanner, stain), or
+with ink and light in the picture, among slides of one label? Per patch: within slides, does ink carry more
+relevance than the rest? Effects are rank correlations or the share of rank variance between groups; p-values
+come from permutations, within labels, and are corrected over all questions (Holm).
+
+Properties that tissue has, too (brightness, hue, focus), are listed and never called a shortcut: a model that
+knows its cells goes with them as well.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from scipy.stats import rankdata
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.evaluate.statistics import holm
+from xmil.findings.appearance import INK, TISSUE
 
 DRAWS = 2000
 LEVEL = 0.05
 LEAST = {"slide": 0.1, "patch": 0.1}  # effects below are not called a shortcut, however sure
 FEWEST = 8  # slides that a question needs
+ALONE = ", label not held fixed"
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Association:
     """How strongly a cause goes with what the model looks at.
 
     `effect` is in the range [-1, 1] for numbers (rank correlation) and [0, 1] for groups (share of rank
-    variance). `slides` are those that show it most.
+    variance). `slides` are those that show it most. `tissue` has the property, too, where that is said.
     """
 
     cause: str
@@ -42,11 +48,12 @@ class Association:
     n: int
     corrected: float = float("nan")
     slides: tuple[str, ...] = ()
+    tissue: bool = False
 
     @property
     def found(self) -> bool:
         """Whether it is both sure and large enough to be called a shortcut."""
-        return self.corrected < LEVEL and abs(self.effect) >= LEAST[self.level]
+        return not self.tissue and self.corrected < LEVEL and abs(self.effect) >= LEAST[self.level]
 
     def __str__(self) -> str:
         return (
@@ -60,10 +67,17 @@ def slide_associations(
     columns: Mapping[str, Sequence[Any]],
     slides: Sequence[str],
     *,
+    labels: Sequence[Any] | None = None,
+    beside: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> list[Association]:
     """Columns of the cohort against one number per slide, such as the explained output.
+
+    With `labels` only slides of one label are compared, so that a site with more cases is not a shortcut by
+    itself. A column that says no more than the label cannot be told from it: its measure says so. Cells are
+    words, numbers, or tuples of numbers, which are asked about together. `beside` holds numbers by cause that
+    may explain its effect, such as the amount of stain for the light: what they explain is taken out first.
 
     >>> found = slide_associations(range(20), {"site": ["a"] * 10 + ["b"] * 10}, [str(i) for i in range(20)])
     >>> found[0].cause, round(found[0].effect, 2)
@@ -74,15 +88,15 @@ def slide_associations(
         raise bad_parameter("draws", "slide_associations", "an int in the range [100, inf)", draws)
     if y.ndim != 1 or len(y) != len(slides):
         raise InputError(f"There must be one value per slide ({len(slides)}). Got shape {y.shape}.")
+    strata = _groups([""] * len(y) if labels is None else labels)
     found = []
     for name, cells in columns.items():
-        known = np.array([cell is not None and cell == cell and cell != "" for cell in cells]) & np.isfinite(
-            y
-        )
+        known = np.array([_is_known(cell) for cell in cells]) & np.isfinite(y)
         if known.sum() < FEWEST:
             continue
         picked = [cell for cell, here in zip(cells, known, strict=True) if here]
-        made = _against(y[known], picked, name, draws=draws, seed=seed)
+        other = np.array(beside[name], dtype=np.float64)[known] if beside and name in beside else None
+        made = _asked(y[known], picked, strata[known], name=name, other=other, draws=draws, seed=seed)
         if made is not None:
             names = [slide for slide, here in zip(slides, known, strict=True) if here]
             found.append(replace(made, slides=_telling(y[known], names)))
@@ -90,8 +104,16 @@ def slide_associations(
 
 
 def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
-    """Rank correlation of a slide's relevance with each property of its patches; nan for constants."""
-    return {name: _rank_correlation(relevance, values) for name, values in statistics.items()}
+    """Rank correlation of a slide's relevance with each property of its patches; nan for constants.
+
+    For ink it is the amount of relevance, whatever its sign: a model that ignores ink gives it little.
+    """
+    signed = np.asarray(relevance, dtype=np.float64)
+    amount = np.abs(signed)
+    return {
+        name: _rank_correlation(amount if name in INK else signed, values)
+        for name, values in statistics.items()
+    }
 
 
 def patch_associations(
@@ -100,7 +122,8 @@ def patch_associations(
     """Properties of the picture against relevance, from the correlations within each slide.
 
     Where a property does not vary inside a slide, that slide says nothing. The null hypothesis is that the
-    sign of a slide's correlation is a coin's: signs are flipped at random.
+    sign of a slide's correlation is a coin's: signs are flipped at random. Ink is a shortcut where it carries
+    more relevance than the rest, so that only a positive correlation with the amount counts.
     """
     names = list(dict.fromkeys(name for row in correlations for name in row))
     rng = np.random.default_rng(seed)
@@ -111,10 +134,12 @@ def patch_associations(
         if len(rows) < FEWEST:
             continue
         values = np.array([value for value, _ in rows])
-        p = _sign_flip_p(values, rng, draws)
+        tissue = name in TISSUE
+        p = _sign_flip_p(values, rng, draws, both=tissue)
         named = tuple(slide for _, slide in sorted(rows, key=lambda row: -abs(row[0]))[:5])
         mean = float(values.mean())
-        found.append(Association(name, "patch", "mean rank correlation", mean, p, len(values), slides=named))
+        measure = f"mean rank correlation{'' if tissue else ' with the amount'}"
+        found.append(Association(name, "patch", measure, mean, p, len(values), slides=named, tissue=tissue))
     return found
 
 
@@ -122,53 +147,138 @@ def ranked(associations: Sequence[Association]) -> list[Association]:
     """All questions with their corrected p-values, the surest and strongest first."""
     if not associations:
         return []
-    corrected = holm([a.p for a in associations])
-    told = [replace(a, corrected=float(p)) for a, p in zip(associations, corrected, strict=True)]
-    return sorted(told, key=lambda a: (not a.found, -abs(a.effect), a.corrected, a.cause))
+    told = []
+    for tissue in (False, True):  # what can be no shortcut costs the other questions nothing
+        asked = [a for a in associations if a.tissue == tissue]
+        if asked:
+            corrected = holm([a.p for a in asked])
+            told += [replace(a, corrected=float(p)) for a, p in zip(asked, corrected, strict=True)]
+    return sorted(told, key=lambda a: (not a.found, a.tissue, -abs(a.effect), a.corrected, a.cause))
 
 
-def _against(y: Floats, cells: Sequence[Any], name: str, *, draws: int, seed: int) -> Association | None:
+def _is_known(cell: Any) -> bool:
+    parts = cell if isinstance(cell, tuple) else (cell,)
+    return all(part is not None and part == part and part != "" for part in parts)
+
+
+def _groups(cells: Sequence[Any]) -> Ints:
+    return np.asarray(np.unique([str(cell) for cell in cells], return_inverse=True)[1], dtype=np.int64)
+
+
+def _asked(
+    y: Floats, cells: Sequence[Any], strata: Ints, *, name: str, other: Floats | None, draws: int, seed: int
+) -> Association | None:
+    """One column within labels; over all slides where the labels leave nothing to compare."""
     rng = np.random.default_rng([seed, *name.encode()])
     numbers = _numbers(cells)
-    ranks = rankdata(y)
-    if numbers is not None:
-        other = rankdata(numbers)
-        if np.ptp(other) == 0 or np.ptp(ranks) == 0:
-            return None
-        effect = float(np.corrcoef(ranks, other)[0, 1])
-        null = _shuffled(ranks, rng, draws) @ _unit(other) / np.linalg.norm(ranks - ranks.mean())
-        return Association(name, "slide", "rank correlation", effect, _p(abs(effect), np.abs(null)), len(y))
-    groups = np.unique([str(cell) for cell in cells], return_inverse=True)[1]
-    if groups.max() == 0 or groups.max() > len(y) // 2 or np.ptp(ranks) == 0:
+    codes = _groups(cells)
+    if numbers is None and (codes.max() == 0 or codes.max() > len(y) // 2):
         return None
-    effect = float(_between(ranks[None], groups)[0])
-    p = _p(effect, _between(_shuffled(ranks, rng, draws) + ranks.mean(), groups))
-    chance = groups.max() / (len(y) - 1)  # what groups without meaning share on average
-    adjusted = float(max(0.0, (effect - chance) / (1 - chance)))
-    return Association(name, "slide", "share of rank variance", adjusted, p, len(y))
+    whole = np.zeros(len(y), dtype=np.int64)
+    for within in (strata, whole) if strata.max() else (whole,):
+        parts = _member(codes, within) if numbers is None else _held(numbers, within)
+        ranks = _centred(y, within)
+        if other is not None:
+            parts, ranks = (_without(_member_free(other, within), part) for part in (parts, ranks))
+        made = _explained_by(parts, ranks, within, draws=draws, rng=rng)
+        if made is not None:
+            effect, p = made if numbers is None else _correlation(made, parts, ranks)
+            measure = _measure(numbers) + ("" if within is strata or not strata.max() else ALONE)
+            return Association(name, "slide", measure, effect, p, len(y))
+    return None
+
+
+def _measure(numbers: Floats | None) -> str:
+    if numbers is None:
+        return "share of rank variance"
+    return "rank correlation" if numbers.shape[1] == 1 else "multiple correlation"
+
+
+def _held(numbers: Floats, strata: Ints) -> Floats:
+    """Columns (n, k) without their strata's means: ranks of a single number, values of several."""
+    if numbers.shape[1] == 1:
+        return _centred(numbers[:, 0], strata)[:, None]
+    return _member_free(numbers / np.maximum(numbers.std(axis=0), 1e-12), strata)
+
+
+def _member(codes: Ints, strata: Ints) -> Floats:
+    return _member_free(np.eye(codes.max() + 1)[codes], strata)
+
+
+def _member_free(columns: Floats, strata: Ints) -> Floats:
+    free = columns.astype(np.float64).copy()
+    for k in np.unique(strata):
+        free[strata == k] -= free[strata == k].mean(axis=0)
+    return free
+
+
+def _without(other: Floats, columns: Floats) -> Floats:
+    """What is left of columns (n,) or (n, k) once a linear fit on others is taken out."""
+    basis = _basis(other)
+    return np.asarray(columns - basis @ (basis.T @ columns))
+
+
+def _correlation(made: tuple[float, float], parts: Floats, y: Floats) -> tuple[float, float]:
+    """The share as a correlation: with its sign for a single number."""
+    share, p = made
+    if parts.shape[1] == 1:
+        return float(parts[:, 0] @ y / (np.linalg.norm(parts) * np.linalg.norm(y))), p
+    return float(np.sqrt(share)), p
+
+
+def _centred(values: Floats, strata: Ints) -> Floats:
+    """Ranks within each stratum, between -1/2 and 1/2; zero in the middle."""
+    ranks = np.zeros(len(values))
+    for k in np.unique(strata):
+        here = strata == k
+        own = rankdata(values[here])
+        ranks[here] = (own - own.mean()) / len(own)
+    return ranks
+
+
+def _explained_by(
+    parts: Floats, y: Floats, strata: Ints, *, draws: int, rng: np.random.Generator
+) -> tuple[float, float] | None:
+    """The share of y's rank variance that columns explain beyond chance, and how likely as much is."""
+    varied = [k for k in np.unique(strata) if np.ptp(parts[strata == k], axis=0).max() > 1e-9]
+    if np.isin(strata, varied).sum() < FEWEST or np.linalg.norm(y) < 1e-9:
+        return None
+    basis = _basis(parts)
+    share = float(_explained(y[None], basis)[0])
+    p = _p(share, _explained(_shuffled(y, strata, rng, draws), basis))
+    chance = basis.shape[1] / max(1, len(y) - len(np.unique(strata)))  # what columns without meaning explain
+    return float(max(0.0, (share - chance) / max(1e-9, 1 - chance))), p
+
+
+def _basis(member: npt.NDArray[Any]) -> Floats:
+    """Orthonormal columns that span the groups, strata taken out."""
+    left, sizes, _ = np.linalg.svd(member, full_matrices=False)
+    return np.asarray(left[:, sizes > 1e-9 * max(1.0, float(sizes.max()))])
+
+
+def _explained(rows: npt.NDArray[Any], basis: Floats) -> Floats:
+    """The share of each row's (draws, n) squares that the groups explain."""
+    total = (rows**2).sum(axis=1)
+    return np.asarray(((rows @ basis) ** 2).sum(axis=1) / np.maximum(total, 1e-12))
 
 
 def _numbers(cells: Sequence[Any]) -> Floats | None:
-    """Cells as numbers where all are and there are more than two different ones; else they are groups."""
+    """Cells as numbers (n, k) where all are and there are more than two different ones; else groups."""
     try:
-        values = np.array([float(cell) for cell in cells])
+        rows = [[float(part) for part in (cell if isinstance(cell, tuple) else (cell,))] for cell in cells]
+        values = np.array(rows)
     except (TypeError, ValueError):
         return None
     return values if len(np.unique(values)) > 2 and np.isfinite(values).all() else None
 
 
-def _between(ranks: npt.NDArray[Any], groups: npt.NDArray[Any]) -> Floats:
-    """The share of rank variance between groups, for each row of ranks (draws, n)."""
-    member = np.eye(groups.max() + 1)[groups]  # (n, groups)
-    sizes = member.sum(axis=0)
-    means = ranks @ member / sizes
-    whole = ranks.mean(axis=1, keepdims=True)
-    total = ((ranks - whole) ** 2).sum(axis=1)
-    return np.asarray((sizes * (means - whole) ** 2).sum(axis=1) / np.maximum(total, 1e-12))
-
-
-def _shuffled(ranks: Floats, rng: np.random.Generator, draws: int) -> Floats:
-    return rng.permuted(np.tile(ranks - ranks.mean(), (draws, 1)), axis=1)
+def _shuffled(y: Floats, strata: Ints, rng: np.random.Generator, draws: int) -> Floats:
+    """Rows (draws, n) of the values, shuffled within strata."""
+    rows = np.tile(y, (draws, 1))
+    for k in np.unique(strata):
+        here = strata == k
+        rows[:, here] = rng.permuted(rows[:, here], axis=1)
+    return rows
 
 
 def _unit(values: npt.NDArray[Any]) -> Floats:
@@ -183,9 +293,9 @@ def _rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     return float(_unit(rankdata(x)) @ _unit(rankdata(y)))
 
 
-def _sign_flip_p(values: Floats, rng: np.random.Generator, draws: int) -> float:
-    signs = rng.choice([-1.0, 1.0], size=(draws, len(values)))
-    return _p(abs(values.mean()), np.abs(signs @ values / len(values)))
+def _sign_flip_p(values: Floats, rng: np.random.Generator, draws: int, *, both: bool) -> float:
+    null = rng.choice([-1.0, 1.0], size=(draws, len(values))) @ values / len(values)
+    return _p(abs(values.mean()), np.abs(null)) if both else _p(values.mean(), null)
 
 
 def _p(observed: float, null: npt.NDArray[Any]) -> float:

@@ -18,13 +18,16 @@ class AffineRule:
 
     `bias="absorb"`: the bias keeps its share. `bias="redistribute"`: the bias is left out of the
     denominator, so that the inputs receive everything; this needs an epsilon. `constant`: the result is a
-    constant, and what it receives is cut.
+    constant, and what it receives is cut. `signed`: gamma strengthens the terms that agree with the sign of
+    the result (inputs below zero and results below zero included), so that no denominator is smaller than
+    the result itself.
     """
 
     epsilon: float = 0.0
     gamma: float = 0.0
     bias: str = "absorb"
     constant: bool = False
+    signed: bool = False
 
     def __post_init__(self) -> None:
         if self.bias not in BIAS_POLICIES:

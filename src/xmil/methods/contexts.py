@@ -55,11 +55,12 @@ def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -
     for _ in range(contexts):
         hand = deck[:size]
         deck = deck[size:]
-        if len(hand) < size:  # a new deck; what the hand holds already goes to its end
+        if len(hand) < size:  # a new deck, of which the hand takes the first that it does not hold
             fresh = rng.permutation(n).tolist()
             held = set(hand)
-            fresh = [i for i in fresh if i not in held] + [i for i in fresh if i in held]
-            hand, deck = hand + fresh[: size - len(hand)], fresh[size - len(hand) :]
+            taken = [i for i in fresh if i not in held][: size - len(hand)]
+            gone = set(taken)
+            hand, deck = hand + taken, [i for i in fresh if i not in gone]
         hands.append(np.sort(np.array(hand, dtype=np.int64)))
     return hands
 

@@ -6,23 +6,24 @@ gives this patch. Every map here shares that one number among places of the tile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isqrt
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.registry import Registry
+from xmil.encoders.encoder import vectors
 from xmil.lrp import Composite, trace
 from xmil.lrp.composite import AffineRule
+from xmil.methods.inside_layers import finer_layer, grid_of, on_grid, output_of, replaced, spatial_layers
+from xmil.nn.folded import fold_batch_norm
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
 OTHER = 1e-3  # of the largest term: an account that is further from closing is refused
-PREFIX = 8  # class and register tokens that may stand before the patch tokens
+EXPLODED = 1e3  # times what the features hold: a map with larger terms is refused
+PIXELS = "pixels"  # as the name of a layer: the picture itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,7 @@ class MapSettings:
     epsilon: float = 0.0
     gamma: float = 0.0
     batch: int = 32
+    parts: int = 2
 
     def __post_init__(self) -> None:
         for name in ("square", "stride"):
@@ -64,7 +66,7 @@ class MapSettings:
                 raise bad_parameter(
                     name, "explain_inside", "a share in the range (0, 1]", getattr(self, name)
                 )
-        for name in ("steps", "batch"):
+        for name in ("steps", "batch", "parts"):
             if getattr(self, name) < 1:
                 raise bad_parameter(
                     name, "explain_inside", "an int in the range [1, inf)", getattr(self, name)
@@ -78,6 +80,7 @@ class EncoderNetwork:
     features: Callable[[Tensor], Tensor]
     module: nn.Module | None
     layers: dict[str, str] = field(default_factory=dict)  # found once per encoder
+    copies: dict[str, EncoderNetwork] = field(default_factory=dict)
 
     def score(self, tile: Tile, pixels: Tensor) -> Tensor:
         """g . f(x) (b,) of pictures (b, 3, h, w)."""
@@ -89,14 +92,29 @@ class EncoderNetwork:
             raise UnsupportedError("This encoder hides its operations; use method='occlusion' or 'shifted'.")
         return self.module
 
+    def folded(self, pixels: Tensor) -> EncoderNetwork:
+        """The network with batch norm folded into the layers before it, made once."""
+        if "folded" not in self.copies:
+            module = fold_batch_norm(self.seen(), pixels).requires_grad_(False)
+            name = type(module).__name__
+            self.copies["folded"] = EncoderNetwork(lambda x: vectors(module(x), name, len(x)), module)
+        return self.copies["folded"]
+
 
 MapMethod = Callable[[EncoderNetwork, Tile, MapSettings], TileMap]
 MAPS: Registry[MapMethod] = Registry("map inside a patch", group="xmil.maps")
 
 
 def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """The map of one tile by a registered method."""
-    return MAPS[method](network, tile, settings)
+    """The map of one tile by a registered method, in whole single precision: accounts have to close."""
+    if not tile.pixels.is_cuda:
+        return MAPS[method](network, tile, settings)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        return MAPS[method](network, tile, settings)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @MAPS.register("tokens")
@@ -107,7 +125,7 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
         return _at_layer(network, tile, settings.layer, settings)
     if "tokens" in network.layers:
         return _at_layer(network, tile, network.layers["tokens"], settings)
-    for layer in reversed(spatial_layers(module, tile.pixels)):
+    for layer in reversed(list(spatial_layers(module, tile.pixels))):
         made = _at_layer(network, tile, layer, settings)
         size = float(made.values.abs().sum()) + abs(made.constant)
         if float(made.values.abs().sum()) > SMALL * size:
@@ -121,8 +139,12 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 
 @MAPS.register("lrp")
 def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Relevance at a chosen depth: the output of `layer`, or the pixels."""
-    return _at_layer(network, tile, settings.layer, settings)
+    """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'."""
+    used = network.folded(tile.pixels) if settings.gamma or settings.epsilon else network
+    if settings.layer is None and "lrp" not in network.layers:
+        network.layers["lrp"] = finer_layer(network.seen(), tile.pixels)
+    layer = settings.layer or network.layers["lrp"]
+    return _at_layer(used, tile, None if layer == PIXELS else layer, settings)
 
 
 @MAPS.register("gradient")
@@ -187,48 +209,35 @@ def shifted(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileM
     return TileMap(values, constant=whole - float(values.double().sum()))
 
 
-def spatial_layers(module: nn.Module, pixels: Tensor) -> list[str]:
-    """Submodules whose outputs keep places apart, in the order in which they finish."""
-    found: list[str] = []
-    handles = [
-        part.register_forward_hook(
-            lambda _, __, out, name=name: found.append(name) if _grid_of(out) is not None else None
-        )
-        for name, part in module.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            module(pixels)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return list(dict.fromkeys(found))
+@MAPS.register("fine")
+def fine(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
+    """Tokens of the tile moved by parts of a token, on a grid `parts` times as fine.
 
-
-def _grid_of(out: Any) -> tuple[str, int, int, int] | None:
-    """How an output lays out places: layout, height, width, tokens in front; None where it does not."""
-    if not isinstance(out, Tensor) or len(out) == 0:
-        return None
-    if out.ndim == 4:
-        _, a, b, c = out.shape
-        if b == c > 1:  # tiles are square, and so are their maps
-            return "channels first", b, c, 0
-        return ("channels last", a, b, 0) if a == b > 1 else None
-    if out.ndim == 3:
-        for front in range(PREFIX + 1):
-            edge = isqrt(max(0, out.shape[1] - front))
-            if edge > 1 and edge * edge == out.shape[1] - front:
-                return "tokens", edge, edge, front
-    return None
+    A place has the mean of the tokens that cover it; what the finer map does not hold is constant.
+    """
+    parts = settings.parts
+    first = tokens(network, tile, settings)
+    edge = first.values.shape[0]
+    total, count = (torch.zeros(edge * parts, edge * parts, dtype=torch.float64) for _ in range(2))
+    for dy in range(parts):
+        for dx in range(parts):
+            moved = tile.shifted(dx / (edge * parts), dy / (edge * parts)) if dx or dy else tile.pixels
+            made = tokens(network, Tile(moved, tile.weights, tile.shifted), settings) if dx or dy else first
+            spread = made.values.double().cpu() / parts**2
+            spread = spread.repeat_interleave(parts, 0).repeat_interleave(parts, 1)
+            total[dy:, dx:] += spread[: edge * parts - dy, : edge * parts - dx]
+            count[dy:, dx:] += 1
+    values = total / count
+    kept = first.constant + float(first.values.double().sum() - values.sum())
+    return TileMap(values.float(), constant=kept, other=first.other)
 
 
 def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: MapSettings) -> TileMap:
     """Relevance of g . f at the output of a layer, the network below it left alone."""
     module = network.seen()
-    rules = Composite(default=AffineRule(epsilon=settings.epsilon, gamma=settings.gamma))
-    start = tile.pixels if layer is None else _output_of(module, layer, tile.pixels)
-    if layer is not None and _grid_of(start) is None:
+    rules = Composite(default=AffineRule(settings.epsilon, settings.gamma, signed=True))
+    start = tile.pixels if layer is None else output_of(module, layer, tile.pixels)
+    if layer is not None and grid_of(start) is None:
         raise UnsupportedError(
             f"The layer {layer!r} gives {tuple(start.shape)}, which keeps no places apart; name another."
         )
@@ -236,16 +245,18 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     def forward(x: Tensor) -> Tensor:
         if layer is None:
             return network.features(x)
-        with _replaced(module, layer, x):
+        with replaced(module, layer, x):
             return network.features(tile.pixels)
 
     traced = trace(forward, start, module=module, composite=rules)
     found = traced.relevance(lambda features: features @ tile.weights)
-    values, front = _on_grid(found.input.features, layer)
+    values, front = on_grid(found.input.features, layer)
     kept = float(sum(found.shares.values())) + front
     value = float(found.output.double().sum())
     other = value - kept - float(values.double().sum())
+    held = float((traced.logits * tile.weights).abs().sum())
     _check_closes(other, size=max(abs(value), abs(kept), found.size), layer=layer)
+    _check_size(float(values.abs().sum()), held, layer)
     return TileMap(values, constant=kept, other=other)
 
 
@@ -258,49 +269,14 @@ def _check_closes(other: float, *, size: float, layer: str | None) -> None:
         )
 
 
-def _on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
-    """Relevance summed over channels (h, w), and what the tokens in front of the patches hold."""
-    if layer is None:
-        return features.sum(dim=1)[0], 0.0
-    grid = _grid_of(features)
-    assert grid is not None  # noqa: S101  # checked before the trace
-    layout, height, width, front = grid
-    if layout == "channels first":
-        return features.sum(dim=1)[0], 0.0
-    if layout == "channels last":
-        return features.sum(dim=-1)[0], 0.0
-    per_token = features.sum(dim=-1)[0]
-    return per_token[front:].reshape(height, width), float(per_token[:front].double().sum())
-
-
-def _output_of(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
-    held: list[Tensor] = []
-    handle = _submodule(module, layer).register_forward_hook(lambda _, __, out: held.append(out))
-    try:
-        with torch.no_grad():
-            module(pixels)
-    finally:
-        handle.remove()
-    if not held or not isinstance(held[-1], Tensor):
-        raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
-    return held[-1].clone()
-
-
-@contextmanager
-def _replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
-    """The network with a layer's output given: only what follows depends on it."""
-    handle = _submodule(module, layer).register_forward_hook(lambda *_: value)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _submodule(module: nn.Module, layer: str) -> nn.Module:
-    parts: dict[str, nn.Module] = dict(module.named_modules())
-    if layer not in parts or not layer:
-        raise unknown_name("layer", layer, (name for name in parts if name))
-    return parts[layer]
+def _check_size(placed: float, held: float, layer: str | None) -> None:
+    """Refuse a map whose terms have grown beyond what the features hold: they cancel, and say nothing."""
+    if not placed <= EXPLODED * max(held, 1e-12):
+        where = "the pixels" if layer is None else f"the layer {layer!r}"
+        raise UnsupportedError(
+            f"The account explodes at {where}: its terms are {placed / max(held, 1e-12):.1g} times what the "
+            "features hold. Stop at a later layer, take a larger gamma, or use method='tokens'."
+        )
 
 
 def _blank(pixels: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
 from xmil.core.storage import read_explanations, write_text
 from xmil.data import read_bag
-from xmil.findings.appearance import appearance
+from xmil.findings.appearance import INK, LIGHT, appearance, light
 from xmil.findings.biomarkers import map_biomarkers
 from xmil.findings.concepts import ConceptShares, feature_weights, leading, remove_concepts, split_scores
 from xmil.findings.dictionary import Dictionary
@@ -151,12 +151,16 @@ def _seen(path: Path | None, e: Explanation) -> dict[str, Any]:
     try:
         with open_slide(path) as slide:
             boxes = place_on(e, slide).boxes()
-            facts = [appearance(cut_patch(slide, boxes[i], PIXELS)) for i in rows]
+            pixels = np.stack([cut_patch(slide, boxes[i], PIXELS) for i in rows])
     except XmilError as error:
         return {"problem": str(error)}  # the rest of the slide's findings needs no picture
+    facts = [appearance(patch) for patch in pixels]
     values = {name: np.array([fact[name] for fact in facts]) for name in facts[0]}
     within = patch_correlations(e.scores[rows], values)
+    lit = light(pixels)
     return {
         "correlations": {name: value for name, value in within.items() if np.isfinite(value)},
         "means": {name: float(value.mean()) for name, value in values.items()},
+        "made": {name: float((values[name] > 0).mean()) for name in INK} | {LIGHT: lit.colour},
+        "stain": lit.stain,
     }

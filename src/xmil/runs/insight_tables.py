@@ -11,6 +11,7 @@ import numpy as np
 from xmil.core.errors import XmilError
 from xmil.core.runfiles import write_table
 from xmil.core.storage import read_explanations, write_text
+from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import correlation_with, survival_of
 from xmil.findings.report import ConceptRow, Findings, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
@@ -84,12 +85,21 @@ def _shortcuts(
 ) -> list[Association]:
     outputs = [float(r["output"]) for r in results]
     columns = {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+    made = [r["seen"].get("made", {}) for r in results]
+    for name in dict.fromkeys(name for row in made for name in row):
+        columns[name] = [_cell(row.get(name)) for row in made]
     within = [r["seen"].get("correlations", {}) for r in results]
-    seed = run.chosen.seed
+    seed, known = run.chosen.seed, run.columns.label
+    labels = [known.get(slide) for slide in slides] if known else None
+    stain = {LIGHT: [_cell(r["seen"].get("stain", (np.nan,) * 3)) for r in results]}
     return ranked(
-        slide_associations(outputs, columns, slides, seed=seed)
+        slide_associations(outputs, columns, slides, labels=labels, beside=stain, seed=seed)
         + patch_associations(within, slides, seed=seed)
     )
+
+
+def _cell(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value  # read back from a file
 
 
 def _concepts(

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
+from xmil.training.site_balance import SiteGroups
 from xmil.training.targets import Rows
 
 Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
@@ -51,9 +52,18 @@ class Batches(Sampler[list[Draw]]):
     """The batches of one epoch; a process takes every `world`-th bag of each, or stands in with the first."""
 
     def __init__(
-        self, rows: Rows, batch: int, *, seed: int, shuffle: bool, rank: int = 0, world: int = 1
+        self,
+        rows: Rows,
+        batch: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        groups: SiteGroups | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self.rows, self.batch, self.rank, self.world = rows, batch, rank, world
+        self.groups, self.seed = groups, seed
         self._order = EpochSampler(len(rows), seed=seed, shuffle=shuffle)
 
     def set_epoch(self, epoch: int) -> None:
@@ -65,7 +75,10 @@ class Batches(Sampler[list[Draw]]):
 
     def whole(self) -> list[list[int]]:
         """The rows of each batch over all processes."""
-        order = [int(self.rows[place]) for _, place in self._order]
+        if self.groups is None:
+            order = [int(self.rows[place]) for _, place in self._order]
+        else:
+            order = self.groups.draw((self.seed, self._order.epoch))
         return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
 
     def __iter__(self) -> Iterator[list[Draw]]:

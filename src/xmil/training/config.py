@@ -38,7 +38,8 @@ class Data(Section):
     `source` "embeddings": feature files hold one vector for each slide, and the model is a probe on it.
     Either `folds` (a number, dealt by case) or `fold_column`, or a column of splits. With folds, `scheme`
     says which bags choose the best epoch: "inner" holds a share of the training cases out, "next" takes the
-    fold after the test fold, "shared" the test fold itself, as the paper does for HPV.
+    fold after the test fold, "shared" the test fold itself, as the paper does for HPV. `site` is the
+    column of acquisition sites; with `site_splits` "preserved" all cases of a site lie on one side.
     """
 
     source: Literal["patches", "embeddings"] = "patches"
@@ -59,6 +60,8 @@ class Data(Section):
     folds: Annotated[int, Field(ge=2)] | None = None
     fold_column: str | None = None
     fold_seed: int = 0
+    site: str | None = None
+    site_splits: Literal["mixed", "preserved"] | None = None
     scheme: Literal["inner", "next", "shared"] = "inner"
     validation_share: Share = 0.2
     instances: Annotated[int, Field(ge=0)] = 2048  # drawn from each bag in training; 0 takes all
@@ -116,6 +119,7 @@ class Train(Section):
     """How long, in what batches, what chooses the best epoch, and on what machine.
 
     The first `warmup` epochs never count as best; `patience` epochs without a better one end the training.
+    With `sampling` "site_balanced" the bags come in groups of one site, one bag of each label.
     """
 
     epochs: Whole = 100
@@ -124,6 +128,7 @@ class Train(Section):
     warmup: Annotated[int, Field(ge=0)] = 0
     monitor: str = "auto"
     shuffle: bool = True
+    sampling: Literal["shuffled", "site_balanced"] | None = None
     seed: int = 0
     repeats: Whole = 1
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
@@ -186,19 +191,31 @@ class Config(Section):
                 f"Got {self.monitor!r} instead."
             )
         if self.data.folds is not None and self.data.fold_column is not None:
-            raise ValueError("data.folds and data.fold_column exclude each other; leave one out")
+            raise ValueError("data.folds and data.fold_column cannot be combined; remove one")
         if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
             raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
         if TASKS[self.task].compares and self.train.batch < 2:
             raise ValueError(
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )
+        if self.train.sampling == "site_balanced" or self.data.site_splits == "preserved":
+            _check_site(self)
         if self.train.warmup >= self.train.epochs:
             raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
         for name, values in self.grid.items():
             if not values:
-                raise ValueError(f"grid.{name} has no values; list some or leave the key out")
+                raise ValueError(f"grid.{name} has no values; list some or remove the key")
         return self
+
+
+def _check_site(config: Config) -> None:
+    """Sites are known, and are there to be balanced or kept together."""
+    if config.data.site is None:
+        raise ValueError("data.site must name the column of sites that the splits or the sampling go by")
+    if config.train.sampling == "site_balanced" and TASKS[config.task].truth == "values":
+        raise ValueError(f"site-balanced sampling needs labels, and {config.task} has none")
+    if config.data.site_splits == "preserved" and config.data.folds is None:
+        raise ValueError("data.site_splits 'preserved' needs data.folds; xmil split --sites makes columns")
 
 
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
@@ -289,7 +306,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _parted(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set must read like train.epochs=50. Got {change!r} instead.")
+        raise InputError(f"--set must look like train.epochs=50. Got {change!r} instead.")
     return key.strip(), parse_value(text.strip())
 
 

@@ -26,6 +26,7 @@ from xmil.training.folds import Fold
 from xmil.training.losses import bag_weights, make_loss
 from xmil.training.optimizers import make_optimizer, make_scheduler
 from xmil.training.progress import Measures, measure
+from xmil.training.site_balance import SiteGroups
 from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
 from xmil.training.targets import Goal, Rows
 
@@ -50,6 +51,7 @@ class Job:
     repeat: int = 0
     encoder: str | None = None
     features: Mapping[str, Any] | None = None  # how they were made
+    groups: SiteGroups | None = None  # where bags are drawn by site
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class Fit:
             settings.batch,
             seed=job.seed,
             shuffle=settings.shuffle,
+            groups=job.groups,
             rank=self.fabric.global_rank,
             world=self.fabric.world_size,
         )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.task import TASKS
-from xmil.data import split_folds
+from xmil.data import split_folds, split_fractions
 from xmil.training.config import Config, Data
 from xmil.training.targets import Targets
 from xmil.training.training_set import TrainingSet
@@ -67,7 +67,10 @@ def _by_split(found: TrainingSet, data: Data) -> Fold:
 def _by_fold(found: TrainingSet, data: Data, seed: int) -> list[Fold]:
     cohort = found.cohort.with_column(STRATUM, found.targets.strata)
     if data.folds is not None:
-        cohort = split_folds(cohort, data.folds, stratify=STRATUM, seed=data.fold_seed, column="fold")
+        sites = data.site if data.site_splits == "preserved" else None
+        cohort = split_folds(
+            cohort, data.folds, stratify=STRATUM, seed=data.fold_seed, column="fold", sites=sites
+        )
         cells = cohort.column("fold")
     else:
         cells = cohort.column(str(data.fold_column))
@@ -92,9 +95,19 @@ def _fold(
             raise InputError("data.scheme 'next' needs three folds or more; use 'inner'.")
         after = names[(k + 1) % len(names)]
         validation = np.array([i for i in rest if cells[i] == after], dtype=np.int64)
+    elif data.site_splits == "preserved":
+        validation = _held_sites(found, rest, data, seed=seed)
     else:
         validation = _held_out(found, rest, data.validation_share, seed=(seed, k))
     return Fold(f"fold{k}", np.setdiff1d(rest, validation), validation, test)
+
+
+def _held_sites(found: TrainingSet, rows: Rows, data: Data, *, seed: int) -> Rows:
+    """Whole sites, about a share of the cases."""
+    cohort = found.cohort.with_column(STRATUM, found.targets.strata).take(rows.tolist())
+    shares = {"train": 1 - data.validation_share, "val": data.validation_share}
+    split = split_fractions(cohort, shares, stratify=STRATUM, seed=seed, column="part", sites=data.site)
+    return rows[np.array([cell == "val" for cell in split.column("part")])]
 
 
 def _held_out(found: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:

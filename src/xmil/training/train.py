@@ -15,14 +15,16 @@ import torch
 
 from xmil.core.errors import InputError
 from xmil.core.identity import unchanged
+from xmil.core.parsing import parse_json
 from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
 from xmil.training.config import Config, at_point, differences, grid_points, plain
 from xmil.training.fit import DivergedError, Fit, Job, OnStep
-from xmil.training.folds import make_folds, parts_of
+from xmil.training.folds import Fold, make_folds, parts_of
 from xmil.training.machine import deterministic, is_first_process, make_fabric, preload_bytes
 from xmil.training.results import FAILED, prediction_rows, summarise, write_results
+from xmil.training.site_balance import SiteGroups
 from xmil.training.state import LAST, LOG, METRICS, MODEL, PREDICTIONS, State, csv_text, sweep
 from xmil.training.targets import make_goal
 from xmil.training.toml import dumps
@@ -51,7 +53,7 @@ class TrainingPlan:
 
 @dataclass
 class TrainOutcome:
-    """What a run came to: jobs trained now, found done, and failed with the reason."""
+    """What a run came to: jobs trained now, already done, and failed with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -80,8 +82,15 @@ def make_plan(config: Config) -> TrainingPlan:
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)
                 seed = job_seed(config.train.seed, k, r)
                 name = "-".join(parts) or "model"
-                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts))
+                groups = _site_groups(found, fold, at)
+                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts, groups))
     return TrainingPlan(config, found, tuple(jobs))
+
+
+def _site_groups(found: TrainingSet, fold: Fold, config: Config) -> SiteGroups | None:
+    if config.train.sampling != "site_balanced":
+        return None
+    return SiteGroups.of(fold.train, found.cohort.column(str(config.data.site)), found.targets.strata)
 
 
 def job_seed(seed: int, fold: int, repeat: int) -> int:
@@ -230,7 +239,7 @@ def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any
     for job in plan.jobs:
         path = folder / job.name / METRICS
         if path.is_file():
-            yield job.name, json.loads(path.read_text(encoding="utf-8"))
+            yield job.name, parse_json(path.read_text(encoding="utf-8"))
 
 
 def _description(plan: TrainingPlan) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.collection import Collection, MissingError
@@ -178,7 +178,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         TooLargeError: partial(_fail, 413, said="The body is too large."),
         HTTPException: _http,
         ClientDisconnect: partial(_fail, 400, said="The request was interrupted."),
-        Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
+        Exception: partial(_fail, 500, said="The server failed on this request; see its log."),
     }
     app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
@@ -193,7 +193,7 @@ async def _json_body(request: Request) -> bytes:
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return parse_json(body)
     except (ValueError, RecursionError):
         raise InputError("The body is not JSON.") from None
 
@@ -209,7 +209,7 @@ async def _fail(status: int, _: Request, error: Exception, said: str | None = No
 
 
 async def _http(_: Request, error: HTTPException) -> Response:
-    said = {404: "Nothing is served at this address.", 405: "This address does not take that method."}
+    said = {404: "Nothing is served at this address.", 405: "This address does not support that method."}
     body = to_json({"error": said.get(error.status_code, error.detail)})
     return Response(body, error.status_code, headers=error.headers, media_type=JSON)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.parsing import small_number
 from xmil.core.task import TASKS, Task
 from xmil.data.siblings import bare_name, slide_name
 from xmil.viewer.deepzoom import Pictures
@@ -92,7 +93,7 @@ class Collection:
         found = self.evidence(key, number)
         edge = found.patch_size
         if found.coords is None or edge is None:
-            raise MissingError("The positions of this slide's patches are unknown.")
+            raise MissingError("The positions of this slide's patches are not known.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.coords[index])
@@ -322,7 +323,8 @@ def _shown(value: Any, run: ShownRun) -> str | None:
     if value is None or value == "":
         return None
     text, names = str(value), run.class_names or []
-    return names[int(text)] if text.isdigit() and text not in names and int(text) < len(names) else text
+    at = None if text in names else small_number(text)
+    return names[at] if at is not None and at < len(names) else text
 
 
 def _ends(task: Task, column: dict[str, Any]) -> tuple[str, str]:

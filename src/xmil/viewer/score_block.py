@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.patches import Patches, Placed
 from xmil.core.storage import KEY, RAW, SPREAD, patches_in, read_header
@@ -74,7 +75,7 @@ def read_evidence(path: Path) -> Evidence:
         columns = _columns(header["columns"], stored)
         shown = [column["name"] for column in columns]
         wanted = ["x0", "y0", *(name for name in RAW if name in stored), *shown]
-        table = pq.read_table(path, partitioning=None, columns=wanted)
+        table = read_parquet(path, wanted)
         if not names:
             raise ValueError("no scores in it")
         scores = [table[name].to_numpy().astype(np.float32) for name in shown]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.runfiles import FAILURES, RUN, SLIDES, read_rows, read_run
 from xmil.core.task import TASKS
@@ -190,10 +191,9 @@ def _read_rows(path: Path) -> dict[str, Row]:
 def _read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
     """The curves of a slide by method and mode."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path, columns=["method", "mode", "morf", "lerf"], partitioning=None).to_pylist()
+        rows = read_parquet(path, ["method", "mode", "morf", "lerf"]).to_pylist()
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise FileError(f"{path.name}: not a readable result ({str(error).splitlines()[0]}).") from None
     kept = {(str(row["method"]), str(row["mode"])): row for row in rows}

@@ -24,7 +24,7 @@ def linear(
 ) -> Tensor:
     """y = x W + b."""
     engine.check_constant("linear", weight=weight, bias=bias)
-    return _affine(engine, lambda w, b: function(input, w, b), weight, bias, bias_shape=(-1,))
+    return _affine(engine, function, input, weight, bias, bias_shape=(-1,))
 
 
 @register_rule("addmm", "addbmm", "baddbmm", "addmv", "addr")
@@ -69,7 +69,8 @@ def _register_convolution(name: str, spatial: int) -> None:
         engine.check_constant(name, weight=weight, bias=bias)
         return _affine(
             engine,
-            lambda w, b: contiguous_gradient(function(input, w, b, *args, **kwargs)),
+            lambda x, w, b: contiguous_gradient(function(x, w, b, *args, **kwargs)),
+            input,
             weight,
             bias,
             bias_shape=(-1, *[1] * spatial),
@@ -112,7 +113,8 @@ def batch_norm(
 
 def _affine(
     engine: Engine,
-    compute: Callable[[Tensor, Tensor | None], Tensor],
+    compute: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     *,
@@ -121,18 +123,43 @@ def _affine(
     rule = engine.rule_for(weight)
     if rule.constant:
         with torch.no_grad():
-            return compute(weight, bias)
+            return compute(input, weight, bias)
     shaped = None if bias is None else bias.view(bias_shape)
     share = engine.share_of(bias)
     if rule.is_gradient or (rule.gamma == 0 and bias is None):
-        out = compute(weight, bias)
+        out = compute(input, weight, bias)
         return apply_affine(engine, out, out, shaped, rule, share)
     with torch.no_grad():
-        out = compute(weight, bias)
+        out = compute(input, weight, bias)
     # computed without the bias rather than by taking it off: denominators near zero keep their digits
-    carrier = compute(weight + rule.gamma * weight.clamp(min=0) if rule.gamma else weight, None)
+    if rule.gamma and rule.signed:
+        carrier, shaped = _agreeing(lambda x, w: compute(x, w, None), input, weight, shaped, out, rule.gamma)
+        return apply_affine(engine, carrier, out, shaped, rule, share)
+    stretched = weight + rule.gamma * weight.clamp(min=0) if rule.gamma else weight
+    carrier = compute(input, stretched, None)
     shaped = None if shaped is None else shaped + rule.gamma * shaped.clamp(min=0)
     return apply_affine(engine, carrier, out, shaped, rule, share)
+
+
+def _agreeing(
+    compute: Callable[[Tensor, Tensor], Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    gamma: float,
+) -> tuple[Tensor, Tensor | None]:
+    """The terms of each result with those of its own sign strengthened: their sum, and the bias."""
+    more, less = weight + gamma * weight.clamp(min=0), weight + gamma * weight.clamp(max=0)
+    above = input.clamp(min=0)
+    up, down = compute(above, more), compute(above, less)
+    if bool((input < 0).any()):
+        below = input.clamp(max=0)
+        up, down = up + compute(below, less), down + compute(below, more)
+    positive = out >= 0
+    if bias is not None:
+        bias = torch.where(positive, bias + gamma * bias.clamp(min=0), bias + gamma * bias.clamp(max=0))
+    return torch.where(positive, up, down), bias
 
 
 def apply_affine(

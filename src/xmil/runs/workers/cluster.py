@@ -28,67 +28,67 @@ _lines: dict[bytes, Line] = {}  # of this worker process: the last one made
 
 
 def process_on_ray(
-    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
-    """Outcomes from tasks on the cluster at the engine's address, or on a Ray started for this run."""
+    """Outcomes from tasks on the cluster at the workers' address, or on a Ray started for this run."""
     ray = _import_ray()
-    with _connected(ray, engine):
+    with _connected(ray, workers):
         task = ray.remote(_run).options(
-            num_cpus=engine.cpus, num_gpus=engine.gpus, max_retries=engine.retries, name="xmil"
+            num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
         made = _pickled(make_worker)
         running: dict[Any, Item] = {}
         try:
             for item in items:
-                while len(running) >= _places(ray, engine):
-                    yield from _finished(ray, running, engine)
+                while len(running) >= _places(ray, workers):
+                    yield from _finished(ray, running, workers)
                 running[task.remote(made, item)] = item
             while running:
-                yield from _finished(ray, running, engine)
+                yield from _finished(ray, running, workers)
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
 
 
-def _finished(ray: Any, running: dict[Any, Item], engine: Workers) -> Iterator[Outcome[Item, Any]]:
+def _finished(ray: Any, running: dict[Any, Item], workers: Workers) -> Iterator[Outcome[Item, Any]]:
     done, _ = ray.wait(list(running), num_returns=1)
     for reference in done:
         item = running.pop(reference)
         try:
             reply = ray.get(reference)
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
-            reply = Reply(error=died(engine.retries + 1))
+            reply = Reply(error=died(workers.retries + 1))
         except ray.exceptions.RayError as error:
             reply = Reply(error=f"Ray could not run it: {' '.join(str(error).split())[:300]}")
         yield outcome_of(item, reply)
 
 
-def _places(ray: Any, engine: Workers) -> int:
+def _places(ray: Any, workers: Workers) -> int:
     """Tasks to hand over at a time: twice what runs at once, as the cluster is now."""
-    if engine.workers:
-        return engine.workers if engine.address else QUEUED * engine.workers
+    if workers.workers:
+        return workers.workers if workers.address else QUEUED * workers.workers
     have = ray.cluster_resources()
-    by_cpu = have.get("CPU", 1) / engine.cpus if engine.cpus else float("inf")
-    by_gpu = have.get("GPU", 0) / engine.gpus if engine.gpus else float("inf")
+    by_cpu = have.get("CPU", 1) / workers.cpus if workers.cpus else float("inf")
+    by_gpu = have.get("GPU", 0) / workers.gpus if workers.gpus else float("inf")
     room = min(by_cpu, by_gpu)
     return QUEUED * max(1, int(room) if room < float("inf") else 1)
 
 
 @contextmanager
-def _connected(ray: Any, engine: Workers) -> Iterator[None]:
+def _connected(ray: Any, workers: Workers) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if engine.address is None:
+    if workers.address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        options |= {"num_cpus": max(1, round(engine.workers * engine.cpus))} if engine.workers else {}
+        options |= {"num_cpus": max(1, round(workers.workers * workers.cpus))} if workers.workers else {}
     else:
-        options |= {"address": engine.address}
+        options |= {"address": workers.address}
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        where = engine.address or "a local Ray"
+        where = workers.address or "a local Ray"
         raise InputError(f"{where}: no connection to Ray ({' '.join(str(error).split())[:300]}).") from None
     try:
         yield

@@ -1,0 +1,222 @@
+"""Every map on every telling tile of the test images, and the tokens under redrawn weights."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.ndimage import gaussian_filter
+from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+import xmil
+from benchmarks.inside.maps import BACKWARD, Variant, counted, random_map, variants
+from benchmarks.inside.pictures import (
+    SEEN,
+    TILE,
+    TiledImage,
+    features_of,
+    folds,
+    picture,
+    seen,
+    telling_tiles,
+)
+from xmil.core.errors import UnsupportedError
+from xmil.evaluate.sanity import redrawn
+from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.nn.frozen import frozen
+
+SMOOTH = 3.0  # pixels of the tile, for maps at pixels
+GRID, STEPS = 24, 8  # places along the edge that lose their pixels, and in how many steps
+Row = dict[str, object]
+
+
+def fit(images: list[TiledImage], *, seed: int, epochs: int = 25) -> nn.Module:
+    """AttnMIL of width 64, one bag per step, dropout of features 0.2."""
+    torch.manual_seed(seed)
+    width = images[0].features.shape[1]
+    model = xmil.create_model("attnmil", in_dim=width, n_classes=2, dim=64, attention_dim=32)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    rng = np.random.default_rng(seed)
+    model.train()
+    for _ in range(epochs):
+        for i in rng.permutation(len(images)):
+            x = F.dropout(images[i].features, 0.2).unsqueeze(0)
+            loss = F.cross_entropy(model(x), torch.tensor([images[i].label]))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return model.eval()
+
+
+def margins(model: nn.Module, bags: Tensor) -> np.ndarray:
+    """Logit of the class minus the other's, for bags (b, n, d)."""
+    with torch.no_grad():
+        logits = model(bags)
+    return (logits[:, 1] - logits[:, 0]).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """One image under one model: what each of its tiles' features is worth."""
+
+    data: Path
+    image: TiledImage
+    model: nn.Module
+    net: nn.Module
+    device: str
+
+    def explained(self, features: Tensor, model: nn.Module) -> tuple[np.ndarray, Tensor]:
+        """Scores (n,) and weights per unit of feature (n, d)."""
+        e = xmil.explain(model, features, method="lrp", target=1, preset="exact", feature_level=True)
+        tiny = features.abs() <= 1e-7
+        g = torch.where(
+            tiny, 0.0, torch.from_numpy(np.asarray(e.relevance)) / features.masked_fill(tiny, 1.0)
+        )
+        return e.scores, g
+
+    def tile(self, whole: Tensor, row: int, g: Tensor) -> Tile:
+        """A tile of the image as the encoder sees it."""
+
+        def moved(dx: float, dy: float) -> Tensor:
+            corner = self.image.corners[row] + np.rint(np.array([dx, dy]) * TILE).astype(int)
+            return seen(whole, corner).to(self.device)
+
+        return Tile(seen(whole, self.image.corners[row]).to(self.device), g.to(self.device), moved)
+
+    def rows(self, draws: int) -> list[Row]:
+        """Rows of the image: every map on its telling tiles, then the redrawn networks."""
+        scores, g = self.explained(self.image.features, self.model)
+        telling = list(telling_tiles(self.image, scores))
+        if not telling:
+            return []
+        whole = picture(self.data, self.image.name)
+        network = EncoderNetwork(self.net, self.net)
+        found: list[Row] = []
+        tokens: dict[int, Tensor] = {}
+        for row, centres, positive in telling:
+            tile = self.tile(whole, row, g[row])
+            about = {"image": self.image.name, "tile": row, "score": float(scores[row])}
+            for variant in variants(self.net, tile.pixels):
+                told, values = self._measured(
+                    network, tile, variant, row, float(scores[row]), (centres, positive)
+                )
+                found.append({**about, "map": variant[0], "variant": variant[1], **told})
+                if variant[0] == "tokens" and values is not None:
+                    tokens[row] = values
+            noise = random_map(crc32(f"{self.image.name} {row}".encode()))
+            told = self._judged(tile, noise, row, (centres, positive))
+            found.append({**about, "map": "random", "variant": "", **told, "passes": 0, "seconds": 0.0})
+        return found + self._redrawn(whole, tokens, draws)
+
+    def _measured(
+        self,
+        network: EncoderNetwork,
+        tile: Tile,
+        variant: Variant,
+        row: int,
+        score: float,
+        truth: tuple[np.ndarray, np.ndarray],
+    ) -> tuple[Row, Tensor | None]:
+        _, _, method, settings = variant
+        begin = time.perf_counter()
+        try:
+            copies = [copy.module for copy in network.copies.values()]
+            with frozen(self.net), counted(self.net, *copies) as forward:
+                made = map_tile(method, network, tile, settings)
+                values = made.values.detach().float().cpu()
+        except UnsupportedError as error:
+            return {"auroc": 0.5, "refused": str(error)[:80]}, None
+        spent = time.perf_counter() - begin
+        backward = BACKWARD.get(method, 0) * (settings.parts**2 if method == "fine" else 1)
+        told = self._judged(tile, values, row, truth)
+        more = {"passes": sum(forward) + 2 * backward, "seconds": spent, **account(made, score)}
+        return {**told, **more}, values
+
+    def _judged(self, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]) -> Row:
+        drawn = upsampled(values)
+        gone, come = self._curves(tile, drawn, row)
+        return {"auroc": at_nuclei(drawn, *truth), "deletion": gone, "insertion": come}
+
+    def _curves(self, tile: Tile, drawn: np.ndarray, row: int) -> tuple[float, float]:
+        """Mean margin of the whole image's prediction while the tile's highest places lose their pixels
+        (deletion), or alone have them (insertion)."""
+        pooled = F.avg_pool2d(torch.from_numpy(drawn)[None, None], TILE // GRID)[0, 0]
+        order = pooled.flatten().argsort(descending=True)
+        blank = tile.pixels.mean(dim=(2, 3), keepdim=True).expand_as(tile.pixels)
+        masks = torch.zeros(STEPS + 1, GRID * GRID, dtype=torch.bool)
+        for k in range(STEPS + 1):
+            masks[k, order[: round(GRID * GRID * k / STEPS)]] = True
+        wide = masks.view(-1, 1, GRID, GRID).repeat_interleave(SEEN // GRID, 2)
+        wide = wide.repeat_interleave(SEEN // GRID, 3).to(self.device)
+        pictures = torch.cat([torch.where(wide, blank, tile.pixels), torch.where(wide, tile.pixels, blank)])
+        bags = self.image.features.expand(len(pictures), -1, -1).clone()
+        bags[:, row] = features_of(self.net, pictures, self.device)
+        curve = margins(self.model, bags)
+        return float(curve[: STEPS + 1].mean()), float(curve[STEPS + 1 :].mean())
+
+    def _redrawn(self, whole: Tensor, tokens: dict[int, Tensor], draws: int) -> list[Row]:
+        """Rank correlation of the tokens' maps with those under redrawn weights, the pipeline run anew."""
+        tiles = seen(whole, self.image.corners)
+        found: list[Row] = []
+        for draw in range(draws):
+            seed = crc32(f"{self.image.name} {draw}".encode()) % 2**31
+            other = redrawn(self.net, seed=seed).eval()
+            features = features_of(other, tiles, self.device)
+            cases = {"encoder": (other, features, self.model)}
+            cases["model"] = (self.net, self.image.features, redrawn(self.model, seed=seed).eval())
+            for what, (net, given, model) in cases.items():
+                _, g = self.explained(given, model)
+                for row, values in tokens.items():
+                    found.append(self._agreement(what, draw, net, self.tile(whole, row, g[row]), values, row))
+        return found
+
+    def _agreement(self, what: str, draw: int, net: nn.Module, tile: Tile, values: Tensor, row: int) -> Row:
+        about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}", "variant": str(draw)}
+        try:
+            with frozen(net):
+                made = map_tile("tokens", EncoderNetwork(net, net), tile, MapSettings())
+        except UnsupportedError as error:
+            return {**about, "spearman": 0.0, "refused": str(error)[:80]}
+        drawn = made.values.detach().float().cpu()
+        if drawn.shape != values.shape or float(drawn.std()) == 0 or not torch.isfinite(drawn).all():
+            return {**about, "spearman": 0.0, "refused": "no map"}
+        return {**about, "spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
+
+
+def account(made: TileMap, score: float) -> Row:
+    """How far map, constant and rest are from the patch's score, and the constant's size, in shares of it."""
+    total = float(made.values.double().sum()) + made.constant
+    return {"error": abs(total - score) / abs(score), "constant": made.constant / score}
+
+
+def upsampled(values: Tensor) -> np.ndarray:
+    """A map at the tile's pixels (TILE, TILE); maps at pixels are smoothed."""
+    if values.shape[0] == SEEN:
+        small = F.avg_pool2d(values[None, None], SEEN // TILE)[0, 0].numpy()
+        return np.asarray(gaussian_filter(small, SMOOTH))
+    drawn = F.interpolate(values[None, None], size=(TILE, TILE), mode="bilinear", align_corners=False)
+    return drawn[0, 0].numpy()
+
+
+def at_nuclei(drawn: np.ndarray, centres: np.ndarray, positive: np.ndarray) -> float:
+    """AUROC of the map's value at the nuclei, epithelial against others."""
+    x, y = np.clip(np.rint(centres).astype(int), 0, TILE - 1).T
+    return float(roc_auc_score(positive, drawn[y, x]))
+
+
+def fold_model(images: list[TiledImage], fold: int) -> tuple[nn.Module, np.ndarray, list[Row]]:
+    """The model of a fold, its test rows, and the margins of the test bags."""
+    test = folds(images)[fold]
+    model = fit([image for i, image in enumerate(images) if i not in set(test)], seed=fold)
+    told: list[Row] = []
+    for i in test:
+        margin = float(margins(model, images[i].features.unsqueeze(0))[0])
+        told.append({"image": images[i].name, "map": "bag", "score": margin, "auroc": images[i].label})
+    return model, test, told
