@@ -200,7 +200,7 @@ def test_without_items_no_worker_is_made() -> None:
 def test_an_engine_says_what_is_wrong_with_it() -> None:
     with pytest.raises(UnknownNameError, match=r"Unknown engine 'rya'\. Did you mean 'ray'"):
         Workers("rya")
-    with pytest.raises(InputError, match="'workers' parameter of Engine"):
+    with pytest.raises(InputError, match="'workers' parameter of Workers"):
         Workers(workers=0)
     with pytest.raises(InputError, match="address is for --engine ray"):
         Workers(address="auto")

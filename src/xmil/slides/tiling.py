@@ -59,7 +59,7 @@ class TileSettings:
 
     @property
     def target_mpp(self) -> float:
-        """Microns a pixel of a patch."""
+        """Microns per pixel of a patch."""
         return self.mpp if self.magnification is None else STANDARD / self.magnification
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
 
 
 def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, ...]]:
-    """Microns a pixel of level 0, and a note where it was not read from the file; never guessed."""
+    """Microns per level-0 pixel, and a note where it was not read from the file; never guessed."""
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:

@@ -53,7 +53,7 @@ class TrainingPlan:
 
 @dataclass
 class TrainOutcome:
-    """What a run came to: jobs trained now, found done, and failed with the reason."""
+    """What a run came to: jobs trained now, already done, and failed with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)

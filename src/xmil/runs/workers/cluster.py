@@ -29,19 +29,19 @@ _lines: dict[bytes, Line] = {}  # of this worker process: the last one made
 
 
 def process_on_ray(
-    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
-    """Outcomes from tasks on the cluster at the engine's address, or on a Ray started for this run."""
+    """Outcomes from tasks on the cluster at the workers' address, or on a Ray started for this run."""
     ray = _import_ray()
-    with _connected(ray, engine):
+    with _connected(ray, workers):
         task = ray.remote(_run).options(
-            num_cpus=engine.cpus, num_gpus=engine.gpus, max_retries=engine.retries, name="xmil"
+            num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
         made, driver = _pickled(make_worker), this_process()
-        tasks = _Tasks(ray, engine, lambda item: task.remote(made, item, driver))
+        tasks = _Tasks(ray, workers, lambda item: task.remote(made, item, driver))
         try:
             for item in items:
-                while len(tasks.running) >= _places(ray, engine):
+                while len(tasks.running) >= _places(ray, workers):
                     yield from tasks.finished()
                 tasks.submit(item, 0)
             while tasks.running:
@@ -57,8 +57,8 @@ class _Tasks:
     item is handed over again, and once that does not help the run stops: what is left can be done later.
     """
 
-    def __init__(self, ray: Any, engine: Workers, start: Callable[[Any], Any]) -> None:
-        self.ray, self.engine, self.start = ray, engine, start
+    def __init__(self, ray: Any, workers: Workers, start: Callable[[Any], Any]) -> None:
+        self.ray, self.workers, self.start = ray, workers, start
         self.running: dict[Any, tuple[Any, int]] = {}
 
     def submit(self, item: Any, failures: int) -> None:
@@ -81,9 +81,9 @@ class _Tasks:
             reply: Reply = self.ray.get(reference)
             return reply
         except (errors.WorkerCrashedError, errors.OutOfMemoryError):
-            return Reply(error=died(self.engine.retries + 1))
+            return Reply(error=died(self.workers.retries + 1))
         except errors.RayError as error:
-            if failures >= self.engine.retries or isinstance(error, errors.LocalRayletDiedError):
+            if failures >= self.workers.retries or isinstance(error, errors.LocalRayletDiedError):
                 raise _stopped(error) from None
             self.submit(item, failures + 1)
             return None
@@ -109,32 +109,32 @@ def _stopped(error: BaseException) -> StopError:
     )
 
 
-def _places(ray: Any, engine: Workers) -> int:
+def _places(ray: Any, workers: Workers) -> int:
     """Tasks to hand over at a time: twice what runs at once, as the cluster is now."""
-    if engine.workers:
-        return engine.workers if engine.address else QUEUED * engine.workers
+    if workers.workers:
+        return workers.workers if workers.address else QUEUED * workers.workers
     have = ray.cluster_resources()
-    by_cpu = have.get("CPU", 1) / engine.cpus if engine.cpus else float("inf")
-    by_gpu = have.get("GPU", 0) / engine.gpus if engine.gpus else float("inf")
+    by_cpu = have.get("CPU", 1) / workers.cpus if workers.cpus else float("inf")
+    by_gpu = have.get("GPU", 0) / workers.gpus if workers.gpus else float("inf")
     room = min(by_cpu, by_gpu)
     return QUEUED * max(1, int(room) if room < float("inf") else 1)
 
 
 @contextmanager
-def _connected(ray: Any, engine: Workers) -> Iterator[None]:
+def _connected(ray: Any, workers: Workers) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if engine.address is None:
+    if workers.address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        options |= {"num_cpus": max(1, round(engine.workers * engine.cpus))} if engine.workers else {}
+        options |= {"num_cpus": max(1, round(workers.workers * workers.cpus))} if workers.workers else {}
     else:
-        options |= {"address": engine.address}
+        options |= {"address": workers.address}
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        where = engine.address or "a local Ray"
+        where = workers.address or "a local Ray"
         raise InputError(f"{where}: no connection to Ray ({' '.join(str(error).split())[:300]}).") from None
     try:
         yield
