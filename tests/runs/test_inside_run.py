@@ -61,7 +61,7 @@ def test_maps_sheets_and_tiles_per_slide_and_resumed(study: Path, capsys: pytest
             assert (study / "run" / "inside" / f"{name}.{suffix}").stat().st_size > 500
     with pytest.raises(SystemExit):
         main(options(study))
-    assert "0 slides looked into, 2 found done" in capsys.readouterr().out
+    assert "0 slides examined, 2 already done" in capsys.readouterr().out
 
 
 def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: Path) -> None:

@@ -18,19 +18,22 @@ def insight(
         Path | None, typer.Option(help="Table with labels and columns of acquisition (site, scanner, ...).")
     ] = None,
     slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides: what patches look like, examples in the report.")
+        Path | None,
+        typer.Option(help="Folder of slides, for image properties of patches and examples in the report."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The run's checkpoint; needed where no relevance vectors are stored.")
+        Path | None, typer.Option(help="The run's checkpoint; needed if no relevance vectors are stored.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the findings; RUN/insight by default.")] = None,
-    method: Annotated[str, typer.Option(help="Method whose explanations are looked at.")] = "lrp",
-    target: Annotated[str, typer.Option(help="Explained class, where the run has several.")] = "",
-    label: Annotated[str, typer.Option(help="Column of labels: an outcome, never a cause.")] = "label",
+    method: Annotated[str, typer.Option(help="Method whose explanations are analysed.")] = "lrp",
+    target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
+    label: Annotated[
+        str, typer.Option(help="Label column; it is an outcome and never tested as a cause.")
+    ] = "label",
     concepts: Annotated[int, typer.Option(help="Size of the dictionary.")] = 20,
     dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
-    causes: Annotated[str, typer.Option(help="Columns to ask about, separated by commas; or all.")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of the sample, the dictionary and the tests.")] = 0,
+    causes: Annotated[str, typer.Option(help="Columns to test, separated by commas, or all.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete earlier findings and start over.")

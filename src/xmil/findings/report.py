@@ -88,10 +88,10 @@ def verdict(found: Findings) -> str:
     """One sentence on shortcuts."""
     named = [a for a in found.shortcuts if a.found]
     if not found.shortcuts:
-        return "No column or property of the pictures was given to look for shortcuts."
+        return "No columns or image properties were given to test for shortcuts."
     if not named:
-        return f"No shortcut was found among {len(found.shortcuts)} causes that were asked about."
-    return f"Look at this first: what the model uses goes with {named[0].cause} ({named[0]})."
+        return f"No shortcut was found among the {len(found.shortcuts)} causes tested."
+    return f"Look at this first: what the model uses is associated with {named[0].cause} ({named[0]})."
 
 
 def card(found: Findings) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def inside_slides(
     if not looking.items:
         raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides looked into, {tally}. Written to {place}.")
+    hear.say(f"{len(tally.done)} slides examined, {tally}. Written to {place}.")
     return looking.saved()
 
 

@@ -76,7 +76,7 @@ def insight(
         _columns(cohort, label, tuple(listed(causes)), hear),
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides looked at, {tally}. See {place / 'report.html'}.")
+    hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
     return found.saved()
 
 

@@ -72,12 +72,12 @@ def read_state(folder: Path) -> State | None:
         check_torch_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
-            raise FileError(f"{path}: written by another version; pass --restart to train anew.")
+            raise FileError(f"{path}: written by another version; pass --restart to train again.")
         return State(**{**content, "best": BestEpoch(**content["best"])})
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(
-            f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train anew."
+            f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train again."
         ) from None
 
 

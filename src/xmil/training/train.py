@@ -53,7 +53,7 @@ class TrainingPlan:
 
 @dataclass
 class TrainOutcome:
-    """What a run came to: jobs trained now, found done, and failed with the reason."""
+    """What a run came to: jobs trained now, already done, and failed with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     if (folder / RUN).is_file():
         _check_same(folder, described)
         _check_files(folder, slides, full=full)
-    elif any((folder / job.name).exists() for job in plan.jobs):
+    elif any((folder / job.name / name).exists() for job in plan.jobs for name in JOB_FILES):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
         make_folder(folder / job.name)

@@ -133,7 +133,7 @@ def _columns(rows: list[list[str]], path: Path) -> dict[str, list[str | None]]:
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise FileError(
-                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; mend the row."
+                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; fix the row."
             )
     cells = zip(*rows[1:], strict=True) if len(rows) > 1 else [()] * len(header)
     return {
