@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 
 from tests.runs.workers import make, make_broken, make_staged
 from xmil.core.errors import InputError, StopError, UnknownNameError
-from xmil.runs.workers.pool import Workers, process
+from xmil.runs.workers.pool import Stages, Workers, process
 
 HERE, TWO, RAY = Workers(), Workers(workers=2), Workers("ray", workers=2)
 ENGINES = [pytest.param(HERE, id="here"), pytest.param(TWO, id="processes"), pytest.param(RAY, id="ray")]
@@ -94,6 +95,37 @@ def test_the_next_item_is_read_while_this_one_is_worked_on(engine: Workers, tmp_
     assert sum(line.startswith("read") for line in lines) == 6
 
 
+def test_a_result_is_written_while_the_next_item_is_worked_on() -> None:
+    """The first write ends only once the second item is at work; a write that fails is its item's fault."""
+    second = threading.Event()
+
+    def work(item: int, content: int) -> int:
+        if item == 1:
+            second.set()
+        return content
+
+    def write(content: int) -> int:
+        assert second.wait(30)
+        if content == 20:
+            raise InputError("No ink.")
+        return content + 1
+
+    stages = Stages(lambda item: item * 10, work, write)
+    outcomes = list(process(range(4), lambda: stages, HERE))
+    assert [(o.item, o.result, o.error) for o in outcomes] == [
+        (0, 1, None),
+        (1, 11, None),
+        (2, None, "No ink."),
+        (3, 31, None),
+    ]
+
+    def full(_: int) -> int:
+        raise StopError("The disk is full.")
+
+    with pytest.raises(StopError, match="disk is full"):
+        list(process(range(4), lambda: Stages(lambda i: i, work, full), HERE))
+
+
 def test_leaving_early_ends_the_workers() -> None:
     outcomes = process(["pid"] * 50, partial(make, seconds=0.2), TWO)
     pid = next(outcomes).result
@@ -124,6 +156,72 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
             return
         time.sleep(0.1)
     pytest.fail(f"workers {pids} outlived their parent")
+
+
+RAY_DRIVER = """
+import os, sys
+from functools import partial
+from tests.runs.workers import make
+from xmil.runs.workers.pool import Workers, process
+for o in process(["pid"] * 40, partial(make, seconds=0.3), Workers("ray", workers=1, address={address!r})):
+    print(o.result, flush=True)
+"""
+
+
+def test_workers_on_ray_end_when_their_driver_is_killed() -> None:
+    """On a cluster that goes on, a worker would otherwise write into a folder that is no longer locked."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", RAY_DRIVER.format(address=address)], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert driver.stdout is not None
+    pid = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    for _ in range(100):
+        if not _alive(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"worker {pid} outlived its driver")
+
+
+RAYLET_DIES = """
+import os, signal
+from functools import partial
+from pathlib import Path
+from tests.runs.workers import make
+from xmil.core.errors import StopError
+from xmil.runs.workers.pool import Workers, process
+
+def kill_raylet():
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if words[0].endswith(b"raylet/raylet") and parent == os.getpid():
+            os.kill(int(entry.name), signal.SIGKILL)
+
+failed = 0
+try:
+    for number, o in enumerate(process(range(50), partial(make, seconds=0.2), Workers("ray", workers=1))):
+        failed += o.error is not None
+        if number == 1:
+            kill_raylet()
+except StopError as error:
+    print(failed, error)
+"""
+
+
+def test_a_dead_raylet_stops_the_run_and_blames_no_item() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", RAYLET_DIES], capture_output=True, text=True, env=env)
+    assert "\n0 Ray stopped working" in f"\n{done.stdout}", done.stdout[-500:] + done.stderr[-500:]
 
 
 def test_without_items_no_worker_is_made() -> None:

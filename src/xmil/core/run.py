@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -128,9 +129,7 @@ class Run:
         if not is_plain(slide):
             raise unknown_name("slide", slide, self.slides)
         folder = self.path / INTERACTIONS
-        stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
-        files = [path for path in sorted(folder.glob("*.parquet")) if stem.fullmatch(path.name)]
-        found = [Interactions.load(path) for path in files if not path.is_symlink()]
+        found = [Interactions.load(path) for path in pairs_files(self.path, slide)]
         held = [pairs for pairs in found if target is None or pairs.target == Target.of(target)]
         held = held or [pairs for pairs in found if str(pairs.target) == str(target)]
         if len(held) != 1:
@@ -146,13 +145,14 @@ class Run:
     def file(self, slide: str) -> Path:
         """The file of a slide's explanations."""
         path = self.path / "slides" / f"{slide}.parquet"
-        if is_plain(slide) and path.is_symlink():
-            raise FileError(f"{path}: a link; a run's folder is read without following links.")
-        if is_plain(slide) and path.is_file():
-            return path
+        with suppress(OSError):  # a name that is too long for a file is that of no slide
+            if is_plain(slide) and path.is_symlink():
+                raise FileError(f"{path}: a link; a run's folder is read without following links.")
+            if is_plain(slide) and path.is_file():
+                return path
         if slide in self.failed:
             raise InputError(f"{self.path}: {slide!r} has no explanation: {self.failed[slide]}")
-        raise unknown_name("slide", slide, [path.stem for path in self._files()])
+        raise unknown_name("slide", slide[:80], [path.stem for path in self._files()])
 
     def _files(self) -> list[Path]:
         found = sorted((self.path / "slides").glob("*.parquet"))
@@ -186,3 +186,10 @@ def pairs_file(out: Path, slide: str, target: Target) -> Path:
     """The file of a slide's interactions for a target."""
     against = "" if target.against is None else f"-vs-{target.against}"
     return out / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"
+
+
+def pairs_files(folder: Path, slide: str) -> list[Path]:
+    """The files of a slide's interactions in a run's folder, one for each target; links are passed over."""
+    stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
+    found = sorted((folder / INTERACTIONS).glob("*.parquet"))
+    return [path for path in found if stem.fullmatch(path.name) and not path.is_symlink()]
