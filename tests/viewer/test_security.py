@@ -338,7 +338,7 @@ def test_oversized_requests_are_refused(open_app: Any) -> None:
             assert ask(open_app, target).status == 404, target
     declared = {**JSON, "content-length": str(MAX_BODY + 1)}
     assert ask(open_app, "/api/slides/0/whatif", method="POST", headers=declared, body=b"{}").status == 413
-    streamed = [b"[" + b"1," * (1 << 19)] * 5
+    streamed = [b"[" + b"1," * (1 << 19)] * ((MAX_BODY >> 20) + 1)
     answer = ask(open_app, "/api/slides/0/whatif", method="POST", headers=JSON, body=streamed)
     assert answer.status == 413
     deep = b'{"run":0,"keep":' + b"[" * 100_000
