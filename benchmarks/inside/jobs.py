@@ -40,7 +40,8 @@ def network_of(name: str, data: str, work: str, device: str) -> torch.nn.Module:
 
 
 @cache
-def _images(name: str, work: str) -> list[TiledImage]:
+def images_of(name: str, work: str) -> list[TiledImage]:
+    """The images with an encoder's features, as the study keeps them."""
     found: list[TiledImage] = pickle.loads((Path(work) / f"{name}.pickle").read_bytes())  # noqa: S301  # written by this run
     return found
 
@@ -48,7 +49,7 @@ def _images(name: str, work: str) -> list[TiledImage]:
 def job_rows(job: Job) -> list[Row]:
     """The rows of a part of a fold's test images."""
     net = network_of(job.encoder, job.data, job.work, job.device)
-    images = _images(job.encoder, job.work)
+    images = images_of(job.encoder, job.work)
     model, test, bags = fold_model(images, job.fold)
     positive = [i for i in test if images[i].label]
     found = [] if job.part else bags

@@ -151,14 +151,13 @@ def last_layers(module: nn.Module, pixels: Tensor) -> Iterator[str]:
     yield from (name for name in names if name not in found)
 
 
-def preset_of(module: nn.Module) -> dict[str, float]:
-    """The rules `lrp` takes by itself: gamma in networks with batch norm, whose activations are positive.
+def preset_gamma(module: nn.Module) -> float:
+    """The gamma `lrp` takes by itself: above zero with batch norm, whose activations are positive.
 
     ResNets and their like gain by it (docs/inside.md); behind layer norm (ViT, Swin, ConvNeXt) signs carry as
     much as sizes, and the plain rule stays.
     """
-    norms = any(isinstance(part, _BatchNorm) for part in module.modules())
-    return {"gamma": GAMMA if norms else 0.0, "epsilon": 0.0}
+    return GAMMA if any(isinstance(part, _BatchNorm) for part in module.modules()) else 0.0
 
 
 def finer_layer(module: nn.Module, pixels: Tensor) -> str:

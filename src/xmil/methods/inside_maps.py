@@ -23,7 +23,7 @@ from xmil.methods.inside_layers import (
     last_layers,
     on_grid,
     output_of,
-    preset_of,
+    preset_gamma,
     replaced,
 )
 from xmil.nn.folded import fold_batch_norm
@@ -149,7 +149,7 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'."""
     if settings.gamma is None and settings.epsilon is None:
-        settings = replace(settings, **preset_of(network.seen()))
+        settings = replace(settings, gamma=preset_gamma(network.seen()))
     used = network.folded(tile.pixels) if settings.gamma or settings.epsilon else network
     if settings.layer is None and "lrp" not in network.layers:
         network.layers["lrp"] = finer_layer(network.seen(), tile.pixels)
