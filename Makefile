@@ -36,7 +36,7 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --cov --cov-report=term
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
