@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -169,24 +170,25 @@ def plan(points: dict[tuple[str, int], int], kills: int) -> list[Trial]:
 _study: Study | None = None
 
 
-def _judge(trial: Trial) -> Result:
+def _judge(trial: Trial, until: float) -> Result:
     assert _study is not None
-    return _study.judge(trial)
+    return _study.judge(trial) if time.monotonic() < until else Result(trial, False, [])
 
 
 def kill_commands(
-    folder: Path, commands: list[str], *, workers: list[int], kills: int, processes: int
+    folder: Path, commands: list[str], *, workers: list[int], kills: int, processes: int, seconds: float
 ) -> dict[str, object]:
     """The counts of a study, and every fault."""
     global _study
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
     trials = plan(_study.points, kills)
+    judge = partial(_judge, until=time.monotonic() + seconds)
     if processes > 1:
         with get_context("fork").Pool(processes) as pool:
-            results = list(pool.imap_unordered(_judge, trials, chunksize=1))
+            results = list(pool.imap_unordered(judge, trials, chunksize=1))
     else:
-        results = [_judge(trial) for trial in trials]
+        results = [judge(trial) for trial in trials]
     counted = Counter(f"{r.trial.command}, {r.trial.workers} workers" for r in results if r.killed)
     faults = [f"{r.trial}: {fault}" for r in results for fault in r.faults]
     points = {f"{command}, {number} workers": value for (command, number), value in _study.points.items()}
@@ -206,6 +208,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no kill after so many")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
@@ -223,6 +226,7 @@ def main() -> None:
             }
         else:
             options = {"workers": args.workers, "kills": args.kills, "processes": args.processes}
+            options["seconds"] = args.seconds
             found = kill_commands(Path(folder), args.commands, **options)
     found["seconds"] = round(time.monotonic() - begun, 1)
     print(json.dumps(found, indent=1))

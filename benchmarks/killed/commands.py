@@ -145,7 +145,9 @@ IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "h
 
 def contents(folder: Path) -> dict[str, str]:
     """Every result under its final name, by a digest of what it says; clocks and machines do not count."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != ".")
+    logs = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != ".")
+    files = (path for path in found if not path.name.startswith(logs))
     return {str(path.relative_to(folder)): digest(path, folder) for path in files}
 
 

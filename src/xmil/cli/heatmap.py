@@ -38,6 +38,10 @@ def heatmap(
     size: Annotated[int, typer.Option(help="Pixels of a picture's longer edge.")] = 1200,
     region: Annotated[str, typer.Option(help="Zoom: x,y,width,height in level-0 pixels.")] = "",
     top: Annotated[int, typer.Option(help="Number of highest and lowest patches on a sheet.")] = 8,
+    pairs: Annotated[
+        int,
+        typer.Option(help="Most lines between patches that act together, if the run has interactions."),
+    ] = 30,
     mpp: Annotated[
         float | None, typer.Option(help="Microns per level-0 pixel, if no file stores it.")
     ] = None,
@@ -74,7 +78,16 @@ def heatmap(
         pictures=pictures,
         formats=formats,
         exports=exports,
-        look=Look(clip, percentile, _share(alpha), tissue, _positive(size, "--size"), _region(region), top),
+        look=Look(
+            clip,
+            percentile,
+            _share(alpha),
+            tissue,
+            _positive(size, "--size"),
+            _region(region),
+            top,
+            pairs=_positive(pairs, "--pairs", least=0),
+        ),
         scale=scale,
         mpp=mpp,
         patch_size=patch_size,
@@ -96,9 +109,9 @@ def _share(alpha: float) -> float:
     return alpha
 
 
-def _positive(value: int, option: str) -> int:
-    if value < 1:
-        raise InputError(f"{option} must be 1 or more. Got {value} instead.")
+def _positive(value: int, option: str, *, least: int = 1) -> int:
+    if value < least:
+        raise InputError(f"{option} must be {least} or more. Got {value} instead.")
     return value
 
 

@@ -30,6 +30,10 @@ def tile(
     min_std: Annotated[
         float, typer.Option(help="Minimum standard deviation of a patch's grey values.")
     ] = 8.0,
+    pen: Annotated[bool, typer.Option(help="Keep patches with pen marks, or leave them out.")] = False,
+    fold: Annotated[bool, typer.Option(help="Keep patches with folded tissue.")] = True,
+    blur: Annotated[bool, typer.Option(help="Keep patches out of focus.")] = True,
+    coverslip: Annotated[bool, typer.Option(help="Keep patches with the coverslip's edge.")] = True,
     as_json: Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")
@@ -55,6 +59,10 @@ def tile(
         slide_mpp=slide_mpp,
         min_tissue=min_tissue,
         min_std=min_std,
+        pen=pen,
+        fold=fold,
+        blur=blur,
+        coverslip=coverslip,
         restart=restart,
         workers=workers_of(engine, workers=workers, address=address, cpus=cpus),
         follow_links=follow_links,

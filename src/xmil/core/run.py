@@ -128,9 +128,7 @@ class Run:
         if not is_plain(slide):
             raise unknown_name("slide", slide, self.slides)
         folder = self.path / INTERACTIONS
-        stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
-        files = [path for path in sorted(folder.glob("*.parquet")) if stem.fullmatch(path.name)]
-        found = [Interactions.load(path) for path in files if not path.is_symlink()]
+        found = [Interactions.load(path) for path in pairs_files(self.path, slide)]
         held = [pairs for pairs in found if target is None or pairs.target == Target.of(target)]
         held = held or [pairs for pairs in found if str(pairs.target) == str(target)]
         if len(held) != 1:
@@ -186,3 +184,10 @@ def pairs_file(out: Path, slide: str, target: Target) -> Path:
     """The file of a slide's interactions for a target."""
     against = "" if target.against is None else f"-vs-{target.against}"
     return out / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"
+
+
+def pairs_files(folder: Path, slide: str) -> list[Path]:
+    """The files of a slide's interactions in a run's folder, one for each target; links are passed over."""
+    stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
+    found = sorted((folder / INTERACTIONS).glob("*.parquet"))
+    return [path for path in found if stem.fullmatch(path.name) and not path.is_symlink()]

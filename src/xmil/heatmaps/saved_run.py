@@ -12,7 +12,7 @@ import numpy as np
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.core.parsing import small_number
-from xmil.core.run import Run
+from xmil.core.run import Run, pairs_files
 from xmil.core.task import TASKS
 from xmil.heatmaps.words import Caption, number
 
@@ -26,6 +26,10 @@ class SavedRun:
     task: str = "classification"
     class_names: tuple[str, ...] | None = None
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def pairs(self, slide_id: str) -> list[Path]:
+        """The files of the slide's interactions, where the run has any."""
+        return pairs_files(self.folder, slide_id)
 
     def caption(self, slide_id: str, explanations: Sequence[Explanation]) -> Caption:
         """Name, label and prediction of a slide as far as they are known."""

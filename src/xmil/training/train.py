@@ -155,7 +155,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     if (folder / RUN).is_file():
         _check_same(folder, described)
         _check_files(folder, slides, full=full)
-    elif any((folder / job.name).exists() for job in plan.jobs):
+    elif any((folder / job.name / name).exists() for job in plan.jobs for name in JOB_FILES):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
         make_folder(folder / job.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ class ShownRun:
     def inside(self, slide_id: str) -> Path | None:
         """The file with the maps inside a slide's patches, where `xmil inside` wrote one."""
         return self._file("inside", slide_id, ".npz")
+
+    def pairs(self, slide_id: str) -> list[Path]:
+        """The files with a slide's interactions, one per target; a longer name may start like this one's."""
+        if not is_plain(slide_id):
+            return []
+        listed = sorted((self.folder / "interactions").glob(f"{escape(slide_id)}.*{SUFFIX}"))
+        found = (under(self.folder, path, follow_links=self.follow_links) for path in listed)
+        return [path for path in found if path is not None]
 
     def certificate(self, slide_id: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, where the run has one."""

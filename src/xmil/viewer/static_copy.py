@@ -112,6 +112,8 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     place, error = folder / "api" / "slides" / str(key), about["error"]
     for found in about["sets"]:
         _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
+        if found["pairs"]:
+            _put(place / f"pairs-{found['run']}.json", to_json(collection.pairs(key, found["run"])))
         if found["inside"]:
             _put(place / f"inside-{found['run']}.json", to_json(collection.inside(key, found["run"])))
     if about["image"] is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from xmil.core.errors import InputError, StopError
+from xmil.runs.workers.drivers import Driver, leave_with, this_process
 from xmil.runs.workers.pool import (
     Item,
     Line,
@@ -36,31 +37,76 @@ def process_on_ray(
         task = ray.remote(_run).options(
             num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
-        made = _pickled(make_worker)
-        running: dict[Any, Item] = {}
+        made, driver = _pickled(make_worker), this_process()
+        tasks = _Tasks(ray, workers, lambda item: task.remote(made, item, driver))
         try:
             for item in items:
-                while len(running) >= _places(ray, workers):
-                    yield from _finished(ray, running, workers)
-                running[task.remote(made, item)] = item
-            while running:
-                yield from _finished(ray, running, workers)
+                while len(tasks.running) >= _places(ray, workers):
+                    yield from tasks.finished()
+                tasks.submit(item, 0)
+            while tasks.running:
+                yield from tasks.finished()
         finally:
-            for reference in running:
-                ray.cancel(reference, force=True)
+            tasks.cancel()
 
 
-def _finished(ray: Any, running: dict[Any, Item], workers: Workers) -> Iterator[Outcome[Item, Any]]:
-    done, _ = ray.wait(list(running), num_returns=1)
-    for reference in done:
-        item = running.pop(reference)
+class _Tasks:
+    """The tasks under way, and how often Ray has failed each item.
+
+    An item whose worker died is to blame for it. Where Ray itself failed (a raylet, an agent, a node), the
+    item is handed over again, and once that does not help the run stops: what is left can be done later.
+    """
+
+    def __init__(self, ray: Any, workers: Workers, start: Callable[[Any], Any]) -> None:
+        self.ray, self.workers, self.start = ray, workers, start
+        self.running: dict[Any, tuple[Any, int]] = {}
+
+    def submit(self, item: Any, failures: int) -> None:
+        with self._stopping():
+            self.running[self.start(item)] = (item, failures)
+
+    def finished(self) -> Iterator[Outcome[Any, Any]]:
+        with self._stopping():
+            done, _ = self.ray.wait(list(self.running), num_returns=1)
+        for reference in done:
+            item, failures = self.running.pop(reference)
+            reply = self._reply(reference, item, failures)
+            if reply is not None:
+                yield outcome_of(item, reply)
+
+    def _reply(self, reference: Any, item: Any, failures: int) -> Reply | None:
+        """The reply, or None where the item is tried again."""
+        errors = self.ray.exceptions
         try:
-            reply = ray.get(reference)
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
-            reply = Reply(error=died(workers.retries + 1))
-        except ray.exceptions.RayError as error:
-            reply = Reply(error=f"Ray could not run it: {' '.join(str(error).split())[:300]}")
-        yield outcome_of(item, reply)
+            reply: Reply = self.ray.get(reference)
+            return reply
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError):
+            return Reply(error=died(self.workers.retries + 1))
+        except errors.RayError as error:
+            if failures >= self.workers.retries or isinstance(error, errors.LocalRayletDiedError):
+                raise _stopped(error) from None
+            self.submit(item, failures + 1)
+            return None
+
+    def cancel(self) -> None:
+        """Give up what is under way; a Ray that is gone has nothing to cancel."""
+        for reference in self.running:
+            with suppress(Exception):
+                self.ray.cancel(reference, force=True)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except (self.ray.exceptions.RayError, ConnectionError) as error:
+            raise _stopped(error) from None
+
+
+def _stopped(error: BaseException) -> StopError:
+    reason = " ".join(str(error).split())[:200]
+    return StopError(
+        f"Ray stopped working ({reason}); start it again and repeat the command: what is done is kept."
+    )
 
 
 def _places(ray: Any, workers: Workers) -> int:
@@ -111,10 +157,11 @@ def _pickled(make_worker: MakeWorker[Any, Any]) -> bytes:
     return bytes(cloudpickle.dumps(make_worker))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _run(made: bytes, item: Any) -> Reply:
+def _run(made: bytes, item: Any, driver: Driver) -> Reply:
     """One item in a worker process, with the worker of the items before it."""
     from ray import cloudpickle
 
+    leave_with(driver)
     try:
         if made not in _lines:
             _lines.clear()  # a worker of another run holds a model: let it go
