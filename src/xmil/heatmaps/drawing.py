@@ -329,9 +329,9 @@ def _current(path: Path, changed: int) -> bool:
 
 
 def _safe(name: str) -> str:
-    """A name without what file systems refuse.
+    """A name without spaces and what file systems refuse.
 
     >>> _safe("HPV+/-: yes")
-    'HPV+_-_ yes'
+    'HPV+_-__yes'
     """
-    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name)
+    return re.sub(r'[<>:"/\\|?*\s\x00-\x1f]', "_", name)
