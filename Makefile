@@ -16,6 +16,7 @@ help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
 	@echo "make test        lint, types, import layers, tests with doctests and coverage"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
+	@echo "                 (COVERAGE=95 makes a lower coverage an error)"
 	@echo "make lint        the first three of these"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
@@ -47,7 +48,8 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --cov --cov-report=term
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	    --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
