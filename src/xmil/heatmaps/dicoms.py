@@ -95,7 +95,8 @@ def write_annotations(path: Path, given: Exported) -> None:
 
 def _boxes(given: Exported) -> IntArray:
     """Boxes that count from the frame's corner, as pixels of a DICOM slide do."""
-    return given.explanations[0].boxes() - np.tile(given.frame[:2], 2)
+    boxes: IntArray = given.explanations[0].boxes() - np.tile(given.frame[:2], 2)
+    return boxes
 
 
 def _step(given: Exported) -> int:
