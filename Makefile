@@ -3,7 +3,8 @@ PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
 JOBS      ?= 2
-EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight
+DEMO      ?= slides,train,viewer
+EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight,export,dicom
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
@@ -30,7 +31,13 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
-demo: $(STAMP)
+# What the demonstration needs, and no more; a full installation has it too.
+$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(DEMO)]"
+	touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	$(BIN)/xmil demo --out demo-out
 
 lint: $(STAMP)
