@@ -16,7 +16,7 @@ from benchmarks.beyond.learning import Course, learn, load, save
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.scoring import MethodSpec, score_bags
 
-REPETITIONS, BAGS, DRAWS, STEPS = 10, 8, 32, 1000
+REPETITIONS, BAGS, DRAWS, STEPS = 10, 8, 32, 800
 
 
 def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
