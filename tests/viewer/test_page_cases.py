@@ -82,11 +82,11 @@ def test_geojson_from_elsewhere_is_checked(browser: Any, tmp_path: Path) -> None
         for path, said in (
             (bad, "bad.geojson is not valid JSON"),
             (other, "holds no GeoJSON features"),
-            (good, "2 annotations read; 3 features that are no polygons left out"),
+            (good, "3 annotations read; 2 features that are no polygons, lines or points left out"),
         ):
             page.locator("input[type=file]").set_input_files(path)
             page.locator(".message", has_text=said).wait_for()
-        assert page.locator(".note-row").count() == 2
+        assert page.locator(".note-row").count() == 3
         assert page.locator(".note-row input").first.input_value() == HOSTILE
         assert HOSTILE in page.locator(".note-row").nth(1).inner_text()
         assert "4 patches" in page.locator(".note-row").first.inner_text()

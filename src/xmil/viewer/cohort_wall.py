@@ -126,11 +126,9 @@ def _group(key: Key, supporting: list[Found], refuting: list[Found]) -> dict[str
 
 
 def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
-    """One pixel is the mean of the patches whose centres fall into it."""
-    from PIL import Image
-
+    """One pixel is the mean of the patches whose centres fall into it; one clear pixel without places."""
     if evidence.coords is None or not evidence.n:
-        raise MissingError("The positions of this slide's patches are not known.")
+        return _png(np.zeros((1, 1, 4), dtype=np.uint8))
     edge = evidence.patch_size or 1
     corner = evidence.coords.min(axis=0)
     places = evidence.coords - corner + edge // 2
@@ -140,8 +138,14 @@ def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
     cell = (places[:, 1] // pixel).astype(np.int64) * width + (places[:, 0] // pixel).astype(np.int64)
     counts = np.bincount(cell, minlength=width * height)
     mean = np.bincount(cell, weights=scores, minlength=width * height) / np.maximum(counts, 1)
+    return _png(_coloured(mean, counts > 0).reshape(height, width, 4))
+
+
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    from PIL import Image
+
     stream = BytesIO()
-    Image.fromarray(_coloured(mean, counts > 0).reshape(height, width, 4)).save(stream, "PNG")
+    Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
 
 
