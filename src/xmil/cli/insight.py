@@ -21,7 +21,8 @@ def insight(
         Path | None, typer.Option(help="Folder of slides: what patches look like, examples in the report.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The run's checkpoint; needed where no relevance vectors are stored.")
+        Path | None,
+        typer.Option(help="The run's checkpoint, or the folder of its training; for concepts and stability."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the findings; RUN/insight by default.")] = None,
     method: Annotated[str, typer.Option(help="Method whose explanations are looked at.")] = "lrp",
@@ -30,6 +31,13 @@ def insight(
     concepts: Annotated[int, typer.Option(help="Size of the dictionary.")] = 20,
     dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
     causes: Annotated[str, typer.Option(help="Columns to ask about, separated by commas; or all.")] = "",
+    beside: Annotated[
+        str, typer.Option(help="Further runs of the same slides (folds, seeds), separated by commas.")
+    ] = "",
+    evaluated: Annotated[
+        Path | None, typer.Option(help="Run of `xmil evaluate`: certificates for card and album.")
+    ] = None,
+    album: Annotated[bool, typer.Option("--album", help="Write album.pdf, a page for each slide.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
@@ -57,6 +65,9 @@ def insight(
         concepts=concepts,
         dictionary=dictionary,
         causes=causes,
+        beside=beside,
+        evaluated=evaluated,
+        album=album,
         seed=seed,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),

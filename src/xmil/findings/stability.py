@@ -29,6 +29,26 @@ class Consensus:
     kept: npt.NDArray[np.bool_]
     agreement: float
     correlation: float
+    models: int = 0
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """What a table says of a slide."""
+        return {
+            "models": float(self.models),
+            "sign_agreement": self.agreement,
+            "rank_correlation": self.correlation,
+            "kept_share": float(self.kept.mean()),
+            "mean_spread": float(self.std.mean()),
+        }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of patches that every model counts as support, and whose masked mean is above zero."""
+        return {
+            "agreed_share": float((self.sign == 1).mean()),
+            "masked_share": float((self.scores > 0).mean()),
+        }
 
     @property
     def scores(self) -> FloatArray:
@@ -52,4 +72,4 @@ def consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Consensus
     pairs = [rank_correlation(a, b) for a, b in combinations(s, 2)]
     correlation = float(np.nanmean(pairs)) if np.isfinite(pairs).any() else float("nan")
     mean32, std32, sign32 = (np.asarray(values, dtype=np.float32) for values in (mean, std, sign))
-    return Consensus(mean32, std32, sign32, kept, agreement, correlation)
+    return Consensus(mean32, std32, sign32, kept, agreement, correlation, len(s))
