@@ -153,6 +153,9 @@ def test_the_mask_follows_its_definition() -> None:
         slow.append(not opposed and not noisy)
     assert found.kept.tolist() == slow
     assert (found.scores[~found.kept] == 0).all()
+    assert found.shares["agreed_share"] == pytest.approx((scores > 0).all(axis=0).mean())
+    silent = consensus(np.vstack([scores, np.zeros(400)]))  # a model that learnt nothing has no say
+    assert silent.shares["agreed_share"] == found.shares["agreed_share"]
     with pytest.raises(InputError, match="two models or more"):
         consensus(scores[:1])
 
