@@ -9,19 +9,23 @@ STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
 
-.PHONY: help demo test lint bench docs dist check-dist clean
+.PHONY: help demo test lint bench docs dist check-dist release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
 	@echo "make test        lint, types, import layers, tests with doctests and coverage"
+	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
 	@echo "make lint        the first three of these"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
 	@echo "make dist        build sdist and wheel into dist/"
+	@echo "make release     dist, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
 $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
 	$(PYTHON) -m venv $(VENV)
+	$(if $(LOCKED),$(BIN)/python $(PIP) -c constraints.txt torch)
+	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps --require-hashes -r hashes.txt)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
@@ -47,6 +51,10 @@ docs: $(STAMP)
 dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build
+
+release: dist
+	$(BIN)/python -m release.bill --out dist/xmil.cdx.json
+	$(BIN)/python -m release.twice
 
 # The wheel as a stranger gets it: no sources in sight, the extras that the demonstration needs.
 check-dist: dist

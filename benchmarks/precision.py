@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--precisions", nargs="+", default=list(PRECISIONS))
     args = parser.parse_args()
-    print("| model | precision | test AUROC | s an epoch | largest gap of weights after a stop |")
+    print("| model | precision | test AUROC | s per epoch | largest gap of weights after a stop |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         write_bags(Path(folder), args.bags)

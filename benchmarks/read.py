@@ -18,7 +18,7 @@ ROWS, WIDTH, DRAWN, REPEATS = 50_000, 1024, 2_048, 7
 
 
 def write(path: Path, *, layout: str, dtype: type) -> Path:
-    """50,000 x 1,024 features as TRIDENT writes them (a row to a chunk), in large chunks, or as we do."""
+    """50,000 x 1,024 features as TRIDENT writes them (one row per chunk), in large chunks, or as we do."""
     chunks = {"row chunks": (1, WIDTH), "large chunks": (1024, WIDTH), "contiguous": None}[layout]
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:

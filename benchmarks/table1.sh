@@ -4,7 +4,7 @@
 # cut off goes on where it stopped, and `rules` needs the models of `table`.
 set -uo pipefail
 data=$1 out=$2 stage=$3 work=${4:-/tmp/xmil-table1}
-export PYTHONPATH=src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 mkdir -p "$out" "$work"
 {
   case $stage in

@@ -1,4 +1,4 @@
-"""`python docs/bench_page.py RUN`: the page of a run of `xmil bench`, for the documentation to embed."""
+"""`python docs/bench_page.py RUN [NAME]`: the page of a run of `xmil bench`, for the documentation to embed."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from xmil.bench.run_report import read_results
 
 if __name__ == "__main__":
     page = page_of(read_results(Path(sys.argv[1])), beside=False)
-    Path(__file__).with_name("bench-quick.html").write_text(page, encoding="utf-8")
+    name = sys.argv[2] if len(sys.argv) > 2 else "bench-quick.html"
+    Path(__file__).with_name(name).write_text(page, encoding="utf-8")

@@ -36,8 +36,8 @@ def read(folders: Iterable[Path]) -> list[Row]:
 
 
 def values(rows: Sequence[Row], name: str, measure: str, split: str = "test") -> np.ndarray[Any, Any]:
-    """A measure of one candidate in every row."""
-    return np.array([row[split][name][measure] for row in rows], dtype=float)
+    """A measure of one candidate in every row; nan where it was not measured."""
+    return np.array([row[split].get(name, {}).get(measure, np.nan) for row in rows], dtype=float)
 
 
 def default_of(model: str) -> str:

@@ -71,13 +71,13 @@ class Mobile(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = _torchvision().models.mobilenet_v2(weights=None).features
+        self.features = torchvision_beside_cpu().models.mobilenet_v2(weights=None).features
 
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x).mean(dim=(2, 3))
 
 
-def _torchvision() -> Any:
+def torchvision_beside_cpu() -> Any:
     """torchvision; beside a CPU build of torch its two missing operators are declared first."""
     if not torch.cuda.is_available() and not hasattr(torch.ops.torchvision, "nms"):
         library = torch.library.Library("torchvision", "DEF")

@@ -1,22 +1,28 @@
 /** The address is the state: which slide is shown, and how. A link shows the same to whoever opens it. */
 
-import type { Choice } from "./evidence";
+import type { Choice, Minus } from "./evidence";
+import { INITIAL_LAYERS, LAYERS } from "./layers";
 import type { Display } from "./settings";
 import type { Bounds } from "./viewport";
 
 /** What of a slide's view a link carries. */
 export interface ViewState {
   panes: Partial<Choice>[];
-  display: Partial<Pick<Display, "threshold" | "clip" | "sign" | "shown">>;
+  display: Partial<Pick<Display, "threshold" | "clip" | "sign" | "shown" | ImageSetting>>;
   area: Bounds | null;
   panel: string | null;
   picked: number | null;
+  /** The layers that are on; null is what a slide starts with. */
+  layers: readonly string[] | null;
 }
 
 export interface Address {
   slide: string;
   state: ViewState | null;
 }
+
+const IMAGE = ["brightness", "contrast", "gamma"] as const;
+type ImageSetting = (typeof IMAGE)[number] | "rotation";
 
 const SIGNS = ["both", "positive", "negative"];
 
@@ -50,14 +56,18 @@ function toQuery(state: ViewState): string {
     if (pane.method !== undefined) query.set(`${letter}.method`, pane.method);
     if (pane.target !== undefined) query.set(`${letter}.class`, pane.target);
     if (pane.against != null) query.set(`${letter}.against`, pane.against);
+    if (pane.minus) query.set(`${letter}.minus`, JSON.stringify([pane.minus.run, pane.minus.method, pane.minus.target]));
   });
   const { threshold, clip, sign, shown } = state.display;
   if (threshold) query.set("threshold", String(rounded(threshold)));
   if (clip != null) query.set("clip", String(rounded(clip)));
   if (sign && sign !== "both") query.set("sign", sign);
   if (shown === false) query.set("hidden", "1");
+  for (const name of IMAGE) if ((state.display[name] ?? 1) !== 1) query.set(name, String(rounded(state.display[name]!)));
+  if (state.display.rotation) query.set("turn", String(state.display.rotation));
   if (state.area) query.set("area", [state.area.x, state.area.y, state.area.width, state.area.height].map(Math.round).join(","));
   if (state.panel && state.panel !== "evidence") query.set("panel", state.panel);
+  if (state.layers && state.layers.join() !== INITIAL_LAYERS.join()) query.set("layers", state.layers.join(","));
   if (state.picked !== null) query.set("patch", String(state.picked));
   return query.toString();
 }
@@ -73,16 +83,28 @@ function fromQuery(query: URLSearchParams): ViewState {
       clip: share(query.get("clip")),
       sign: (SIGNS.includes(sign ?? "") ? sign : "both") as Display["sign"],
       shown: query.get("hidden") !== "1",
+      ...Object.fromEntries(IMAGE.map((name) => [name, Math.min(4, Math.max(0.25, Number(query.get(name) ?? 1) || 1))])),
+      rotation: (whole(query.get("turn")) ?? 0) % 360,
     },
     area: area.length === 4 && area.every(Number.isFinite) && area[2] > 0 && area[3] > 0 ? { x: area[0], y: area[1], width: area[2], height: area[3] } : null,
     panel: query.get("panel"),
     picked: whole(query.get("patch")),
+    layers: query.has("layers") ? LAYERS.map((layer) => layer.name).filter((name) => query.get("layers")!.split(",").includes(name)) : null,
   };
 }
 
 function pane(query: URLSearchParams, letter: string): Partial<Choice> {
   const get = (name: string) => query.get(`${letter}.${name}`) ?? undefined;
-  return { run: whole(get("run") ?? null) ?? 0, method: get("method"), target: get("class"), against: get("against") ?? null };
+  return { run: whole(get("run") ?? null) ?? 0, method: get("method"), target: get("class"), against: get("against") ?? null, minus: minusIn(get("minus")) };
+}
+
+function minusIn(text: string | undefined): Minus | null {
+  try {
+    const [run, method, target] = JSON.parse(text ?? "null") as unknown[];
+    return Number.isInteger(run) && typeof method === "string" && typeof target === "string" ? { run: run as number, method, target } : null;
+  } catch {
+    return null;
+  }
 }
 
 function share(text: string | null): number | null {

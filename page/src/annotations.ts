@@ -1,13 +1,18 @@
-/** Named regions: kept in the browser, written and read as QuPath's GeoJSON. */
+/** Named regions, lines and points, written and read as QuPath's GeoJSON. */
 
 import type { SlideInfo } from "./api";
 import { area, moved, type Point, type Polygon, type Ring } from "./geometry";
+
+/** Lines and points are kept as one open ring. */
+export type Shape = "area" | "line" | "point";
 
 export interface Annotation {
   id: string;
   name: string;
   kind: string;
   colour: [number, number, number];
+  shape: Shape;
+  comment: string;
   polygons: Polygon[];
 }
 
@@ -31,9 +36,17 @@ export const KINDS: { name: string; colour: [number, number, number] }[] = [
 
 const MOST_BYTES = 50_000_000;
 
-export function annotation(name: string, kind: string, polygons: Polygon[]): Annotation {
-  const colour = KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
-  return { id: identifier(), name, kind, colour, polygons };
+export function annotation(name: string, kind: string, polygons: Polygon[], shape: Shape = "area"): Annotation {
+  return { id: identifier(), name, kind, colour: colourOf(kind), shape, comment: "", polygons };
+}
+
+export function colourOf(kind: string): [number, number, number] {
+  return KINDS.find((known) => known.name === kind)?.colour ?? [120, 120, 120];
+}
+
+/** What two annotations that say the same have in common, whatever their ids. */
+export function contentOf({ name, kind, shape, comment, polygons }: Annotation): string {
+  return JSON.stringify([name, kind, shape ?? "area", comment ?? "", polygons.map((rings) => rings.map((ring) => ring.map((point) => point.map(Math.round))))]);
 }
 
 function identifier(): string {
@@ -55,11 +68,12 @@ export function asFeature(note: Annotation, origin: Point): Feature {
   return {
     type: "Feature",
     id: note.id,
-    geometry: geometryOf(moved(note.polygons, [-origin[0], -origin[1]])),
+    geometry: geometryOf(moved(note.polygons, [-origin[0], -origin[1]]), note.shape),
     properties: {
       objectType: "annotation",
       name: note.name,
       classification: { name: note.kind, color: note.colour },
+      ...(note.comment ? { comment: note.comment } : {}),
       isLocked: false,
     },
   };
@@ -75,7 +89,9 @@ export function patchFeature(ring: Ring, colour: number[], measurements: Record<
   };
 }
 
-function geometryOf(polygons: Polygon[]): Feature["geometry"] {
+function geometryOf(polygons: Polygon[], shape: Shape = "area"): Feature["geometry"] {
+  if (shape === "point") return { type: "Point", coordinates: polygons[0][0][0] };
+  if (shape === "line") return { type: "LineString", coordinates: polygons[0][0] };
   return polygons.length === 1
     ? { type: "Polygon", coordinates: polygons[0] }
     : { type: "MultiPolygon", coordinates: polygons };
@@ -128,12 +144,12 @@ function featuresOf(content: unknown): unknown[] | null {
 /** An annotation from a GeoJSON feature; its own id where it has one. */
 export function fromFeature(feature: unknown): Annotation | null {
   const { geometry, properties, id } = (feature ?? {}) as { id?: unknown; geometry?: { type?: unknown; coordinates?: unknown }; properties?: Record<string, unknown> };
-  const found = geometry?.type === "Polygon" ? [geometry.coordinates] : geometry?.type === "MultiPolygon" ? geometry.coordinates : null;
-  const polygons = Array.isArray(found) ? found.map(polygon) : [];
+  const [polygons, shape] = shapeOf(geometry?.type, geometry?.coordinates);
   if (!polygons.length || polygons.some((p) => p === null)) return null;
   const kind = properties?.classification as { name?: unknown; names?: unknown; color?: unknown } | undefined;
   const named = typeof kind?.name === "string" ? kind.name : Array.isArray(kind?.names) ? kind.names.join(": ") : "Other";
-  const note = annotation(text(properties?.name), text(named) || "Other", polygons as Polygon[]);
+  const note = annotation(text(properties?.name), text(named) || "Other", polygons as Polygon[], shape);
+  note.comment = text(properties?.comment);
   if (typeof id === "string" && id.length <= 100) note.id = id;
   const colour = kind?.color ?? properties?.color;
   if (Array.isArray(colour) && colour.length >= 3 && colour.every((c) => Number.isFinite(c))) note.colour = colour.slice(0, 3) as Annotation["colour"];
@@ -142,6 +158,14 @@ export function fromFeature(feature: unknown): Annotation | null {
 
 function text(value: unknown): string {
   return typeof value === "string" ? value.slice(0, 500) : "";
+}
+
+function shapeOf(type: unknown, coordinates: unknown): [(Polygon | null)[], Shape] {
+  const list = Array.isArray(coordinates) ? coordinates : [];
+  if (type === "Point") return [isPoint(coordinates) ? [[[[coordinates[0], coordinates[1]]]]] : [], "point"];
+  if (type === "LineString") return [list.length > 1 && list.every(isPoint) ? [[list.map(([x, y]): Point => [x, y])]] : [], "line"];
+  const found = type === "Polygon" ? [coordinates] : type === "MultiPolygon" ? list : [];
+  return [found.map(polygon), "area"];
 }
 
 function polygon(coordinates: unknown): Polygon | null {

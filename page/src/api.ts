@@ -43,6 +43,9 @@ export interface Audit {
 
 export interface Column {
   name: string;
+  /** The column that this one stands beside: its spread, standard error, or whether its sign is stable. */
+  beside: string | null;
+  kind: string;
   method: string;
   target: string;
   signed: boolean;
@@ -75,11 +78,16 @@ export interface Certificate {
   output?: number;
   mode?: string;
   methods: MethodCertificate[];
+  /** The smallest set of patches that decides, by their rows. */
+  deciding?: { instances: number[] | null; sentence: string; n: number; target: string; kind: string } | null;
   random_band: { mean: number[]; low: number[]; high: number[] };
 }
 
 export interface EvidenceSet {
   run: number;
+  /** Whether there are maps inside patches, and pairs that act together. */
+  inside: boolean;
+  pairs: boolean;
   n: number;
   edge: number | null;
   placed: boolean;
@@ -169,6 +177,61 @@ export function parseScores(buffer: ArrayBuffer, set: EvidenceSet): Scores {
     columns: columns.map((_, i) => new Float32Array(buffer, 4 * n * (first + i), n)),
   };
 }
+
+/** Two patches, by row, and what they say together beyond what they say one by one. */
+export interface Pair {
+  first: number;
+  second: number;
+  value: number;
+  sure: boolean;
+}
+
+export interface PairSets {
+  sets: { target: string; warnings: string[]; pairs: Pair[] }[];
+}
+
+export interface InsideMap {
+  patch: number;
+  box: [number, number, number, number];
+  values: number[];
+  score: number;
+  spatial: number;
+  constant: number;
+  other: number;
+}
+
+export interface InsideMaps {
+  method: string;
+  target: string;
+  encoder: string;
+  warnings: string[];
+  limit: number;
+  height: number;
+  width: number;
+  maps: InsideMap[];
+}
+
+/** A patch on the wall of the cohort. */
+export interface WallPatch {
+  key: number;
+  index: number;
+  score: number;
+}
+
+export interface Wall {
+  method: string;
+  target: string;
+  slides: number;
+  groups: { label: string | null; correct: boolean | null; supporting: WallPatch[]; refuting: WallPatch[] }[];
+}
+
+/** The signed methods and targets of a run; walls and small pictures are asked for by their number. */
+export const getColumns = async (run: number): Promise<{ method: string; target: string }[]> => (await json<{ columns: { method: string; target: string }[] }>(`api/columns-${run}.json`)).columns;
+export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
+export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
+
+export const getPairs = (key: number, run: number): Promise<PairSets> => json(`api/slides/${key}/pairs-${run}.json`);
+export const getInside = (key: number, run: number): Promise<InsideMaps> => json(`api/slides/${key}/inside-${run}.json`);
 
 export async function getSimilar(key: number, run: number, i: number): Promise<Neighbour[]> {
   return (await json<{ neighbours: Neighbour[] }>(`api/slides/${key}/similar-${run}-${i}.json`)).neighbours;

@@ -28,7 +28,8 @@ export class CertificatePanel {
     const { audit } = evidence.column;
     const { method, target, against } = evidence.choice;
     const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
-    const found = measured.find((m) => m.target === target && against === null);
+    const plain = against === null && evidence.choice.minus === null;
+    const found = measured.find((m) => m.target === target && plain);
     put(
       this.element,
       el("h2", {}, title(evidence)),
@@ -54,7 +55,7 @@ export class CertificatePanel {
 
   /** No verdict on evidence that was not measured, but the way to the one that was. */
   private elsewhere(measured: MethodCertificate): HTMLElement {
-    const show = () => this.view.active?.choose({ target: measured.target, against: null });
+    const show = () => this.view.active?.choose({ target: measured.target, against: null, minus: null });
     return el(
       "div",
       { class: "unmeasured" },

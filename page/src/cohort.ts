@@ -1,8 +1,9 @@
 /** The list of slides: find one by name, label, prediction or verdict. */
 
 import { slideHash } from "./address";
-import { thumbnailUrl, type Run, type SlideRow } from "./api";
+import { getColumns, smallUrl, thumbnailUrl, type Run, type SlideRow } from "./api";
 import { verdictLabel } from "./certificate";
+import { confusion } from "./confusion";
 import { button, el, put, select } from "./dom";
 import { counted } from "./evidence";
 
@@ -12,7 +13,7 @@ interface Sort {
 }
 
 const PAGE = 200;
-const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", "Label"], ["predicted", "Prediction"], ["correct", "Correct"], ["verdict", "Faithfulness"], ["n", "Patches"]];
+const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", "Label"], ["predicted", "Prediction"], ["probability", "Probability"], ["correct", "Correct"], ["verdict", "Faithfulness"], ["n", "Patches"]];
 
 const state = { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false } as Sort, length: PAGE, top: 0 };
 
@@ -35,6 +36,8 @@ export class Cohort {
   private readonly body = el("tbody", {});
   private readonly head = el("tr", {});
   private readonly counted = el("p", { class: "muted", role: "status" });
+  private readonly confusion = el("div", {});
+  private columns: { method: string; target: string }[] = [];
   private readonly more = button("Show more", () => this.extend(), { class: "more" });
 
   constructor(private readonly run: Run) {
@@ -44,12 +47,38 @@ export class Cohort {
     put(
       this.element,
       el("h1", { class: "hidden-text" }, `Slides of ${run.name}`),
-      el("div", { class: "filters" }, search, this.choice("label", "Label"), this.choice("predicted", "Prediction"), this.correctness(), withVerdict && this.choice("verdict", "Faithfulness")),
+      el("div", { class: "filters" }, search, this.choice("label", "Label"), this.choice("predicted", "Prediction"), this.correctness(), withVerdict && this.choice("verdict", "Faithfulness"), run.live && el("a", { href: "#/wall", class: "to-wall" }, "Patches that say most")),
+      this.confusion,
       this.counted,
       el("table", { class: "slides" }, el("thead", {}, this.head), this.body),
       this.more,
     );
     this.refresh();
+    void this.fetchColumns();
+  }
+
+  /** The slide's evidence for its prediction, as small as its thumbnail. */
+  private small(slide: SlideRow): HTMLElement | null {
+    const column = Math.max(0, this.columns.findIndex(({ target }) => target === slide.predicted));
+    if (!this.columns.length || slide.n === null) return null;
+    const image = el("img", { loading: "lazy", alt: "", class: "small-map", title: `${this.columns[column].method}: evidence for ${this.columns[column].target}` });
+    image.onerror = () => image.remove();
+    image.src = smallUrl(slide.key, 0, column);
+    return image;
+  }
+
+  /** Small pictures of the evidence come when the server has said which scores there are. */
+  private async fetchColumns(): Promise<void> {
+    if (!this.run.live) return;
+    this.columns = await getColumns(0).catch(() => []);
+    if (this.element.isConnected && this.columns.length) this.refresh();
+  }
+
+  private drawConfusion(): void {
+    const open = this.confusion.querySelector("details")?.open ?? false;
+    const table = confusion(this.run, state, (label, predicted) => this.filter({ label, predicted }));
+    put(this.confusion, table);
+    if (table) (table as HTMLDetailsElement).open = open;
   }
 
   private choice(key: "label" | "predicted" | "verdict", name: string): HTMLElement | null {
@@ -88,6 +117,11 @@ export class Cohort {
 
   refresh(): void {
     const found = this.found();
+    this.drawConfusion();
+    for (const key of ["label", "predicted"] as const) {
+      const list = this.element.querySelector<HTMLSelectElement>(`select[name=${key}]`);
+      if (list) list.value = state[key];
+    }
     put(this.head, el("th", { class: "thumb" }, el("span", { class: "hidden-text" }, "Picture")), ...COLUMNS.map(([key, name]) => this.header(key, name)));
     put(this.body, ...found.slice(0, state.length).map((slide) => this.row(slide)));
     this.more.hidden = found.length <= state.length;
@@ -121,10 +155,11 @@ export class Cohort {
     return el(
       "tr",
       { onclick: open, data: { key: slide.key } },
-      el("td", { class: "thumb" }, thumbnail(slide)),
+      el("td", { class: "thumb" }, thumbnail(slide), this.small(slide)),
       el("td", {}, link, about),
       el("td", {}, slide.label ?? "–"),
-      el("td", {}, slide.predicted ?? "–", slide.probability !== null && el("span", { class: "muted" }, ` ${(100 * slide.probability).toFixed(0)} %`)),
+      el("td", {}, slide.predicted ?? "–"),
+      el("td", { class: "number column-probability" }, slide.probability === null ? "–" : `${(100 * slide.probability).toFixed(1)} %`),
       el("td", {}, correctLabel(slide.correct)),
       el("td", {}, verdictLabel(slide.verdict, slide.verdict_method)),
       el("td", { class: "number column-n" }, slide.n === null ? "–" : slide.n.toLocaleString("en")),

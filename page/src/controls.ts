@@ -2,6 +2,8 @@
 
 import { button, el, put, select } from "./dom";
 import { counted, histogram, shown, type Evidence } from "./evidence";
+import { ImageSettings } from "./image_settings";
+import { offered } from "./layers";
 import { warningsOf } from "./legend";
 import { limitOf } from "./overlay";
 import { css, LAST, PALETTES, table } from "./palette";
@@ -17,6 +19,8 @@ export class Controls {
   private readonly axis = el("div", { class: "axis" });
   private readonly gallery = el("div", {});
   private readonly warnings = el("div", {});
+  private readonly image: ImageSettings;
+  private readonly layers = el("section", { class: "block layers" });
   private readonly threshold = slider("Hide scores weaker than", 0, 1, 0.005, (v) => this.view.setDisplay({ threshold: v }));
   private readonly clip = slider("Colours saturate at", 0.01, 1, 0.005, (v) => this.view.setDisplay({ clip: v }));
   private readonly opacity = slider("Opacity", 0, 1, 0.02, (v) => this.view.setDisplay({ opacity: v }));
@@ -29,6 +33,7 @@ export class Controls {
   private waiting = 0;
 
   constructor(private readonly view: SlideView) {
+    this.image = new ImageSettings(view);
     this.whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
     this.clip.row.append(this.whisker);
     const palettes = PALETTES.map((palette) => ({ value: palette.id, text: palette.name }));
@@ -51,6 +56,8 @@ export class Controls {
           el("label", { class: "row check", title: "Over pink tissue a score of zero would look red" }, this.grey, "Grey tissue"),
         ),
       ),
+      this.layers,
+      this.image.element,
       this.gallery,
     );
   }
@@ -78,6 +85,8 @@ export class Controls {
     this.grey.checked = display.grey;
     this.grey.disabled = !this.view.info.image;
     PALETTES.forEach((palette, i) => (this.palette.options[i].textContent = evidence.signed ? palette.name : palette.sequential));
+    this.drawLayers(evidence);
+    this.image.refresh();
     this.drawSigns(evidence, display);
     this.drawChart(evidence, display, limit);
   }
@@ -90,6 +99,20 @@ export class Controls {
       if (!pane?.evidence) return;
       put(this.gallery, ...galleries(this.view.info, pane.evidence, this.view.display, (i) => this.view.jump(pane, i)));
     }, 60);
+  }
+
+  private drawLayers(evidence: Evidence): void {
+    const { store, layers } = this.view;
+    const on = store.state.layers;
+    const rows = (evidence.scores.x ? offered(evidence) : []).flatMap((layer) => {
+      const checked = on.includes(layer.name);
+      const change = () => store.set({ layers: checked ? on.filter((name) => name !== layer.name) : [...on, layer.name] });
+      const box = el("input", { type: "checkbox", checked, onchange: change, name: `layer-${layer.name}` });
+      const line = checked ? el("p", { class: "muted small" }, layer.legend(evidence, layers.of(evidence.choice.run))) : null;
+      return [el("label", { class: "row check" }, box, layer.label), line];
+    });
+    put(this.layers, el("h2", {}, "Layers"), ...rows);
+    this.layers.hidden = !rows.length;
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {

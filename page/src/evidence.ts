@@ -8,7 +8,11 @@ export interface Choice {
   method: string;
   target: string;
   against: string | null;
+  /** Another map that is taken off: another method, class or run on the same patches. */
+  minus: Minus | null;
 }
+
+export type Minus = Pick<Choice, "run" | "method" | "target">;
 
 /** One score for each instance as a pane shows it. */
 export interface Evidence extends Extent {
@@ -20,7 +24,7 @@ export interface Evidence extends Extent {
 }
 
 export function methodsOf(scores: Scores): string[] {
-  return [...new Set(scores.set.columns.map((column) => column.method))];
+  return [...new Set(scores.set.columns.filter((column) => column.kind !== "stable").map((column) => column.method))];
 }
 
 export function targetsOf(scores: Scores, method: string): string[] {
@@ -28,18 +32,41 @@ export function targetsOf(scores: Scores, method: string): string[] {
 }
 
 /** The nearest choice that the scores hold: method and target are kept where they exist. */
-export function fitting(wanted: Partial<Choice>, scores: Scores, preferred: string | null): Choice | null {
+export function fitting(wanted: Partial<Choice>, scores: Scores, preferred: string | null, all: ReadonlyMap<number, Scores>): Choice | null {
   const methods = methodsOf(scores);
   if (!methods.length) return null;
   const method = wanted.method !== undefined && methods.includes(wanted.method) ? wanted.method : methods[0];
   const targets = targetsOf(scores, method);
   const target = [wanted.target, preferred, targets[0]].find((t) => t != null && targets.includes(t)) as string;
   const against = wanted.against != null && wanted.against !== target && targets.includes(wanted.against);
-  return { run: scores.set.run, method, target, against: against ? wanted.against! : null };
+  const choice = { run: scores.set.run, method, target, against: against ? wanted.against! : null, minus: null };
+  const { minus } = wanted;
+  const fits = minus && !against && subtrahends(choice, scores, all).some((each) => same(each, minus));
+  return { ...choice, minus: fits ? minus : null };
 }
 
-/** The scores of a choice; a contrast is the difference of two columns. */
-export function evidenceOf(scores: Scores, choice: Choice): Evidence {
+const same = (a: Minus, b: Minus): boolean => a.run === b.run && a.method === b.method && a.target === b.target;
+
+/** What can be taken off a choice: every other column over the same patches. */
+export function subtrahends(choice: Choice, scores: Scores, all: ReadonlyMap<number, Scores>): Minus[] {
+  const alike = [...all.values()].filter((other) => other === scores || samePlaces(other, scores));
+  const columns = alike.flatMap(({ set }) => set.columns.filter((c) => c.kind === "scores").map((c) => ({ run: set.run, method: c.method, target: c.target })));
+  return columns.filter((column) => !same(column, choice));
+}
+
+function samePlaces(a: Scores, b: Scores): boolean {
+  if (a.set.n !== b.set.n || !a.x || !b.x) return false;
+  return a.x.every((x, i) => x === b.x![i]) && a.y!.every((y, i) => y === b.y![i]);
+}
+
+/** The scores of a choice; a contrast is the difference of two columns, of two maps each in units of its scale. */
+export function evidenceOf(scores: Scores, choice: Choice, all: ReadonlyMap<number, Scores>): Evidence {
+  const { minus } = choice;
+  if (minus) {
+    const [a, b] = [evidenceOf(scores, { ...choice, minus: null }, all), evidenceOf(all.get(minus.run)!, { ...minus, against: null, minus: null }, all)];
+    const values = difference(inScale(a), inScale(b));
+    return { ...a, choice, values, signed: true, column: { ...a.column, audit: null, warnings: [...a.column.warnings, ...b.column.warnings] }, ...scaleOf(values, true) };
+  }
   const { columns } = scores.set;
   const find = (target: string) => columns.findIndex((c) => c.method === choice.method && c.target === target);
   const first = find(choice.target);
@@ -47,6 +74,11 @@ export function evidenceOf(scores: Scores, choice: Choice): Evidence {
   const values = second < 0 ? scores.columns[first] : difference(scores.columns[first], scores.columns[second]);
   const signed = columns[first].signed || second >= 0;
   return { choice, scores, values, signed, column: columns[first], ...scaleOf(values, signed) };
+}
+
+/** Scores over the range of their colours, so that maps of different units can be compared. */
+function inScale({ values, smallest, whisker }: Evidence): Float32Array {
+  return values.map((value) => (value - smallest) / (whisker - smallest || 1));
 }
 
 function difference(a: Float32Array, b: Float32Array): Float32Array {

@@ -4,12 +4,15 @@ import { asFeature, asGeoJson, originOf, patchFeature } from "./annotations";
 import { download, fileName } from "./dom";
 import { counted, percentile, rank, shown, type Evidence } from "./evidence";
 import { rectangle } from "./geometry";
+import { figure, unitOf } from "./figure";
+import { filterOf, imageText } from "./image_settings";
 import { drawCaption, drawLegend, title } from "./legend";
-import { drawMarks } from "./marks";
 import { indices, Layout, limitOf } from "./overlay";
 import { table } from "./palette";
 import type { Pane } from "./pane";
+import { withFacts } from "./png";
 import type { SlideView } from "./slide";
+import { svgFigure } from "./svg_figure";
 
 export class Exports {
   constructor(private readonly view: SlideView) {}
@@ -61,7 +64,34 @@ export class Exports {
       context.drawImage(part, x, 0);
       x += part.width + 8;
     }
-    whole.toBlob((blob) => blob && download(blob, `${this.name()}.png`), "image/png");
+    this.save(whole, 96 * (devicePixelRatio || 1), `${this.name()}.png`);
+  }
+
+  private save(canvas: HTMLCanvasElement, dpi: number, name: string): void {
+    const texts = { Title: this.view.info.id, Description: this.view.panes.map((pane) => this.caption(this.shownIn(pane)).join("; ")).join(" | "), Software: `xmil ${this.view.run.version}`, xmil: this.facts() };
+    canvas.toBlob((blob) => blob && void withFacts(blob, dpi, texts).then((file) => download(file, name)), "image/png");
+  }
+
+  /** A figure of each pane at a resolution, as PNG or SVG. */
+  async figures(dpi: number, kind: "png" | "svg"): Promise<void> {
+    for (const pane of this.view.panes) {
+      const lines = this.caption(this.shownIn(pane));
+      const name = [this.name([pane]), kind === "png" ? `${dpi}dpi` : "", this.view.panes.length > 1 ? pane.letter : ""].filter(Boolean).join(".");
+      if (kind === "svg") download(await svgFigure(pane, dpi, lines, this.facts()), `${name}.svg`);
+      else this.save(await figure(pane, dpi, lines), (96 * unitOf(pane, dpi)), `${name}.png`);
+    }
+  }
+
+  private shownIn(pane: Pane): Evidence | null {
+    return this.view.display.shown ? pane.evidence : null;
+  }
+
+  /** Every setting that the figure depends on, as JSON. */
+  private facts(): string {
+    const { view } = this;
+    const removed = Object.fromEntries([...view.removed].map(([run, gone]) => [run, count(gone)]));
+    const { panes, display, area, layers } = view.link.state();
+    return JSON.stringify({ xmil: view.run.version, slide: view.info.id, runs: view.run.runs.map((run) => run.name), panes, display: { ...view.display, ...display }, area, layers, removed, address: location.hash });
   }
 
   private paneCanvas(pane: Pane): HTMLCanvasElement {
@@ -72,14 +102,15 @@ export class Exports {
     context.fillStyle = "#fff";
     context.fillRect(0, 0, canvas.width, canvas.height);
     const image = pane.viewer.drawer.canvas as HTMLCanvasElement;
+    context.filter = filterOf(view.display, false) || "none";
     context.drawImage(image, 0, 0, canvas.width, canvas.height);
+    context.filter = "none";
     if (pane.grey) withoutColour(context);
     context.globalAlpha = view.display.shown ? view.display.opacity : 0;
     context.drawImage(pane.overlay, 0, 0);
     context.globalAlpha = 1;
     const unit = devicePixelRatio || 1;
-    const marks = { ...view.marks, selection: null, draft: null, hovered: null };
-    drawMarks(context, marks, pane.transform(unit), pane.layout(), pane.evidence?.choice.run ?? -1, unit);
+    pane.markOn(context, { ...view.marks, selection: null, draft: null, hovered: null }, unit);
     const evidence = view.display.shown ? pane.evidence : null;
     drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, unit);
     drawCaption(context, this.caption(evidence), unit);
@@ -89,10 +120,11 @@ export class Exports {
   /** The slide, the run where there are several, and what is shown. */
   private caption(evidence: Evidence | null): string[] {
     const { info, run } = this.view;
-    if (!evidence) return [info.id];
+    const image = imageText(this.view.display);
+    if (!evidence) return [info.id, ...(image ? [image] : [])];
     const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
     const settings = this.settings(evidence);
-    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : []), ...evidence.column.warnings];
+    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
   }
 
   /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
@@ -110,9 +142,9 @@ export class Exports {
   }
 
   /** A file name that tells pictures of one slide apart. */
-  private name(): string {
+  private name(panes: Pane[] = this.view.panes): string {
     const { view } = this;
-    const choices = view.panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
+    const choices = panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
     const { threshold, sign, shown: seen } = view.display;
     const gone = choices.map((c) => count(view.removed.get(c.run)));
     const settings = [
@@ -121,7 +153,7 @@ export class Exports {
       sign !== "both" && sign,
       Math.max(0, ...gone) > 0 && `without-${[...new Set(gone)].join("-")}`,
     ].filter((part): part is string => Boolean(part));
-    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}`), ...settings].map(fileName).join(".");
+    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}${c.minus ? `-minus-${c.minus.run === c.run ? "" : `run${c.minus.run + 1}-`}${c.minus.method}-${c.minus.target}` : ""}`), ...settings].map(fileName).join(".");
   }
 }
 

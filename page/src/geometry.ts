@@ -67,6 +67,11 @@ export function area(ring: Ring): number {
   return sum / 2;
 }
 
+/** How long a line through points is. */
+export function lengthOf(points: Point[]): number {
+  return points.reduce((sum, [x, y], i) => sum + (i ? Math.hypot(x - points[i - 1][0], y - points[i - 1][1]) : 0), 0);
+}
+
 /** A hand-drawn ring with fewer points (Douglas and Peucker), closed. */
 export function closed(points: Point[], tolerance: number): Ring {
   const ring = simplified(points, tolerance).map(([x, y]): Point => [Math.round(x), Math.round(y)]);

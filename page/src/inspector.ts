@@ -3,6 +3,7 @@
 import { getSimilar } from "./api";
 import { button, el, put } from "./dom";
 import { percentile, rank, shown, type Evidence } from "./evidence";
+import { insideLine, insideOf } from "./layer_inside";
 import { Layout } from "./overlay";
 import { css, table } from "./palette";
 import { patchButton, patchPicture } from "./patches";
@@ -45,11 +46,19 @@ export class Inspector {
       patchPicture(info, evidence, index, run.live),
       el("p", { class: "numbers" }, summary(evidence, index)),
       el("p", { class: "muted small" }, this.place(evidence, index)),
+      this.inside(evidence, index),
       evidence.scores.x && button("Go to the patch", () => this.view.jump(pane, index), { class: "small-button" }),
       el("section", { class: "block" }, el("h2", {}, "Under all methods"), this.scores(evidence, index)),
       similar,
     );
     if (run.live && run.similar) void this.fetchSimilar(pane, evidence, index, similar);
+  }
+
+  /** How much of the score has a place inside the patch, where there is a map. */
+  private inside(evidence: Evidence, index: number): HTMLElement | null {
+    const found = insideOf(evidence, this.view.layers.of(evidence.choice.run));
+    const line = found && insideLine(found, index);
+    return line ? el("p", { class: "small inside" }, line) : null;
   }
 
   private place(evidence: Evidence, index: number): string {
@@ -96,8 +105,7 @@ export class Inspector {
       if (ticket !== this.asked) return;
       const buttons = neighbours.map((n) => patchButton(info, evidence, n.index, display, n.similarity.toFixed(2), (i) => this.view.jump(pane, i)));
       put(home, el("h2", {}, "Most similar by feature"), el("div", { class: "gallery" }, ...buttons), el("p", { class: "muted small" }, "Number: cosine similarity. Frame: the patch's own evidence."));
-      this.view.marks.similar = { run: evidence.choice.run, indices: neighbours.map((n) => n.index) };
-      this.view.redraw();
+      this.view.store.set({ similar: { run: evidence.choice.run, indices: neighbours.map((n) => n.index) } });
     } catch (error) {
       if (ticket === this.asked) put(home, el("h2", {}, "Most similar by feature"), el("p", { class: "muted" }, (error as Error).message));
     }

@@ -1,6 +1,6 @@
 /** Where annotations are kept: with the run on the server, one file per reader; else in this browser. */
 
-import { asFeature, fromFeature, originOf, type Annotation } from "./annotations";
+import { annotation, asFeature, contentOf, fromFeature, originOf, type Annotation } from "./annotations";
 import { getNotes, postNotes, type KeptNotes, type SlideInfo } from "./api";
 import { moved } from "./geometry";
 import { store, stored } from "./settings";
@@ -24,7 +24,7 @@ export class Keeping {
   /** Whether the server keeps them. */
   shared = false;
   private revision = 0;
-  private known = new Set<string>(); // ids that the server had when it was last read
+  private known = new Map<string, string>(); // what the server had when it was last read, by id
   private timer = 0;
   private writing: Promise<void> | null = null;
 
@@ -69,7 +69,7 @@ export class Keeping {
   private take(kept: KeptNotes): void {
     this.revision = kept.revision;
     this.readers = kept.readers;
-    this.known = new Set(this.parsed(kept).map((note) => note.id));
+    this.known = contents(this.parsed(kept));
   }
 
   private parsed(kept: KeptNotes): Annotation[] {
@@ -102,10 +102,11 @@ export class Keeping {
   private async send(): Promise<void> {
     try {
       for (let tries = 0; tries < 5; tries++) {
+        const sent = contents(this.notes);
         const { revision, conflict } = await postNotes(this.info.key, readerName(), this.revision, this.document());
         if (!conflict) {
           this.revision = revision;
-          this.known = new Set(this.notes.map((note) => note.id));
+          this.known = sent;
           return;
         }
         this.merge(conflict);
@@ -117,17 +118,29 @@ export class Keeping {
     }
   }
 
-  /** Theirs and mine; what I deleted stays deleted, what they deleted goes unless I have just drawn it. */
+  /**
+   * Theirs and mine; what I deleted stays deleted, what they deleted goes unless I have just drawn or changed it.
+   * Of a note changed in both places both versions stay, mine under its id.
+   */
   private merge(kept: KeptNotes): void {
-    const theirs = this.parsed(kept);
-    const mine = new Map(this.notes.map((note) => [note.id, note]));
-    const there = new Set(theirs.map((note) => note.id));
-    const added = theirs.filter((note) => !mine.has(note.id) && !this.known.has(note.id));
-    const stayed = this.notes.filter((note) => there.has(note.id) || !this.known.has(note.id));
+    const theirs = new Map(this.parsed(kept).map((note) => [note.id, note]));
+    const mine = new Set(this.notes.map((note) => note.id));
+    const added = [...theirs.values()].filter((note) => !mine.has(note.id) && !this.known.has(note.id));
+    const stayed = this.notes.flatMap((note) => this.reconciled(note, theirs.get(note.id)));
     this.take(kept);
     this.notes = [...stayed, ...added];
     if (added.length) this.tell(`${added.length} annotation${added.length === 1 ? "" : "s"} from another window joined.`);
     this.changed();
+  }
+
+  private reconciled(mine: Annotation, theirs: Annotation | undefined): Annotation[] {
+    const before = this.known.get(mine.id);
+    const changed = before !== contentOf(mine);
+    if (!theirs) return before === undefined || changed ? [mine] : [];
+    if (!changed || contentOf(theirs) === contentOf(mine)) return [theirs];
+    if (contentOf(theirs) === before) return [mine];
+    this.tell(`${mine.name || mine.kind} was changed in another window too: both versions are kept.`, true);
+    return [mine, { ...theirs, id: annotation("", "Other", []).id, name: `${theirs.name || theirs.kind} (other window)` }];
   }
 
   private document(): unknown {
@@ -143,3 +156,7 @@ export class Keeping {
 }
 
 
+
+function contents(notes: Annotation[]): Map<string, string> {
+  return new Map(notes.map((note) => [note.id, contentOf(note)]));
+}

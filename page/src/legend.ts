@@ -9,6 +9,7 @@ import type { Display } from "./settings";
 /** What the two ends of the colours mean. */
 export function ends(evidence: Evidence): [string, string] {
   const { choice, column } = evidence;
+  if (choice.minus) return ["more in the other", "more in this"];
   return choice.against === null ? column.ends : [`for ${choice.against}`, `for ${choice.target}`];
 }
 
@@ -23,7 +24,8 @@ export function ticks(evidence: Evidence, limit: number): [string, string, strin
 
 /** What a choice shows, in a line. */
 export function title(evidence: Evidence): string {
-  const { method, target, against } = evidence.choice;
+  const { method, target, against, minus } = evidence.choice;
+  if (minus) return `${method}: evidence for ${target}, minus ${minus.method} for ${minus.target}${minus.run === evidence.choice.run ? "" : ` of run ${minus.run + 1}`} (each in units of its scale)`;
   return `${method}: evidence for ${target}${against === null ? "" : ` against ${against}`}`;
 }
 

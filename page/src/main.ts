@@ -7,6 +7,7 @@ import { button, el, put } from "./dom";
 import { applyTheme, isDark, setTheme } from "./settings";
 import { helpDialog, slideKey } from "./shortcuts";
 import { SlideView } from "./slide";
+import { WallView } from "./wall";
 
 const app = document.getElementById("app")!;
 const bar = el("header", { class: "top" });
@@ -48,7 +49,7 @@ function drawBar(): void {
     bar,
     el("a", { href: "#/", class: "brand", title: run ? `All slides · xmil ${run.version}` : "xmil" }, "xmil"),
     el("span", { class: "run-name" }, run?.name ?? ""),
-    view && el("a", { href: "#/", class: "back" }, "All slides"),
+    (view || location.hash === "#/wall") && el("a", { href: "#/", class: "back" }, "All slides"),
     el("span", { class: "space" }),
     button(dark ? "Light" : "Dark", toggleTheme, { title: "Light or dark (T)", data: { action: "theme" } }),
     button("?", () => help.showModal(), { title: "Keys (?)", ariaLabel: "Keys" }),
@@ -67,6 +68,7 @@ async function route(): Promise<void> {
   const address = parseHash(location.hash);
   if (!run) return;
   if (address) await openSlide(address.slide);
+  else if (location.hash === "#/wall" && run.live) showPage(new WallView(run).element);
   else showList(run);
   drawBar();
   const opened = handle.view;
@@ -75,9 +77,13 @@ async function route(): Promise<void> {
 
 function showList(of: Run): void {
   const list = new Cohort(of);
-  put(content, list.element);
+  showPage(list.element);
   list.comeBack();
-  list.element.focus({ preventScroll: true });
+}
+
+function showPage(page: HTMLElement): void {
+  put(content, page);
+  page.focus({ preventScroll: true });
 }
 
 /** The slide of this name; the run is read again where it does not know it or knows it at another place. */
@@ -116,7 +122,7 @@ function onKey(event: KeyboardEvent): void {
   const target = event.target as HTMLElement;
   const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea");
   const modified = event.ctrlKey || event.metaKey || event.altKey;
-  if ((modified && !event.getModifierState("AltGraph")) || help.open) return; // AltGr makes [ and ] on many keyboards
+  if ((modified && !event.getModifierState("AltGraph")) || document.querySelector("dialog[open]")) return; // AltGr makes [ and ] on many keyboards
   if (typing) {
     if (event.key === "Escape") target.blur();
     return;

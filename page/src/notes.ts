@@ -1,118 +1,161 @@
-/** The list of annotations of a slide: name, class, area; import and export. */
+/** The panel of a slide's annotations: draw, name, class, comment, corners; import and export. */
 
-import { annotation, KINDS, originOf, readGeoJson, type Annotation, type Found } from "./annotations";
+import { annotation, colourOf, contentOf, KINDS, originOf, readGeoJson, type Annotation, type Found, type Shape } from "./annotations";
 import { button, el, put, select } from "./dom";
-import { counted, shown } from "./evidence";
-import { area, boxOf, patchesIn } from "./geometry";
+import { counted } from "./evidence";
+import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
 import { readerName, setReader } from "./keeping";
+import { factLines, factsInside, sizeText } from "./note_facts";
 import type { SlideView } from "./slide";
 import type { Bounds } from "./viewport";
 
 const MOST_ROWS = 100;
+const MOST_STEPS = 100; // that can be undone
 
 export class NotesPanel {
   readonly element = el("div", { class: "panel-body" });
   private kind = "Tumor";
-  private readonly before: Annotation[][] = []; // for undo
+  private before: (readonly Annotation[])[] = []; // for undo
 
   constructor(private readonly view: SlideView) {}
 
-  private get notes(): Annotation[] {
-    return this.view.marks.annotations;
+  private get notes(): readonly Annotation[] {
+    return this.view.store.state.annotations;
+  }
+
+  private get focused(): string | null {
+    return this.view.store.state.focused;
   }
 
   /** Makes the selected region an annotation. */
   add(): void {
     const { selection } = this.view;
     if (!selection) return;
-    const note = annotation("", this.kind, selection.polygons);
     this.view.clearSelection();
+    this.append(annotation("", this.kind, selection.polygons));
+  }
+
+  /** Adds a line or a point. */
+  draw(shape: Shape, points: Point[]): void {
+    this.append(annotation("", this.kind, [[points]], shape));
+  }
+
+  private append(note: Annotation): void {
     this.change([...this.notes, note], note.id);
     this.element.querySelector<HTMLInputElement>(`[data-note="${note.id}"] input`)?.focus();
   }
 
+  /** Gives the annotation in focus other corners; one step of undo for each drag. */
+  reshape(polygons: Polygon[], done: boolean): void {
+    const change = (note: Annotation) => (note.id === this.focused ? { ...note, polygons } : note);
+    if (!this.dragging) this.remember();
+    this.dragging = !done;
+    this.view.store.set({ annotations: this.notes.map(change) });
+    if (done) this.keep();
+  }
+  private dragging = false;
+
   async import(file: File): Promise<void> {
     try {
       const found = await readGeoJson(file, originOf(this.view.info));
-      const known = new Set(this.notes.map((note) => note.id));
-      this.change([...this.notes, ...found.notes.filter((note) => !known.has(note.id))], null);
-      this.tell(file.name, found);
+      const [ids, contents] = [new Set(this.notes.map((note) => note.id)), new Set(this.notes.map(contentOf))];
+      const fresh = found.notes.filter((note) => !ids.has(note.id) && !contents.has(contentOf(note)));
+      this.change([...this.notes, ...fresh], null);
+      this.tell(file.name, found, found.notes.length - fresh.length);
     } catch (error) {
       this.view.say((error as Error).message, true);
     }
   }
 
   /** Says what was read, and warns where it does not seem to be of this slide. */
-  private tell(file: string, { notes, skipped, slide }: Found): void {
+  private tell(file: string, { notes, skipped, slide }: Found, known: number): void {
     const { info, bounds } = this.view;
-    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon" : `${skipped} features that are no polygons`} left out` : "";
+    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon, line or point" : `${skipped} features that are no polygons, lines or points`} left out` : "";
+    const twice = known ? `; ${known.toLocaleString("en")} known already` : "";
     const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
     const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
     const beyond = outside ? ` ${outside.toLocaleString("en")} of them ${outside === 1 ? "lies" : "lie"} outside this slide.` : "";
-    this.view.say(`${counted(notes.length, "annotation")} read${left}.${other}${beyond}`, Boolean(other || beyond));
+    this.view.say(`${counted(notes.length, "annotation")} read${left}${twice}.${other}${beyond}`, Boolean(other || beyond));
   }
 
-  private change(notes: Annotation[], focused: string | null): void {
-    this.before.push(this.notes);
+  private remember(): void {
+    this.before = [...this.before.slice(1 - MOST_STEPS), this.notes.map((note) => ({ ...note }))];
+  }
+
+  private change(notes: readonly Annotation[], focused: string | null): void {
+    this.remember();
     this.set(notes, focused);
+  }
+
+  /** Changes one annotation. */
+  private edit(note: Annotation, change: Partial<Annotation>): void {
+    this.change(this.notes.map((other) => (other.id === note.id ? { ...other, ...change } : other)), this.focused);
   }
 
   /** Takes the last change back. */
   undo(): void {
     const notes = this.before.pop();
-    if (notes) this.set(notes, null);
+    if (notes) this.set(notes, notes.some((note) => note.id === this.focused) ? this.focused : null);
   }
 
-  private set(notes: Annotation[], focused: string | null): void {
-    this.view.marks.annotations = notes;
-    this.view.marks.focused = focused;
-    this.view.keeping.keep(notes);
-    this.view.redraw();
-    this.refresh();
+  private set(notes: readonly Annotation[], focused: string | null): void {
+    this.view.store.set({ annotations: notes, focused });
+    this.view.keeping.keep([...notes]);
   }
 
   private keep(): void {
-    this.view.keeping.keep(this.notes);
+    this.view.keeping.keep([...this.notes]);
     this.view.redraw();
   }
 
   /** Annotations that another window has drawn are there now. */
   merged(): void {
-    this.view.marks.annotations = this.view.keeping.notes;
-    this.view.redraw();
-    this.refresh();
+    this.view.store.set({ annotations: [...this.view.keeping.notes] });
   }
 
   refresh(): void {
+    const { notes } = this;
+    const rows = notes.slice(0, MOST_ROWS).map((note) => this.row(note));
+    const more = notes.length > MOST_ROWS ? el("p", { class: "muted" }, `… and ${(notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`) : null;
+    put(
+      this.element,
+      this.drawing(),
+      el("section", { class: "block" }, el("h2", {}, `Annotations (${notes.length})`), ...rows, more, notes.length > 1 && this.clearing()),
+      this.files(),
+    );
+  }
+
+  private kinds(own: string): { value: string; text: string }[] {
+    return [...new Set([...KINDS.map((k) => k.name), own])].map((name) => ({ value: name, text: name }));
+  }
+
+  private drawing(): HTMLElement {
+    const { view } = this;
+    const text = view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B) and keep it as an annotation; or draw a line (D) or a point (I).";
+    const kind = select("Class of the annotation", this.kinds(this.kind), this.kind, (v) => (this.kind = v));
+    const add = button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } });
+    const undo = button("Undo", () => this.undo(), { data: { action: "undo-note" } });
+    return el("section", { class: "block" }, el("p", {}, text), el("div", { class: "buttons" }, kind, add, undo));
+  }
+
+  private files(): HTMLElement {
     const { view } = this;
     const file = el("input", { type: "file", accept: ".geojson,.json", hidden: true, ariaLabel: "GeoJSON file" });
     file.addEventListener("change", () => file.files?.[0] && void this.import(file.files[0]));
-    const kinds = [...new Set([...KINDS.map((k) => k.name), this.kind])].map((name) => ({ value: name, text: name }));
-    put(
-      this.element,
+    return el(
+      "section",
+      { class: "block" },
+      el("h2", {}, "Files"),
       el(
-        "section",
-        { class: "block" },
-        el("p", {}, view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B), then keep it as an annotation."),
-        el("div", { class: "buttons" }, select("Class of the annotation", kinds, this.kind, (v) => (this.kind = v)), button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } })),
+        "div",
+        { class: "buttons" },
+        button("Export annotations", () => view.exports.annotations(), { disabled: !this.notes.length, data: { action: "export-annotations" } }),
+        button("Export shown patches", () => view.exports.patches(), { disabled: !view.active?.layout(), data: { action: "export-patches" } }),
+        button("Import", () => file.click(), { data: { action: "import" } }),
+        file,
       ),
-      el("section", { class: "block" }, el("h2", {}, `Annotations (${this.notes.length})`), ...this.notes.slice(0, MOST_ROWS).map((note) => this.row(note)), this.notes.length > MOST_ROWS && el("p", { class: "muted" }, `… and ${(this.notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`), this.notes.length > 1 && this.clearing()),
-      el(
-        "section",
-        { class: "block" },
-        el("h2", {}, "Files"),
-        el(
-          "div",
-          { class: "buttons" },
-          button("Export annotations", () => view.exports.annotations(), { disabled: !this.notes.length, data: { action: "export-annotations" } }),
-          button("Export shown patches", () => view.exports.patches(), { disabled: !view.active?.layout(), data: { action: "export-patches" } }),
-          button("Import", () => file.click(), { data: { action: "import" } }),
-          button("Undo", () => this.undo(), { disabled: !this.before.length, data: { action: "undo-note" } }),
-          file,
-        ),
-        el("p", { class: "muted small" }, `GeoJSON as QuPath reads and writes it. ${view.keeping.shared ? "Annotations are kept with the run, under the reader's name." : "Annotations stay in this browser."}`),
-        view.keeping.shared && this.reader(),
-      ),
+      el("p", { class: "muted small" }, `GeoJSON as QuPath reads and writes it. ${view.keeping.shared ? "Annotations are kept with the run, under the reader's name." : "Annotations stay in this browser."}`),
+      view.keeping.shared && this.reader(),
     );
   }
 
@@ -136,41 +179,72 @@ export class NotesPanel {
   }
 
   private row(note: Annotation): HTMLElement {
-    const name = el("input", { type: "text", value: note.name, placeholder: "Name", ariaLabel: "Name of the annotation", maxLength: 200 });
-    name.addEventListener("input", () => {
-      note.name = name.value;
-      this.keep();
-    });
-    const colour = `rgb(${note.colour.join(",")})`;
+    const current = note.id === this.focused;
+    const title = note.name || note.kind;
+    const layout = (note.shape ?? "area") === "area" ? this.view.active?.layout() : null;
+    const inside = layout ? counted(patchesIn(layout, note.polygons).length, "patch", "patches") : "";
+    const size = [sizeText(note, this.view.info.mpp), inside].filter(Boolean).join(" · ");
     return el(
       "div",
-      { class: `note-row ${note.id === this.view.marks.focused ? "current" : ""}`, data: { note: note.id } },
-      el("span", { class: "dot", style: { background: colour } }),
-      el("div", { class: "note-main" }, name, el("span", { class: "muted small" }, this.about(note))),
-      button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${note.name || note.kind}` }),
-      button("Delete", () => this.change(this.notes.filter((other) => other !== note), null), { class: "small-button", ariaLabel: `Delete ${note.name || note.kind}`, data: { action: "delete-note" } }),
+      { class: `note-row ${current ? "current" : ""}`, data: { note: note.id } },
+      el("span", { class: "dot", style: { background: `rgb(${note.colour.join(",")})` } }),
+      el("div", { class: "note-main" }, this.field(note, "name", "input", "Name"), el("span", { class: "muted small" }, [note.kind, size].filter(Boolean).join(" · "))),
+      button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${title}`, data: { action: "go-note" } }),
+      button("Delete", () => this.change(this.notes.filter((other) => other.id !== note.id), null), { class: "small-button", ariaLabel: `Delete ${title}`, data: { action: "delete-note" } }),
+      current && this.details(note),
     );
   }
 
-  private about(note: Annotation): string {
+  /** A text of the annotation, kept with every key; what was there before the first one can be brought back. */
+  private field(note: Annotation, key: "name" | "comment", tag: "input" | "textarea", label: string): HTMLElement {
+    const props = { value: note[key] ?? "", placeholder: label, ariaLabel: `${label} of the annotation`, maxLength: key === "name" ? 200 : 500 };
+    const node = el(tag, tag === "input" ? { type: "text", ...props } : { rows: 2, ...props });
+    let fresh = true;
+    node.addEventListener("input", () => {
+      if (fresh) this.remember();
+      fresh = false;
+      const held = this.notes.find((other) => other.id === note.id);
+      if (held) held[key] = node.value;
+      this.keep();
+    });
+    return node;
+  }
+
+  /** What only the annotation in focus shows: class, comment, scores inside, and what can be done with it. */
+  private details(note: Annotation): HTMLElement {
     const { view } = this;
-    const size = note.polygons.reduce((sum, rings) => sum + rings.reduce((s, ring, i) => s + (i ? -1 : 1) * Math.abs(area(ring)), 0), 0);
-    const layout = view.active?.layout();
-    const inside = layout ? ` · ${counted(patchesIn(layout, note.polygons).length, "patch", "patches")}` : "";
-    const { mpp } = view.info;
-    const text = mpp ? `${shown((size * mpp * mpp) / 1e6)} mm²` : `${shown(size)} px²`;
-    return `${note.kind} · ${text}${inside}`;
+    const evidence = view.active?.evidence;
+    const facts = evidence ? factsInside(note, evidence) : null;
+    const ask = (action: "remove" | "keep") => {
+      view.show("whatif");
+      void view.whatif.apply(facts!.patches, action);
+    };
+    const kind = select("Class of this annotation", this.kinds(note.kind), note.kind, (v) => this.edit(note, { kind: v, colour: colourOf(v) }), { name: "note-kind" });
+    const editing = view.tool === "vertices";
+    return el(
+      "div",
+      { class: "note-details" },
+      kind,
+      this.field(note, "comment", "textarea", "Comment"),
+      ...(facts && evidence ? factLines(facts, evidence.signed).map((line) => el("p", { class: "small" }, line)) : []),
+      el(
+        "div",
+        { class: "buttons" },
+        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
+        view.run.whatif && facts && button("What if removed", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
+        view.run.whatif && facts && button("What if alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
+      ),
+    );
   }
 
   private go(note: Annotation): void {
-    this.view.marks.focused = note.id;
+    this.view.store.set({ focused: note.id });
     const box = boxOf(note.polygons);
-    const margin = 0.3 * Math.max(box.width, box.height);
+    const margin = Math.max(0.3 * Math.max(box.width, box.height), 100);
     this.view.showArea({ x: box.x - margin, y: box.y - margin, width: box.width + 2 * margin, height: box.height + 2 * margin });
-    this.view.redraw();
   }
 }
 
 function touches(a: Bounds, b: Bounds): boolean {
-  return a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+  return a.x <= b.x + b.width && b.x <= a.x + a.width && a.y <= b.y + b.height && b.y <= a.y + a.height;
 }

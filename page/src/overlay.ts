@@ -8,11 +8,36 @@ import type { Display } from "./settings";
 const MOST_CELLS = 6_000_000;
 const REMOVED = 0xd0606060; // grey, as an RGBA word
 
-/** From level-0 pixels to the pixels of a canvas. */
+/** From level-0 pixels to the pixels of a canvas: scaled and shifted, then turned by `angle` about a centre. */
 export interface Transform {
   x: number;
   y: number;
   scale: number;
+  angle: number;
+  centre: [number, number];
+}
+
+/** Turns a context, so that what is drawn without the angle lies right. */
+export function turn(context: CanvasRenderingContext2D, { angle, centre: [x, y] }: Transform): void {
+  if (!angle) return;
+  context.translate(x, y);
+  context.rotate(angle);
+  context.translate(-x, -y);
+}
+
+/** The level-0 place of a pixel of the canvas. */
+export function placeAt(t: Transform, px: number, py: number): [number, number] {
+  const [dx, dy] = [px - t.centre[0], py - t.centre[1]];
+  const [cos, sin] = [Math.cos(-t.angle), Math.sin(-t.angle)];
+  return [(t.centre[0] + dx * cos - dy * sin - t.x) / t.scale, (t.centre[1] + dx * sin + dy * cos - t.y) / t.scale];
+}
+
+/** The part of the plane before turning that the canvas shows. */
+export function windowOf({ width, height }: { width: number; height: number }, t: Transform): { left: number; top: number; right: number; bottom: number } {
+  if (!t.angle) return { left: 0, top: 0, right: width, bottom: height };
+  const [cos, sin] = [Math.abs(Math.cos(t.angle)), Math.abs(Math.sin(t.angle))];
+  const [x, y] = [(width * cos + height * sin) / 2, (width * sin + height * cos) / 2];
+  return { left: t.centre[0] - x, top: t.centre[1] - y, right: t.centre[0] + x, bottom: t.centre[1] + y };
 }
 
 /** The grid the patches lie on: `cell` level-0 pixels wide, each patch `span` cells. */
@@ -201,13 +226,13 @@ export class Painting {
   }
 
   private drawCells(context: CanvasRenderingContext2D, t: Transform, grid: Grid): void {
-    const { width, height } = context.canvas;
+    const seen = windowOf(context.canvas, t);
     const size = grid.cell * t.scale;
     const [x, y] = [t.x + grid.x0 * t.scale, t.y + grid.y0 * t.scale];
-    const left = Math.max(0, Math.floor(-x / size));
-    const top = Math.max(0, Math.floor(-y / size));
-    const right = Math.min(grid.width, Math.ceil((width - x) / size));
-    const bottom = Math.min(grid.height, Math.ceil((height - y) / size));
+    const left = Math.max(0, Math.floor((seen.left - x) / size));
+    const top = Math.max(0, Math.floor((seen.top - y) / size));
+    const right = Math.min(grid.width, Math.ceil((seen.right - x) / size));
+    const bottom = Math.min(grid.height, Math.ceil((seen.bottom - y) / size));
     if (right <= left || bottom <= top) return;
     context.imageSmoothingEnabled = size < 1;
     const [w, h] = [right - left, bottom - top];
@@ -215,13 +240,13 @@ export class Painting {
   }
 
   private drawBoxes(context: CanvasRenderingContext2D, t: Transform, layout: Layout): void {
-    const { width, height } = context.canvas;
+    const { left, top, right, bottom } = windowOf(context.canvas, t);
     const size = layout.edge * t.scale;
     for (const [word, instances] of this.boxes!) {
       context.fillStyle = `rgba(${word & 255}, ${(word >> 8) & 255}, ${(word >> 16) & 255}, ${(word >>> 24) / 255})`;
       for (const i of instances) {
         const [x, y] = [t.x + layout.x[i] * t.scale, t.y + layout.y[i] * t.scale];
-        if (x < width && y < height && x + size > 0 && y + size > 0) context.fillRect(x, y, size, size);
+        if (x < right && y < bottom && x + size > left && y + size > top) context.fillRect(x, y, size, size);
       }
     }
   }

@@ -3,10 +3,12 @@
 import type OpenSeadragon from "openseadragon";
 import type { Run, Scores, SlideInfo } from "./api";
 import { el, put, select } from "./dom";
-import { evidenceOf, fitting, methodsOf, sameForAll, targetsOf, type Choice, type Evidence } from "./evidence";
+import { evidenceOf, fitting, methodsOf, sameForAll, subtrahends, targetsOf, type Choice, type Evidence, type Minus } from "./evidence";
+import { filterOf } from "./image_settings";
 import { barLabel, colourBar, magnification, scaleBar } from "./legend";
+import { drawLayers, offered, type Layer, type LayerStore } from "./layers";
 import { drawMarks, type Marks } from "./marks";
-import { Layout, limitOf, Painting, type Transform } from "./overlay";
+import { Layout, limitOf, Painting, placeAt, turn, type Transform } from "./overlay";
 import { ScoreList } from "./scorelist";
 import type { Display } from "./settings";
 import { Drawing, type ToolHost } from "./tools";
@@ -19,7 +21,8 @@ export interface PaneHost extends ToolHost {
   bounds: Bounds;
   display: Display;
   marks: Marks;
-  removed: Map<number, Uint8Array>;
+  removed: ReadonlyMap<number, Uint8Array>;
+  layers: LayerStore;
   chosen(pane: Pane): void;
   hover(pane: Pane, index: number, event: MouseEvent | null): void;
   pick(pane: Pane, index: number): void;
@@ -71,6 +74,7 @@ export class Pane {
     viewer.addHandler("resize", () => requestAnimationFrame(() => this.draw()));
     viewer.addHandler("open", () => {
       this.home(true);
+      this.showImage();
       this.draw();
     });
     viewer.addHandler("tile-load-failed", () => this.host.tileFailed(this));
@@ -91,8 +95,8 @@ export class Pane {
   choose(change: Partial<Choice>): void {
     const wanted = { ...this.evidence?.choice, ...change };
     const scores = this.host.scores.get(wanted.run ?? -1) ?? [...this.host.scores.values()][0];
-    const choice = scores ? fitting(wanted, scores, this.host.info.predicted) : null;
-    this.evidence = choice ? evidenceOf(scores, choice) : null;
+    const choice = scores ? fitting(wanted, scores, this.host.info.predicted, this.host.scores) : null;
+    this.evidence = choice ? evidenceOf(scores, choice, this.host.scores) : null;
     this.host.chosen(this);
     this.paint();
     this.drawHead();
@@ -118,7 +122,7 @@ export class Pane {
     const began = performance.now();
     const { evidence, host } = this;
     this.overlay.style.opacity = this.map.style.opacity = String(host.display.shown ? host.display.opacity : 0);
-    this.element.classList.toggle("grey", this.grey);
+    this.showImage();
     if (evidence?.scores.x) {
       this.painting.paint(evidence, host.display, host.removed.get(evidence.choice.run) ?? null);
       this.draw();
@@ -128,6 +132,14 @@ export class Pane {
     put(this.bar, ...(evidence ? colourBar(evidence, host.display, limitOf(evidence, host.display)) : []));
     this.bar.ariaLabel = evidence ? barLabel(evidence, limitOf(evidence, host.display)) : "No evidence";
     host.painted(this, performance.now() - began);
+  }
+
+  /** Applies what is set for the image: filters and rotation. */
+  private showImage(): void {
+    this.element.classList.toggle("grey", this.grey);
+    const image = this.viewer.drawer?.canvas as HTMLElement | undefined;
+    if (image) image.style.filter = filterOf(this.host.display, this.grey);
+    if (this.viewer.isOpen() && this.viewer.viewport.getRotation() !== this.host.display.rotation) this.viewer.viewport.setRotation(this.host.display.rotation, true);
   }
 
   /** From level-0 pixels to pixels of the stage. */
@@ -140,8 +152,7 @@ export class Pane {
     if (!this.viewer.isOpen()) return;
     const ratio = devicePixelRatio || 1;
     const t = this.transform(ratio);
-    const context = cleared(this.overlay, this.stage, ratio);
-    if (this.evidence?.scores.x) this.painting.draw(context, t);
+    this.evidenceOn(cleared(this.overlay, this.stage, ratio), ratio);
     this.drawMarks();
     if (t.scale / ratio !== this.measured) {
       this.measured = t.scale / ratio;
@@ -150,24 +161,57 @@ export class Pane {
     this.host.painted(this, 0);
   }
 
+  /** Draws the evidence on a canvas of the stage's size, times `unit`. */
+  evidenceOn(context: CanvasRenderingContext2D, unit: number): void {
+    const t = this.transform(unit);
+    context.save();
+    turn(context, t);
+    if (this.evidence?.scores.x) this.painting.draw(context, t);
+    this.drawLayers(context, "evidence", unit);
+    context.restore();
+  }
+
+  /** Draws the layers that are on, and asks for what they lack. */
+  drawLayers(context: CanvasRenderingContext2D, place: Layer["place"], unit: number): void {
+    const { evidence, host } = this;
+    const layout = this.layout();
+    if (!evidence || !layout || !host.display.shown) return;
+    const { layers } = host.store.state;
+    host.layers.want(offered(evidence).filter((layer) => layers.includes(layer.name)), evidence.choice.run);
+    drawLayers(context, place, layers, { evidence, layout, display: host.display, data: host.layers.of(evidence.choice.run), transform: this.transform(unit), unit });
+  }
+
   drawMarks(): void {
     if (!this.viewer.isOpen()) return;
     const ratio = devicePixelRatio || 1;
     const context = cleared(this.marksCanvas, this.stage, ratio);
-    drawMarks(context, this.host.marks, this.transform(ratio), this.layout(), this.evidence?.choice.run ?? -1, ratio);
+    this.markOn(context, this.host.marks, ratio);
+  }
+
+  /** Draws layers and marks on a canvas of the stage's size; `unit` pixels are one of the screen's. */
+  markOn(context: CanvasRenderingContext2D, marks: Marks, unit: number): void {
+    const t = this.transform(unit);
+    context.save();
+    turn(context, t);
+    this.drawLayers(context, "marks", unit);
+    drawMarks(context, marks, t, this.layout(), this.evidence?.choice.run ?? -1, unit);
+    context.restore();
   }
 
   private drawMap(): void {
     const { navigator } = this.viewer;
     if (!navigator?.isOpen() || !this.evidence?.scores.x) return;
     const context = cleared(this.map, navigator.element, devicePixelRatio || 1);
-    this.painting.draw(context, transformOf(navigator, this.host.bounds, devicePixelRatio || 1));
+    const t = transformOf(navigator, this.host.bounds, devicePixelRatio || 1);
+    context.save();
+    turn(context, t);
+    this.painting.draw(context, t);
+    context.restore();
   }
 
   private patchAt(x: number, y: number): number {
     if (!this.viewer.isOpen()) return -1;
-    const t = this.transform();
-    return this.layout()?.at((x - t.x) / t.scale, (y - t.y) / t.scale) ?? -1;
+    return this.layout()?.at(...placeAt(this.transform(), x, y)) ?? -1;
   }
 
   /** Shows the whole slide, or the part of it that was scanned. */
@@ -212,8 +256,21 @@ export class Pane {
       field("Method", select("Method", list(methodsOf(scores)), choice.method, (v) => this.choose({ method: v }), { name: "method" })),
       shared ? el("span", { class: "field muted", title: "This method weighs patches; it does not say for which class" }, "weight, for no class") : field("Evidence for", select("Evidence for", list(targets), choice.target, (v) => this.choose({ target: v, against: null }), { name: "target" })),
       others.length > 0 &&
-        field("Against", select("Against", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null }), { name: "against" })),
+        field("Against", select("Against", [{ value: "", text: "–" }, ...list(others)], choice.against ?? "", (v) => this.choose({ against: v || null, minus: null }), { name: "against" })),
+      this.minusField(),
     );
+  }
+
+  /** The map that is taken off, where there is another one over these patches. */
+  private minusField(): HTMLElement | null {
+    const { evidence, host } = this;
+    const others = evidence ? subtrahends(evidence.choice, evidence.scores, host.scores) : [];
+    if (!evidence || !others.length) return null;
+    const { minus } = evidence.choice;
+    const text = (each: Minus) => `${host.scores.size > 1 ? `${host.run.runs[each.run]?.name ?? each.run} · ` : ""}${each.method}: ${each.target}`;
+    const place = minus ? others.findIndex((each) => text(each) === text(minus)) : -1;
+    const options = [{ value: "-1", text: "–" }, ...others.map((each, i) => ({ value: String(i), text: text(each) }))];
+    return field("Minus", select("Minus another map", options, String(place), (v) => this.choose({ minus: others[Number(v)] ?? null, against: null }), { name: "minus" }));
   }
 
   destroy(): void {

@@ -12,7 +12,7 @@ import { fullLevel } from "./viewport";
 const MOST_TILES = 300;
 const tiles = new Map<string, Promise<HTMLImageElement>>();
 
-function tile(url: string): Promise<HTMLImageElement> {
+export function tile(url: string): Promise<HTMLImageElement> {
   let image = tiles.get(url);
   if (!image) {
     image = new Promise((resolve, reject) => {

@@ -12,6 +12,12 @@ export interface Display {
   clip: number | null;
   /** Scores below this share of the scale are not drawn. */
   threshold: number;
+  /** The image itself: 1 is as it was scanned. */
+  brightness: number;
+  contrast: number;
+  gamma: number;
+  /** Degrees by which the slide is turned, clockwise. */
+  rotation: number;
 }
 
 const DISPLAY: Display = {
@@ -23,6 +29,10 @@ const DISPLAY: Display = {
   sign: "both",
   clip: null,
   threshold: 0,
+  brightness: 1,
+  contrast: 1,
+  gamma: 1,
+  rotation: 0,
 };
 const KEPT = ["palette", "opacity", "fade", "grey"] as const;
 

@@ -2,6 +2,7 @@
 
 import { button, el } from "./dom";
 import { methodsOf, targetsOf } from "./evidence";
+import { toggleFullScreen, turnSlide } from "./image_settings";
 import type { SlideView } from "./slide";
 import { goHome, goTo, neighbour, zoomBy } from "./slidebar";
 import type { Tool } from "./tools";
@@ -18,8 +19,10 @@ const HELP: [string, string][] = [
   ["H", "Show or hide the evidence"],
   [",  .", "Threshold down, up"],
   ["S", "One or two panes"],
+  ["F  O", "Full screen, turn by 90°"],
   ["V L B R P", "Move, lasso, brush, rectangle, polygon"],
-  ["Enter", "End a polygon"],
+  ["D I K", "Line, point, ruler"],
+  ["Enter", "End a polygon or line"],
   ["A", "Annotate the selection"],
   ["U", "Undo the last what-if step"],
   ["E", "Save the view as a picture"],
@@ -28,7 +31,7 @@ const HELP: [string, string][] = [
   ["Esc", "Clear"],
 ];
 
-const TOOLS: Record<string, Tool> = { v: "move", l: "lasso", b: "brush", r: "rectangle", p: "polygon" };
+const TOOLS: Record<string, Tool> = { v: "move", l: "lasso", b: "brush", r: "rectangle", p: "polygon", d: "line", i: "point", k: "ruler" };
 const PANELS = ["evidence", "patch", "certificate", "whatif", "notes"] as const;
 
 /** The list of keys as a dialog. */
@@ -66,6 +69,8 @@ const ACTIONS: Record<string, (view: SlideView) => void> = {
   c: nextTarget,
   x: contrast,
   s: (view) => view.split(view.panes.length < 2),
+  f: toggleFullScreen,
+  o: (view) => turnSlide(view, 90),
   e: (view) => view.exports.picture(),
   u: (view) => view.whatif.undo(),
   a: (view) => annotate(view),

@@ -1,49 +1,45 @@
 /** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
 
-import { slideHash, type ViewState } from "./address";
+import type { ViewState } from "./address";
 import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
+import type { Shape } from "./annotations";
 import { Controls } from "./controls";
 import { el, put } from "./dom";
 import type { Choice } from "./evidence";
 import { Exports } from "./exports";
-import { outline, patchesIn, type Polygon } from "./geometry";
+import { figureDialog } from "./figure_dialog";
+import { outline, patchesIn, type Point, type Polygon } from "./geometry";
+import { GammaFilter } from "./image_settings";
 import { Inspector, summary } from "./inspector";
 import { Keeping } from "./keeping";
-import { noMarks, type Marks } from "./marks";
+import { INITIAL_LAYERS, LayerStore } from "./layers";
+import { Linking, remembered } from "./linking";
+import type { Marks } from "./marks";
 import { NotesPanel } from "./notes";
 import { indices, Layout } from "./overlay";
 import { Pane, type PaneHost } from "./pane";
 import { PANELS, Panels, type PanelName } from "./panels";
+import { lengthText } from "./note_facts";
 import { Reconnection } from "./reconnection";
-import { initialDisplay, keepDisplay, type Display } from "./settings";
+import { keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
+import { initialState, Store, type Selection, type SlideState } from "./store";
 import type { Tool } from "./tools";
 import { canvasBounds, show, together, type Bounds } from "./viewport";
 import { WhatIfPanel } from "./whatif";
 
-export interface Selection {
-  polygons: Polygon[];
-  patches: number[];
-}
-
-/** How the last slide was shown: the next one starts so. */
-let remembered: ViewState | null = null;
-
 export class SlideView implements PaneHost {
   readonly element = el("main", { class: "slide" });
   readonly scores = new Map<number, Scores>();
-  readonly removed = new Map<number, Uint8Array>();
+  readonly store = new Store<SlideState>(initialState());
   readonly panes: Pane[] = [];
+  readonly layers = new LayerStore(() => this.info, () => this.arrived(), (text, problem) => this.say(text, problem));
   readonly exports = new Exports(this);
-  display: Display = initialDisplay();
-  selection: Selection | null = null;
-  marks: Marks = noMarks([]);
   bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
   info!: SlideInfo;
   keeping!: Keeping;
   active: Pane | null = null;
-  tool: Tool = "move";
   readonly began = performance.now();
   firstPaint: number | null = null;
   repaints: number[] = [];
@@ -69,7 +65,8 @@ export class SlideView implements PaneHost {
   );
   private gone = false;
 
-  private asleep = 0; // timer that writes the address
+  private readonly gamma = new GammaFilter();
+  readonly link = new Linking(this);
   private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
 
   constructor(
@@ -78,8 +75,51 @@ export class SlideView implements PaneHost {
     readonly say: (text: string, problem?: boolean) => void,
     private readonly wanted: ViewState | null = null,
   ) {
-    Object.assign(this.display, (wanted ?? remembered)?.display ?? {});
+    const start = wanted ?? remembered();
+    this.store.set({ display: { ...this.display, ...start?.display }, layers: start?.layers ?? INITIAL_LAYERS });
+    this.listen();
     put(this.element, el("p", { class: "loading" }, "Opening the slide…"));
+  }
+
+  get display(): Display {
+    return this.store.state.display;
+  }
+
+  get marks(): Marks {
+    return this.store.state;
+  }
+
+  get removed(): ReadonlyMap<number, Uint8Array> {
+    return this.store.state.removed;
+  }
+
+  get selection(): Selection | null {
+    return this.store.state.selection;
+  }
+
+  get tool(): Tool {
+    return this.store.state.tool;
+  }
+
+  /** What is drawn anew when a part of the state changes. */
+  private listen(): void {
+    const { store } = this;
+    store.on(["display", "removed"], () => this.repaint());
+    store.on(["display"], () => {
+      this.gamma.set(this.display.gamma);
+      keepDisplay(this.display);
+      if (store.state.panel === "evidence") this.controls.refreshNumbers();
+    });
+    store.on(["removed"], () => this.drawHead());
+    store.on(["selection", "annotations", "focused", "draft", "picked", "hovered", "similar"], () => this.redraw());
+    store.on(["selection"], () => this.bar.refresh());
+    store.on(["selection", "annotations", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
+    store.on(["layers"], () => this.arrived());
+    store.on(["tool"], () => {
+      for (const pane of this.panes) pane.drawing.choose(this.tool);
+      put(this.tools, ...toolBar(this));
+    });
+    store.on(["display", "panel", "picked", "layers"], () => this.moved());
   }
 
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
@@ -93,7 +133,7 @@ export class SlideView implements PaneHost {
     }
     this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
     await this.keeping.load();
-    this.marks = noMarks(this.keeping.notes);
+    this.store.set({ annotations: [...this.keeping.notes] });
     this.bounds = this.whole();
     if (!this.gone) this.build(problems);
   }
@@ -111,10 +151,11 @@ export class SlideView implements PaneHost {
   private build(problems: string[]): void {
     const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
     const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), this.panels.element);
-    put(this.element, this.head, problem, work, this.tip);
-    this.choose("move");
+    put(this.element, this.head, problem, work, this.tip, this.gamma.element);
+    this.gamma.set(this.display.gamma);
+    put(this.tools, ...toolBar(this));
     this.drawHead();
-    const state = this.wanted ?? remembered;
+    const state = this.wanted ?? remembered();
     const [first, second] = state?.panes ?? [];
     this.addPane(first ?? {});
     if (second) this.split(true, second);
@@ -132,40 +173,17 @@ export class SlideView implements PaneHost {
     if (picked !== null && picked < n) this.pick(pane, picked);
   }
 
-  /** What a link to this view carries. */
-  state(): ViewState {
-    const { threshold, clip, sign, shown } = this.display;
-    const pane = this.panes[0];
-    const home = pane?.viewer.isOpen() && pane.viewer.viewport.getZoom() < 1.02 * pane.viewer.viewport.getHomeZoom();
-    return {
-      panes: this.panes.flatMap((each) => (each.evidence ? [each.evidence.choice as Choice] : [])),
-      display: { threshold, clip, sign, shown },
-      area: home ? null : (pane?.area() ?? null),
-      panel: this.panels.open,
-      picked: this.marks.picked?.index ?? null,
-    };
-  }
-
-  /** Writes the state into the address, a moment after the last change. */
+  /** Something that the address tells of has changed. */
   moved(): void {
-    clearTimeout(this.asleep);
-    this.asleep = window.setTimeout(() => this.keepAddress(), 250);
+    this.link.moved();
   }
 
-  private keepAddress(): void {
-    if (this.gone || !this.panes.length) return;
-    remembered = { ...this.state(), area: null, picked: null };
-    history.replaceState(null, "", slideHash(this.info.id, this.state()));
-  }
-
-  async copyLink(): Promise<void> {
-    this.keepAddress();
-    try {
-      await navigator.clipboard.writeText(location.href);
-      this.say("The link to this view is copied.");
-    } catch {
-      this.say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
-    }
+  /** Asks how a figure is wanted. */
+  askFigure(): void {
+    const dialog = figureDialog(this);
+    dialog.addEventListener("close", () => dialog.remove());
+    this.element.append(dialog);
+    dialog.showModal();
   }
 
   tileFailed(): void {
@@ -235,14 +253,13 @@ export class SlideView implements PaneHost {
 
   private leave(): void {
     this.tip.hidden = true;
-    this.marks.hovered = null;
+    this.store.set({ hovered: null });
   }
 
   hover(pane: Pane, index: number, event: MouseEvent | null): void {
     const run = pane.evidence?.choice.run ?? -1;
     const changed = (this.marks.hovered?.index ?? -1) !== index;
-    this.marks.hovered = index < 0 ? null : { run, index };
-    if (changed) this.redraw();
+    if (changed) this.store.set({ hovered: index < 0 ? null : { run, index } });
     this.tip.hidden = index < 0 || !event;
     if (index < 0 || !event || !pane.evidence) return;
     if (changed) put(this.tip, el("strong", {}, `Patch ${index}`), ` ${summary(pane.evidence, index)}`);
@@ -252,14 +269,11 @@ export class SlideView implements PaneHost {
   }
 
   pick(pane: Pane, index: number): void {
-    this.marks.picked = index < 0 ? null : { run: pane.evidence!.choice.run, index };
-    this.marks.similar = null;
+    this.store.set({ picked: index < 0 ? null : { run: pane.evidence!.choice.run, index }, similar: null });
     this.inspector.forget();
-    if (index >= 0 && !["notes", "whatif"].includes(this.panels.open)) this.show("patch"); // work in progress stays
+    if (index >= 0 && !["notes", "whatif"].includes(this.store.state.panel)) this.show("patch"); // work in progress stays
     this.inspector.open(pane, index);
-    this.redraw();
     if (!pane.layout()) pane.paint();
-    this.moved();
   }
 
   jump(pane: Pane, index: number): void {
@@ -269,34 +283,39 @@ export class SlideView implements PaneHost {
 
   region(polygons: Polygon[], patches: number[] | null): void {
     const layout = this.active?.layout();
-    this.selection = { polygons, patches: patches ?? (layout ? patchesIn(layout, polygons) : []) };
-    this.marks.selection = polygons;
-    this.choose("move");
-    this.selected();
+    const selection = { polygons, patches: patches ?? (layout ? patchesIn(layout, polygons) : []) };
+    this.store.set({ selection, tool: "move" });
   }
 
   /** Selects what threshold and sign leave. */
   selectShown(): void {
     const pane = this.active;
     if (!pane) return;
-    const patches = this.visible(pane);
-    const layout = pane.layout();
+    this.select(this.visible(pane));
+  }
+
+  /** Selects patches of the active pane, with their outline. */
+  select(patches: number[]): void {
+    const layout = this.active?.layout();
     const polygons = layout ? outline(layout, patches) : [];
-    this.selection = patches.length ? { polygons, patches } : null;
-    this.marks.selection = this.selection && polygons;
-    this.selected();
+    this.store.set({ selection: patches.length ? { polygons, patches } : null });
+  }
+
+  drawn(shape: Shape, points: Point[]): void {
+    this.show("notes");
+    this.notes.draw(shape, points.map(([x, y]): Point => [Math.round(x), Math.round(y)]));
+  }
+
+  reshaped(polygons: Polygon[], done: boolean): void {
+    this.notes.reshape(polygons, done);
+  }
+
+  measured(length: number): string {
+    return lengthText(length, this.info.mpp);
   }
 
   clearSelection(): void {
-    this.selection = this.marks.selection = null;
-    this.selected();
-  }
-
-  private selected(): void {
-    this.redraw();
-    this.bar.refresh();
-    this.whatif.refresh();
-    this.notes.refresh();
+    this.store.set({ selection: null });
   }
 
   /** The patches of a pane that are drawn and not removed. */
@@ -311,12 +330,14 @@ export class SlideView implements PaneHost {
   // what controls ask
 
   setDisplay(change: Partial<Display>): void {
-    Object.assign(this.display, change);
-    keepDisplay(this.display);
-    this.repaint();
-    this.controls.refreshNumbers();
+    this.store.set({ display: { ...this.display, ...change } });
     if ("palette" in change || "clip" in change) this.controls.refreshGallery();
-    this.moved();
+  }
+
+  /** What layers show has changed: switched on or off, or come from the server. */
+  private arrived(): void {
+    for (const pane of this.panes) pane.draw();
+    if (this.store.state.panel === "evidence") this.controls.refreshNumbers();
   }
 
   repaint(): void {
@@ -337,19 +358,17 @@ export class SlideView implements PaneHost {
   }
 
   choose(tool: Tool): void {
-    this.tool = tool;
-    for (const pane of this.panes) pane.drawing.choose(tool);
-    put(this.tools, ...toolBar(this));
+    for (const pane of this.panes) pane.drawing.cancel();
+    this.store.set({ tool });
   }
 
   show(name: PanelName, focus = false): void {
     this.leave();
     if (name !== "patch") {
-      this.marks.similar = null;
+      this.store.set({ similar: null });
       this.inspector.forget();
     }
-    this.moved();
-    this.redraw();
+    this.store.set({ panel: name });
     this.panels.show(name, focus);
   }
 
@@ -367,11 +386,10 @@ export class SlideView implements PaneHost {
   }
 
   destroy(): void {
-    if (this.panes.length) remembered = { ...this.state(), area: null, picked: null };
+    this.link.destroy();
     this.gone = true;
     this.keeping?.destroy();
     this.server.destroy();
-    clearTimeout(this.asleep);
     while (this.panes.length) this.panes.pop()!.destroy();
   }
 }

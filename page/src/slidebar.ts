@@ -14,6 +14,9 @@ const TOOLS: [Tool, string, string, string][] = [
   ["lasso", "Lasso", "L", "M8 16.5C4.5 15.5 3 13.3 3 11c0-3.9 4-7 9-7s9 3.1 9 7-4 7-9 7c-1.4 0-2.7-.2-4-.6zm0 0a2 2 0 1 0-2 2c1.5 0 1.5 2.5-.5 2.5"],
   ["brush", "Brush", "B", "M20 4 10.5 13.500M8 14c-2 0-3 1.5-3 3.5 0 1-.7 1.7-2 2 3.5 1.7 8 .8 8-2.5 0-1.7-1.3-3-3-3z"],
   ["rectangle", "Rectangle", "R", "M4 6h16v12H4z"],
+  ["line", "Line (double click ends it)", "D", "M4 20 10 8l5 6 5-10"],
+  ["point", "Point", "I", "M12 4v16M4 12h16M12 12m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0"],
+  ["ruler", "Ruler", "K", "M3 16 16 3l5 5L8 21zM7 12l2 2M10 9l2 2M13 6l2 2"],
   ["polygon", "Polygon (double click ends it)", "P", "M12 3.5 21 10l-3.5 10h-11L3 10z"],
 ];
 
@@ -72,7 +75,8 @@ export function slideHead(view: SlideView): HTMLElement[] {
       step(view, -1),
       step(view, 1),
       button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
-      button("Copy link", () => void view.copyLink(), { title: "A link to this view", data: { action: "copy-link" } }),
+      button("Copy link", () => void view.link.copy(), { title: "A link to this view", data: { action: "copy-link" } }),
+      button("Figure…", () => view.askFigure(), { title: "At a chosen resolution, as PNG or SVG", data: { action: "figure" } }),
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
     ),
   ];
@@ -92,7 +96,7 @@ export function neighbour(view: SlideView, step: number): SlideRow | undefined {
 
 /** Goes to another slide; what is shown of it stays as it was. */
 export function goTo(view: SlideView, slide: SlideRow | undefined): void {
-  if (slide) location.hash = slideHash(slide.id, carried(view.state()));
+  if (slide) location.hash = slideHash(slide.id, carried(view.link.state()));
 }
 
 function step(view: SlideView, by: 1 | -1): HTMLElement {

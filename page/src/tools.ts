@@ -1,16 +1,26 @@
-/** Drawing regions with the pointer: lasso, brush, rectangle, polygon. */
+/** Drawing with the pointer: regions, lines, points, a ruler, and the corners of annotations. */
 
-import { area, closed, outline, patchesNear, rectangle, type Point, type Polygon } from "./geometry";
-import type { Marks } from "./marks";
-import type { Layout, Transform } from "./overlay";
+import type { Annotation, Shape } from "./annotations";
+import { area, closed, lengthOf, outline, patchesNear, rectangle, type Point, type Polygon } from "./geometry";
+import { placeAt, type Layout, type Transform } from "./overlay";
+import type { SlideState, Store } from "./store";
+import { cornerAt, withCorner, withoutCorner, type Corner } from "./vertices";
 
-export type Tool = "move" | "lasso" | "brush" | "rectangle" | "polygon";
+export type Tool = "move" | "lasso" | "brush" | "rectangle" | "polygon" | "line" | "point" | "ruler" | "vertices";
 
 export interface ToolHost {
-  marks: Marks;
-  redraw(): void;
+  store: Store<SlideState>;
   region(polygons: Polygon[], patches: number[] | null): void;
+  /** A line or a point was drawn. */
+  drawn(shape: Shape, points: Point[]): void;
+  /** The annotation in focus has other corners. */
+  reshaped(polygons: Polygon[], done: boolean): void;
+  /** A length in level-0 pixels, in words. */
+  measured(length: number): string;
 }
+
+const CLICKED: Tool[] = ["polygon", "line"]; // point by point; a double click or Enter ends them
+const REACH = 10; // CSS pixels
 
 const BRUSH = 22; // CSS pixels
 
@@ -20,6 +30,7 @@ export class Drawing {
   private points: Point[] = [];
   private brushed = new Set<number>();
   private active = false;
+  private held: { corner: Corner; polygons: Polygon[]; from: Point; moved: boolean } | null = null;
 
   constructor(
     private readonly layer: HTMLElement,
@@ -43,15 +54,15 @@ export class Drawing {
 
   cancel(): void {
     this.active = false;
+    this.held = null;
     this.points = [];
     this.brushed.clear();
-    this.host.marks.draft = null;
-    this.host.redraw();
+    this.host.store.set({ draft: null });
   }
 
-  /** Ends a polygon that is being drawn; true where there was one. */
+  /** Ends a polygon or a line that is being drawn; true where there was one. */
   finish(): boolean {
-    if (this.tool !== "polygon" || !this.points.length) return false;
+    if (!CLICKED.includes(this.tool) || !this.points.length) return false;
     this.complete(this.points);
     return true;
   }
@@ -59,7 +70,9 @@ export class Drawing {
   private down(event: PointerEvent): void {
     if (event.button !== 0) return;
     const point = this.place(event);
-    if (this.tool === "polygon") {
+    if (this.tool === "point") return this.host.drawn("point", [point]);
+    if (this.tool === "vertices") return this.grasp(event, point);
+    if (CLICKED.includes(this.tool)) {
       this.active = true;
       this.points.push(point);
       this.draft(this.points, false);
@@ -75,11 +88,39 @@ export class Drawing {
     if (!this.active) return;
     event.stopPropagation();
     const point = this.place(event);
-    if (this.tool === "polygon") this.draft([...this.points, point], false);
+    if (this.held) this.drag(point, false);
+    else if (CLICKED.includes(this.tool)) this.draft([...this.points, point], false);
     else this.extend(point);
   }
 
+  private get focused(): Annotation | undefined {
+    const { annotations, focused } = this.host.store.state;
+    return annotations.find((note) => note.id === focused);
+  }
+
+  /** Takes hold of a corner, or of a new one on an edge. */
+  private grasp(event: PointerEvent, point: Point): void {
+    const note = this.focused;
+    const found = note && cornerAt(note, point, REACH / this.transform().scale);
+    if (!found) return;
+    this.layer.setPointerCapture(event.pointerId);
+    this.active = true;
+    this.held = { ...found, from: point, moved: false };
+  }
+
+  /** Moves the corner that is held; a click alone changes nothing. */
+  private drag([x, y]: Point, done: boolean): void {
+    const { held, focused: note } = this;
+    if (!note || !held) return;
+    held.moved ||= Math.hypot(x - held.from[0], y - held.from[1]) > 2 / this.transform().scale;
+    if (held.moved) this.host.reshaped(withCorner(note, held.polygons, held.corner, [Math.round(x), Math.round(y)]), done);
+  }
+
   private extend(point: Point): void {
+    if (this.tool === "ruler") {
+      this.points = [this.points[0], point];
+      return this.draft(this.points, false);
+    }
     if (this.tool === "rectangle") {
       const [[x, y]] = this.points;
       this.points = [this.points[0]];
@@ -98,8 +139,14 @@ export class Drawing {
   }
 
   private up(event: PointerEvent): void {
-    if (!this.active || this.tool === "polygon") return;
+    if (!this.active || CLICKED.includes(this.tool)) return;
     this.layer.releasePointerCapture(event.pointerId);
+    if (this.held) this.drag(this.place(event), true);
+    if (this.held || this.tool === "ruler") {
+      this.active = false; // the ruler's line stays until the next one or Esc
+      this.held = null;
+      return;
+    }
     if (this.tool === "brush") this.brushStroke();
     else if (this.tool === "rectangle" && this.points.length > 1) this.complete(corners(this.points));
     else this.complete(this.points);
@@ -115,10 +162,19 @@ export class Drawing {
   private finishPolygon(event: MouseEvent): void {
     event.preventDefault();
     event.stopPropagation();
+    const note = this.tool === "vertices" ? this.focused : undefined;
+    const found = note && cornerAt(note, this.place(event), REACH / this.transform().scale);
+    if (note && found) this.host.reshaped(withoutCorner(note, found.corner), true);
     this.finish();
   }
 
   private complete(points: Point[]): void {
+    if (this.tool === "line") {
+      const line = points.filter((point, i) => !i || Math.hypot(point[0] - points[i - 1][0], point[1] - points[i - 1][1]) > 2 / this.transform().scale);
+      this.cancel();
+      if (line.length > 1) this.host.drawn("line", line);
+      return;
+    }
     const ring = points.length > 2 ? closed(points, 0.8 / this.transform().scale) : [];
     this.cancel();
     const least = 16 / this.transform().scale ** 2; // smaller ones are slips of the hand
@@ -127,14 +183,13 @@ export class Drawing {
 
   private draft(points: Point[], closing: boolean): void {
     const width = this.tool === "brush" ? (2 * BRUSH) / this.transform().scale : 0;
-    this.host.marks.draft = { points, width, closed: closing };
-    this.host.redraw();
+    const text = this.tool === "ruler" || this.tool === "line" ? this.host.measured(lengthOf(points)) : "";
+    this.host.store.set({ draft: { points: [...points], width, closed: closing, text } });
   }
 
   private place(event: MouseEvent): Point {
     const box = this.layer.getBoundingClientRect();
-    const t = this.transform();
-    return [(event.clientX - box.left - t.x) / t.scale, (event.clientY - box.top - t.y) / t.scale];
+    return placeAt(this.transform(), event.clientX - box.left, event.clientY - box.top);
   }
 }
 

@@ -78,10 +78,12 @@ function tileSource(info: SlideInfo, bounds: Bounds): OpenSeadragon.TileSource {
 
 /** From level-0 pixels to a viewer's CSS pixels, times `ratio`. */
 export function transformOf(viewer: OpenSeadragon.Viewer, bounds: Bounds, ratio = 1): Transform {
-  const view = viewer.viewport.getBounds(true);
-  const width = viewer.viewport.getContainerSize().x;
+  const view = viewer.viewport.getBoundsNoRotate(true);
+  const { x: width, y: height } = viewer.viewport.getContainerSize();
   const scale = (width / view.width / bounds.width) * ratio; // the image is one unit wide
-  return { scale, x: (-view.x * width * ratio) / view.width - bounds.x * scale, y: (-view.y * width * ratio) / view.width - bounds.y * scale };
+  const angle = (viewer.viewport.getRotation(true) * Math.PI) / 180;
+  const shift = (from: number, corner: number) => (-from * width * ratio) / view.width - corner * scale;
+  return { scale, x: shift(view.x, bounds.x), y: shift(view.y, bounds.y), angle, centre: [(width * ratio) / 2, (height * ratio) / 2] };
 }
 
 /** Moves so that a level-0 rectangle fills the view. */

@@ -3,6 +3,7 @@
 import { postWhatIf, type WhatIf } from "./api";
 import { button, el, put } from "./dom";
 import { counted, shown } from "./evidence";
+import { decidingOf } from "./layer_patches";
 import type { SlideView } from "./slide";
 
 interface Step {
@@ -103,10 +104,10 @@ export class WhatIfPanel {
   private show(run: number): void {
     const steps = this.stepsOf(run);
     const last = steps[steps.length - 1];
-    if (last) this.view.removed.set(run, last.removed);
-    else this.view.removed.delete(run);
-    this.view.repaint();
-    this.view.drawHead();
+    const removed = new Map(this.view.removed);
+    if (last) removed.set(run, last.removed);
+    else removed.delete(run);
+    this.view.store.set({ removed });
   }
 
   refresh(): void {
@@ -143,8 +144,19 @@ export class WhatIfPanel {
         button("Remove", () => void this.apply(patches, "remove"), { disabled: none, class: "primary", data: { action: "remove" } }),
         button("Keep only", () => void this.apply(patches, "keep"), { disabled: none, data: { action: "keep" } }),
         button("Select shown patches", () => view.selectShown(), { disabled: this.busy }),
+        this.deciding(),
       ),
     );
+  }
+
+  /** Selects the smallest set of patches that decides, where the slide was evaluated. */
+  private deciding(): HTMLElement | null {
+    const { view } = this;
+    const evidence = view.active?.evidence;
+    const found = evidence ? decidingOf(evidence) : null;
+    if (!found) return null;
+    const text = `Select the ${counted(found.instances.length, "patch that decides", "patches that decide")}`;
+    return button(text, () => view.select(found.instances), { disabled: this.busy, title: found.sentence, data: { action: "deciding" } });
   }
 
   private comparison(step: Step): HTMLElement {

@@ -17,7 +17,7 @@ from xmil.bench.figures import checks, column_of, kendall
 from xmil.bench.folder import Folder, Unit
 from xmil.bench.measuring import Measure
 from xmil.bench.resampling import draws_of
-from xmil.bench.run_report import read_results, write_report
+from xmil.bench.run_report import measured_on, read_results, write_report
 from xmil.bench.verdicts import places, verdict_of
 from xmil.core.errors import FileError
 from xmil.core.interval import bootstrap
@@ -90,7 +90,7 @@ def test_a_clear_lead_is_said_and_a_tie_is_not(measure, best):
     close = made({"one": (0.5, 1.0), "two": (0.5, 1.0)})
     told = verdict_of(close, draws_of(close, [0]), measure, [0])
     assert told.level == (told.second,)
-    assert f"not told from {told.second}" in told.sentence
+    assert f"not distinguishable from {told.second}" in told.sentence
 
 
 def test_repetitions_are_the_unit_where_there_are_enough():
@@ -127,7 +127,24 @@ def summary(folder):
     return write_report(Folder(folder), {"seed": 0, "protocol_name": "tiny"})
 
 
+def test_the_report_tells_where_rows_were_measured(tmp_path):
+    unit = made({"a": (0.5, 1.0), "b": (0.1, 1.0)})
+    unit.path = Folder(tmp_path)._made("units") / "evidence--p--m.npz"
+    elsewhere = {
+        "versions": {"xmil": "9"},
+        "python": "3",
+        "system": "s",
+        "commit": "c0ffee",
+        "device": "GPU 7",
+    }
+    for row in unit.rows.values():
+        row["measured"] = elsewhere
+    unit.save()
+    assert measured_on(Folder(tmp_path)) == [elsewhere]
+
+
 def test_wrong_rows_come_last_and_the_oracle_is_perfect(summary):
+    assert [place["device"] for place in summary["measured"]] == ["cpu"]
     for suite in summary["suites"]:
         assert [check for check in suite["controls"] if not check["passed"]] == []
         overall = [check["what"] for check in suite["controls"] if "overall" in check["what"]]

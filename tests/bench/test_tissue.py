@@ -105,7 +105,7 @@ def test_too_few_patients_and_unknown_classes_are_named():
         drawn(n_patients=1).pools(0)
     lonely = drawn()
     lonely.classes[:] = np.where(lonely.patients == "P0", lonely.classes, "STR")
-    with pytest.raises(InputError, match="no division of the 8 patients"):
+    with pytest.raises(InputError, match="no split of the 8 patients"):
         lonely.pools(0)
     with pytest.raises(UnknownNameError, match="Did you mean 'TUM'"):
         problems(drawn(), positive="TUMM")
@@ -124,9 +124,9 @@ def test_a_folder_of_class_folders(tmp_path):
     found = read_tissue(tmp_path, patient=r"HE-(\d+)")
     assert found.class_names == list(CLASSES)
     assert sorted(set(found.patients)) == ["01", "02"]
-    with pytest.raises(InputError, match="which image is whose"):
+    with pytest.raises(InputError, match="unknown patients"):
         read_tissue(tmp_path)
-    with pytest.raises(InputError, match="finds nothing in this name"):
+    with pytest.raises(InputError, match="matches nothing in this file name"):
         read_tissue(tmp_path, patient="slide(x)")
 
 

@@ -64,12 +64,12 @@ def bad(*arguments, capsys):
         ),
         (("--epochs", "0"), "'epochs' parameter of Training"),
         (("--threads", "0"), "'threads' parameter of toy"),
-        (("--bags", "10,10"), "must read like 2000,500,1000"),
+        (("--bags", "10,10"), "must look like 2000,500,1000"),
         (("--bags", "10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),
         (("--encoder", "pixel"), "Did you mean 'pixels'?"),
         (("--data", "nowhere"), "nowhere: no such data"),
-        (("--table1", "--quick"), "exclude each other"),
+        (("--table1", "--quick"), "cannot be combined"),
     ],
 )
 def test_bad_arguments_take_one_line(arguments, message, tmp_path, capsys):

@@ -71,9 +71,9 @@ def test_a_training_ends_with_its_measures(folder, capsys):
     assert run(["train", write_config(folder, train={"epochs": 12})]) == 0
     said = capsys.readouterr().out
     assert "validation  loss" in said
-    assert "1 models trained, 0 found done, 0 failed." in said
+    assert "1 models trained, 0 already done, 0 failed." in said
     assert run(["train", write_config(folder, train={"epochs": 12})]) == 0
-    assert "0 models trained, 1 found done" in capsys.readouterr().out
+    assert "0 models trained, 1 already done" in capsys.readouterr().out
     assert run(["train", write_config(folder, train={"epochs": 3}), "--restart"]) == 0
     assert json.loads((folder / "out" / "model" / "metrics.json").read_text())["epochs"] == 3
 

@@ -32,7 +32,7 @@ def test_a_changed_file_is_read_again(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("mine", InputError, "must read like file.py:function"),
+        ("mine", InputError, "must look like file.py:function"),
         ("absent.py:f", FileError, "absent.py: no such file"),
         ("no_such_module_anywhere:f", InputError, "cannot be imported (ModuleNotFoundError"),
         ("math:no_such", InputError, "math has no 'no_such'"),

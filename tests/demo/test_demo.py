@@ -142,7 +142,7 @@ def test_a_second_run_leaves_what_is_done(
     assert run(["demo", "--quick", "--out", str(demo.out)]) == 0
     said = capsys.readouterr().out
     assert said.count("done before") == 8
-    assert "0 models trained, 1 found done" in (demo.out / "log.txt").read_text("utf-8")
+    assert "0 models trained, 1 already done" in (demo.out / "log.txt").read_text("utf-8")
     assert [path.stat().st_mtime_ns for path in models] == stamps
 
 

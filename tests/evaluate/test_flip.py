@@ -290,3 +290,26 @@ def test_more_parts_than_a_block(monkeypatch):
             xmil.flip(small(name), x, x[:, 0].numpy(), target=1, steps="each").values, whole, atol=1e-7
         )
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("mode", ["remove", "mask"])
+@pytest.mark.parametrize("name", ["transmil", "dsmil", "addmil", "attnmil", "Sum"])
+def test_curves_together_are_those_of_one_after_another(name, mode):
+    """Several scores and orders at once, some of them without a positive score, and a sub-bag asked twice."""
+    rng = np.random.default_rng(3)
+    model = Sum() if name == "Sum" else small(name)
+    flips = Flips(model, torch.from_numpy(rng.normal(size=(23, D)).astype(np.float32)), target=0, mode=mode)
+    scores = [rng.normal(size=23), rng.normal(size=23), -np.ones(23)]
+    asked = [(values, order) for values in scores for order in ("morf", "lerf")]
+    together = flips.curves(asked, steps=9, seed=5)
+    for (values, order), curve in zip(asked, together, strict=True):
+        single = flips.curve(values, order=order, steps=9, seed=5)
+        np.testing.assert_allclose(curve.values, single.values, rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(curve.at_zero, single.at_zero, rtol=2e-5, atol=2e-6)
+        assert (curve.order, curve.flipped, curve.flipped_at_zero) == (
+            order,
+            single.flipped,
+            single.flipped_at_zero,
+        )
+    keep = [scores[0] > 0, scores[1] > 0, scores[0] > 0]
+    np.testing.assert_allclose(flips.values_of(keep), [flips.value_of(kept) for kept in keep], rtol=2e-5)

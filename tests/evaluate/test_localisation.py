@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from matplotlib.path import Path as Outline
 
 from xmil.core.errors import XmilError
 from xmil.evaluate.localisation import marked_by_geojson, marked_by_mask, pointing_game, relevance_mass
+from xmil.evaluate.polygons import GRID, covered_by_polygons
 
 COORDS = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
 
@@ -95,3 +98,54 @@ def test_bad_geojson(tmp_path, content, words):
         marked_by_geojson(path, COORDS, patch_size=100)
     with pytest.raises(XmilError, match="no such file"):
         marked_by_geojson(tmp_path / "none.geojson", COORDS, patch_size=100)
+
+
+def test_polygons_meet_the_boxes_near_them_only(tmp_path):
+    """Many small polygons and a few large ones against the plain way: every polygon with every point."""
+    rng = np.random.default_rng(1)
+    boxes = rng.integers(-50, 950, size=(60, 2)).astype(float)
+    polygons = [[np.array(square(*rng.uniform(-80, 1000, 2), e))] for e in [*rng.uniform(1, 40, 150), 400, 2]]
+    polygons[-2].append(np.array(square(*polygons[-2][0][0] + 60, 90)))  # a hole
+    steps = (np.arange(GRID) + 0.5) / GRID * 30
+    points = boxes[:, None] + np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+    inside = np.zeros(points.shape[:2], dtype=bool)
+    for rings in polygons:
+        odd = np.zeros_like(inside)
+        for ring in rings:
+            low, high = ring.min(axis=0), ring.max(axis=0)
+            odd ^= ((points > low) & (points < high)).all(axis=2)
+        inside |= odd
+    np.testing.assert_array_equal(covered_by_polygons(polygons, boxes, 30), inside.mean(axis=1))
+    apart = [np.array(square(10_000 + 50 * i, 0, 9)) for i in range(3000)]
+    with calls_counted(Outline, "contains_points") as calls:
+        covered_by_polygons([[ring] for ring in apart], boxes, 30)
+    assert calls == []  # far away: none of the 3,000 is compared with any point
+
+
+@contextmanager
+def calls_counted(owner, name):
+    calls, original = [], getattr(owner, name)
+    setattr(owner, name, lambda *args, **more: calls.append(1) or original(*args, **more))
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, original)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"type": "Polygon", "coordinates": [[]]},
+        {"type": "Polygon", "coordinates": [[[0]]]},
+        {"type": "Polygon", "coordinates": [[[0, 1e999]]]},
+        {"type": "Polygon", "coordinates": 10**400},
+        {"type": "MultiPolygon", "coordinates": [[["x", "y"]]]},
+    ],
+)
+def test_damaged_geometry_is_told(tmp_path, geometry):
+    (tmp_path / "a.geojson").write_text(json.dumps({"features": [{"geometry": geometry, "properties": 3}]}))
+    with pytest.raises(XmilError, match="geometry is damaged"):
+        marked_by_geojson(tmp_path / "a.geojson", COORDS, patch_size=100)
+    (tmp_path / "b.geojson").write_text("[" * 100_000)
+    with pytest.raises(XmilError, match="nested too deeply"):
+        marked_by_geojson(tmp_path / "b.geojson", COORDS, patch_size=100)

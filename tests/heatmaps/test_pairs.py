@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_unsure_patches_are_hatched_and_others_are_not() -> None:
 
 def test_the_picture_says_what_hatching_means() -> None:
     figure = xmil.heatmap(explanation([False, True, True, True]))
-    assert any("hatched: sign not sure" in text.get_text() for text in figure.texts)
+    assert any("hatched: sign uncertain" in text.get_text() for text in figure.texts)
     plain = xmil.heatmap(explanation([True] * 4))
     assert not any("hatched" in text.get_text() for text in plain.texts)
 
@@ -66,6 +67,19 @@ def test_lines_are_drawn_over_the_heatmap() -> None:
     figure = xmil.heatmap(explanation(), pairs=pairs())
     drawn = [c for axes in figure.axes for c in axes.collections if isinstance(c, LineCollection)]
     assert [len(c.get_segments()) for c in drawn] == [2, 2]
+
+
+def test_pairs_of_another_target_or_bag_are_refused() -> None:
+    with pytest.raises(InputError, match="The interactions are for 0, the explanations for 1"):
+        xmil.heatmap(explanation(), pairs=replace(pairs(), target=xmil.Target(0)))
+    with pytest.raises(InputError, match="of another bag"):
+        xmil.heatmap(explanation(), pairs=replace(pairs(), pairs=np.array([[0, 9], [1, 2], [0, 1]])))
+
+
+def test_the_picture_says_what_lines_mean() -> None:
+    shown = xmil.heatmap(explanation(), pairs=pairs())
+    assert any("red say more together, blue less" in text.get_text() for text in shown.texts)
+    assert not any("together" in text.get_text() for text in xmil.heatmap(explanation()).texts)
 
 
 def test_pairs_go_to_qupath_as_lines(tmp_path: Path) -> None:

@@ -141,13 +141,11 @@ class Redness(nn.Module):
         return self.pool(torch.cat([red, 0 * red + 0.01], dim=1)).mean(dim=(2, 3))
 
 
-@pytest.mark.parametrize("method", ["tokens", "occlusion", "keep", "gradient", "ig"])
-@pytest.mark.parametrize("corner", [(0, 0), (48, 8), (24, 40), (8, 48)])
-def test_a_planted_square_lights_up_at_its_place(method: str, corner, tmp_path: Path) -> None:
+def planted(path: Path, x0: int, y0: int, **settings) -> Inside:
+    """The map inside the patch at (64, 64) of a grey slide with a red square of 12 px."""
     pixels = np.full((128, 192, 3), 200, dtype=np.uint8)
-    x0, y0 = 64 + corner[0], 64 + corner[1]  # inside the patch at (64, 64)
     pixels[y0 : y0 + 12, x0 : x0 + 12] = (250, 20, 20)
-    path = write_pyramid(tmp_path / "s.tif", pixels, levels=())
+    write_pyramid(path, pixels, levels=())
     scale = Transform(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     encoder = Encoder("red", 2, Redness(), scale)
     relevance = np.zeros((1, 2), dtype=np.float32)
@@ -158,13 +156,50 @@ def test_a_planted_square_lights_up_at_its_place(method: str, corner, tmp_path: 
         relevance.sum(axis=1), np.zeros(2), 1.0, "lrp", xmil.Target(1), True,
         coords=np.array([[64, 64]]), patch_size=EDGE, mpp=0.5, relevance=relevance,
     )  # fmt: skip
-    found = xmil.explain_inside(None, encoder, path, e, patches=[0], method=method)
-    h, w = found.maps.shape[1:]
-    row, column = np.unravel_index(found.maps[0].argmax(), (h, w))
-    left, top, right, bottom = found.cells()[0, row, column]
-    token = 8 if method in ("tokens", "gradient", "ig") else EDGE / h * 2
-    assert x0 - token <= (left + right) / 2 <= x0 + 12 + token
-    assert y0 - token <= (top + bottom) / 2 <= y0 + 12 + token
+    return xmil.explain_inside(None, encoder, path, e, patches=[0], **settings)
+
+
+def lit(values: np.ndarray, boxes: np.ndarray) -> tuple[float, float]:
+    """The middle of the place with the highest value."""
+    left, top, right, bottom = boxes[values.argmax()]
+    return (left + right) / 2, (top + bottom) / 2
+
+
+@pytest.mark.parametrize("method", ["fine", "lrp", "occlusion", "keep", "gradient", "ig"])
+@pytest.mark.parametrize("corner", [(0, 0), (48, 8), (24, 40), (8, 48)])
+def test_a_planted_square_lights_up_at_its_place(method: str, corner, tmp_path: Path) -> None:
+    x0, y0 = 64 + corner[0], 64 + corner[1]
+    found = planted(tmp_path / "s.tif", x0, y0, method=method)
+    x, y = lit(found.maps[0].ravel(), found.cells()[0].reshape(-1, 4))
+    token = EDGE / found.maps.shape[1] * 2 if method in ("occlusion", "keep") else 8
+    assert x0 - token <= x <= x0 + 12 + token
+    assert y0 - token <= y <= y0 + 12 + token
+
+
+def test_a_planted_square_lights_up_at_every_offset_in_map_tiles_and_tiff(tmp_path: Path) -> None:
+    """Within one token of 8 px; across and down by turns, one pixel at a time."""
+    tifffile = pytest.importorskip("tifffile", reason="the slide readers are not installed")
+    from xmil.heatmaps.exports import read_geojson
+    from xmil.heatmaps.inside_sheet import write_inside_geojson, write_inside_tiff
+
+    for offset in range(EDGE - 12 + 1):
+        x0, y0 = 64 + offset, 64 + (offset * 7) % (EDGE - 11)
+        found = planted(tmp_path / "s.tif", x0, y0)
+        write_inside_geojson(tmp_path / "s.geojson", found)
+        tiles = read_geojson(tmp_path / "s.geojson")
+        places = [lit(found.maps[0].ravel(), found.cells()[0].reshape(-1, 4))]
+        places += [lit(tiles.measurements["inside-tokens:1"], tiles.boxes)]
+        if offset % 13 == 0:
+            with xmil.open_slide(tmp_path / "s.tif") as opened:
+                write_inside_tiff(tmp_path / "s.ome.tif", found, opened)
+            picture = np.squeeze(tifffile.imread(tmp_path / "s.ome.tif"))
+            assert picture.shape == (128, 192)
+            assert np.isnan(picture[:64]).all()
+            rows, columns = np.nonzero(picture == np.nanmax(picture))
+            places += [(columns.mean() + 0.5, rows.mean() + 0.5)]
+        for x, y in places:
+            assert x0 - 8 <= x <= x0 + 12 + 8
+            assert y0 - 8 <= y <= y0 + 12 + 8
 
 
 def test_cells_tile_the_patch(slide: Path) -> None:

@@ -89,7 +89,7 @@ def test_adjoint(b: int, n: int, dtype: torch.dtype, tolerance: float, way: str)
     )
 
 
-def test_stacked_models() -> None:
+def test_stacked_models(way: str) -> None:
     """Under vmap, where several models are trained at once."""
     several = [inputs(2, n) for n in (9, 9, 9)]
     stacked = [torch.stack(group) for group in zip(*several, strict=True)]

@@ -141,7 +141,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     ballast.unlink()
     before = done(out)
     assert run(arguments) == 0
-    assert f"{30 - before} explained, {before} found done, 0 failed" in capsys.readouterr().out
+    assert f"{30 - before} explained, {before} already done, 0 failed" in capsys.readouterr().out
     assert run(command(folder, *METHODS, out="unbroken")) == 0
     assert bytes_of(out) == bytes_of(folder / "unbroken")
     assert not list(out.rglob("*.part"))
@@ -168,7 +168,7 @@ def test_a_read_only_folder_is_said_at_once(
     arguments[arguments.index("--out") + 1] = str(small_disk / "run")
     assert bytes_of(small_disk / "run") == kept
     assert run(arguments) == 0
-    assert "1 explained, 5 found done" in capsys.readouterr().out
+    assert "1 explained, 5 already done" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_keeps_its_slides_and_leaves_no_worker(tmp_path: Path) -> None:

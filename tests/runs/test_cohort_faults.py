@@ -139,7 +139,8 @@ def test_cases_without_all_their_slides_are_named(
     assert run(make(folder, "--by", "case", out="run")) == 0
     said = capsys.readouterr().out
     assert (
-        "warning: 1 case lacks slides without features and was taken with the rest: c0 (without s001)" in said
+        "warning: 1 case has slides without features; only its other slides are used: c0 (without s001)"
+        in said
     )
     about = json.loads((folder / "run" / "run.json").read_text())
     assert about["without_features"] == ["s001", "s004", "s005"]

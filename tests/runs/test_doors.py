@@ -138,7 +138,7 @@ def test_one_feature_file(cohort: Path, capsys: pytest.CaptureFixture[str]) -> N
     one = cohort / "features" / "s002.h5"
     arguments = ["explain", "--model", str(cohort / "m0.safetensors"), "--features", str(one)]
     assert xmil_run([*arguments, "--out", str(cohort / "alone")]) == 0
-    assert "1 explained, 0 found done, 0 failed" in capsys.readouterr().out
+    assert "1 explained, 0 already done, 0 failed" in capsys.readouterr().out
     assert list(xmil.open_run(cohort / "alone")) == ["s002"]
     labelled = [*arguments, "--cohort", str(cohort / "cohort.csv"), "--target", "label"]
     assert xmil_run([*labelled, "--out", str(cohort / "labelled")]) == 0

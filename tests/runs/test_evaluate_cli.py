@@ -124,7 +124,7 @@ def test_summary_counts_every_slide_without_labels(done):
 def test_a_second_call_recomputes_nothing_and_other_settings_are_refused(done, capsys):
     before = {path: path.stat().st_mtime_ns for path in (done / "out" / "results").iterdir()}
     assert run(command(done)) == 0
-    assert "0 measured, 6 found done" in capsys.readouterr().out
+    assert "0 measured, 6 already done" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in (done / "out" / "results").iterdir()}
     assert run(command(done, "--steps", "10")) == 2
     error = capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_bad_slides_are_recorded_and_tried_again(tmp_path, capsys):
     assert "2 measured" in capsys.readouterr().out
     (folder / "features" / "s1.h5").write_bytes(good)
     assert run(command(folder, "--modes", "remove")) == 1
-    assert "1 measured, 2 found done" in capsys.readouterr().out
+    assert "1 measured, 2 already done" in capsys.readouterr().out
     assert "s1" not in (folder / "out" / "failures.csv").read_text()
 
 
@@ -258,7 +258,7 @@ def test_a_killed_run_goes_on(tmp_path):
     assert 3 <= len(before) < 14
     again = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert f"{14 - len(before)} measured, {len(before)} found done" in again.stdout
+    assert f"{14 - len(before)} measured, {len(before)} already done" in again.stdout
     after = {path.name: path.stat().st_mtime_ns for path in results.glob("*.parquet")}
     assert len(after) == 14
     assert {name: after[name] for name in before} == before

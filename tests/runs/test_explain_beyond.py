@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from zlib import crc32
 
@@ -51,6 +52,25 @@ def test_pairs_are_in_the_folder(cohort: Path) -> None:
     assert sorted(path.name for path in (cohort / "run" / "interactions").iterdir()) == [
         "s000.1.parquet", "s001.1.parquet",
     ]  # fmt: skip
+
+
+def test_pairs_are_drawn_and_go_to_qupath(cohort: Path) -> None:
+    drawn = ["heatmap", str(cohort / "run"), "--methods", "lrp", "--pictures", "overlay", "--names", "s000"]
+    lines, plain = cohort / "lines", cohort / "plain"
+    assert run([*drawn, "--out", str(lines)]) == 0
+    assert run([*drawn, "--out", str(plain), "--pairs", "0"]) == 0
+    pairs = xmil.open_run(cohort / "run").interactions("s000")
+    assert pairs.sure.any()
+    found = json.loads((lines / "pairs" / f"s000.{pairs.target}.geojson").read_text())
+    ends = np.array([np.ravel(feature["geometry"]["coordinates"]) for feature in found["features"]])
+    np.testing.assert_allclose(ends, pairs.lines())
+    name = f"s000.lrp.{pairs.target}.png"
+    assert (lines / "overlay" / name).read_bytes() != (plain / "overlay" / name).read_bytes()
+    assert not (plain / "pairs").exists()
+    pairs.save(cohort / "run" / "interactions" / "s000.1.parquet")  # newer: what shows it is drawn again
+    assert run([*drawn, "--out", str(lines)]) == 0
+    assert xmil.open_run(lines).table()["files"].tolist() == [3]
+    assert run([*drawn, "--out", str(plain), "--pairs", "-1"]) == 2
 
 
 def test_it_goes_on_and_begins_anew(cohort: Path) -> None:

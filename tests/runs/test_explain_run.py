@@ -101,13 +101,13 @@ def test_a_second_call_computes_nothing_and_a_changed_slide_is_done_again(
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "run" / "slides").iterdir()}
     seconds = [row["seconds"] for row in table(folder / "run" / "slides.csv")]
     assert run(command(folder)) == 0
-    assert "0 explained, 6 found done, 0 failed" in capsys.readouterr().out
+    assert "0 explained, 6 already done, 0 failed" in capsys.readouterr().out
     assert before == {path.name: path.stat().st_mtime_ns for path in (folder / "run" / "slides").iterdir()}
     assert [row["seconds"] for row in table(folder / "run" / "slides.csv")] == seconds
     write_slide(folder / "features" / "s002.h5", np.random.default_rng(5), 20)
     (folder / "run" / "slides" / "s004.parquet").write_bytes(b"PAR1")  # damaged by something else
     assert run(command(folder)) == 0
-    assert "2 explained, 4 found done" in capsys.readouterr().out
+    assert "2 explained, 4 already done" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in (folder / "run" / "slides").iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"s002.parquet", "s004.parquet"}
 
@@ -323,7 +323,7 @@ def test_two_hundred_slides_with_five_broken_ones(tmp_path: Path, capsys: pytest
     np.save(features / "s050.npy", np.zeros((0, 12), np.float32))
     (features / "s050.h5").unlink()
     assert run(command(folder)) == 1
-    assert "195 explained, 0 found done, 5 failed" in capsys.readouterr().out
+    assert "195 explained, 0 already done, 5 failed" in capsys.readouterr().out
     failed = {row["slide_id"]: row["error"] for row in table(folder / "run" / "failures.csv")}
     assert set(failed) == {"s010", "s020", "s030", "s040", "s050"}
     assert "s010.h5" in failed["s010"]
@@ -334,7 +334,7 @@ def test_two_hundred_slides_with_five_broken_ones(tmp_path: Path, capsys: pytest
     assert len(bytes_of(folder / "run")) == len(table(folder / "run" / "slides.csv")) == 195
     (features / "s010.h5").write_bytes(whole)  # mended: it is tried again
     assert run(command(folder)) == 1
-    assert "1 explained, 195 found done, 4 failed" in capsys.readouterr().out
+    assert "1 explained, 195 already done, 4 failed" in capsys.readouterr().out
 
 
 def test_when_every_slide_fails_nothing_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,24 @@ def test_maps_sheets_and_tiles_per_slide_and_resumed(study: Path, capsys: pytest
             assert (study / "run" / "inside" / f"{name}.{suffix}").stat().st_size > 500
     with pytest.raises(SystemExit):
         main(options(study))
-    assert "0 slides looked into, 2 found done" in capsys.readouterr().out
+    assert "0 slides examined, 2 already done" in capsys.readouterr().out
+
+
+def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: Path) -> None:
+    """`xmil explain --save-vectors`, then `xmil inside` with slides and encoder alone, OME-TIFF asked for."""
+    xmil.explain_slides(
+        study / "m.safetensors", study / "features", out=tmp_path / "run", target="1", save_vectors=True
+    )
+    asked = ["inside", str(tmp_path / "run"), "--slides", str(study / "slides"), "--encoder", "resnet18"]
+    with pytest.raises(SystemExit) as left:
+        main([*asked, "--random", "--patches", "2", "--tiff"])
+    assert not left.value.code
+    for name in ("a", "b"):
+        found = Inside.load(tmp_path / "run" / "inside" / f"{name}.npz")
+        e = xmil.open_run(tmp_path / "run").explanation(name)
+        total = found.maps.sum(axis=(1, 2)) + found.audit.constant
+        np.testing.assert_allclose(total, e.scores[found.patches], rtol=1e-3, atol=1e-6)
+        assert (tmp_path / "run" / "inside" / f"{name}.ome.tif").is_file()
 
 
 def test_slides_of_another_name_are_refused(study: Path, tmp_path: Path) -> None:

@@ -126,6 +126,72 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     pytest.fail(f"workers {pids} outlived their parent")
 
 
+RAY_DRIVER = """
+import os, sys
+from functools import partial
+from tests.runs.workers import make
+from xmil.runs.workers.pool import Workers, process
+for o in process(["pid"] * 40, partial(make, seconds=0.3), Workers("ray", workers=1, address={address!r})):
+    print(o.result, flush=True)
+"""
+
+
+def test_workers_on_ray_end_when_their_driver_is_killed() -> None:
+    """On a cluster that goes on, a worker would otherwise write into a folder that is no longer locked."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", RAY_DRIVER.format(address=address)], stdout=subprocess.PIPE, text=True, env=env
+    )
+    assert driver.stdout is not None
+    pid = int(driver.stdout.readline())
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    for _ in range(100):
+        if not _alive(pid):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"worker {pid} outlived its driver")
+
+
+RAYLET_DIES = """
+import os, signal
+from functools import partial
+from pathlib import Path
+from tests.runs.workers import make
+from xmil.core.errors import StopError
+from xmil.runs.workers.pool import Workers, process
+
+def kill_raylet():
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if words[0].endswith(b"raylet/raylet") and parent == os.getpid():
+            os.kill(int(entry.name), signal.SIGKILL)
+
+failed = 0
+try:
+    for number, o in enumerate(process(range(50), partial(make, seconds=0.2), Workers("ray", workers=1))):
+        failed += o.error is not None
+        if number == 1:
+            kill_raylet()
+except StopError as error:
+    print(failed, error)
+"""
+
+
+def test_a_dead_raylet_stops_the_run_and_blames_no_item() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", RAYLET_DIES], capture_output=True, text=True, env=env)
+    assert "\n0 Ray stopped working" in f"\n{done.stdout}", done.stdout[-500:] + done.stderr[-500:]
+
+
 def test_without_items_no_worker_is_made() -> None:
     for engine in (HERE, TWO, RAY):
         assert list(process([], make_broken, engine)) == []
@@ -134,7 +200,7 @@ def test_without_items_no_worker_is_made() -> None:
 def test_an_engine_says_what_is_wrong_with_it() -> None:
     with pytest.raises(UnknownNameError, match=r"Unknown engine 'rya'\. Did you mean 'ray'"):
         Workers("rya")
-    with pytest.raises(InputError, match="'workers' parameter of Engine"):
+    with pytest.raises(InputError, match="'workers' parameter of Workers"):
         Workers(workers=0)
     with pytest.raises(InputError, match="address is for --engine ray"):
         Workers(address="auto")

@@ -249,7 +249,7 @@ def test_outlines_count_from_the_scanned_bounds(tmp_path: Path) -> None:
     bounds = (701, 433, 1400, 1000)
     box = np.array([[0, 0, 1, 1], [1000, 700, 1512, 1212]])  # the second colour is red
     path = write_scn(tmp_path / "s.scn", (2600, 1800), box, mpp=0.5, bounds=bounds)
-    tiling = tiled(path, min_std=0)
+    tiling = tiled(path, min_std=0, drop=())  # the red is that of a pen
     write_tiling(tiling, tmp_path / "out")
     file = tmp_path / "out" / "contours_geojson" / "s.geojson"
     drawn = json.loads(file.read_text())

@@ -32,7 +32,7 @@ from xmil.training.toml import dumps
         ({"task": "survival", "train": {"monitor": "auc"}}, "one of c_index, loss"),
         ({"task": "cox"}, "train.batch"),
         ({"task": "multilabel"}, "data.labels"),
-        ({"data": {"folds": 3, "fold_column": "fold"}}, "exclude each other"),
+        ({"data": {"folds": 3, "fold_column": "fold"}}, "cannot be combined"),
         ({"optim": {"lr": "fast"}}, "optim.lr"),
         ({"optim": {"lr": float("inf")}}, "optim.lr"),
         ({"grid": {"optim.lrr": [1]}}, "Did you mean 'lr'"),
@@ -58,7 +58,7 @@ def test_the_file_and_what_is_wrong_with_it(tmp_path):
     changed = load_config(path, ["train.seed=3", "optim.name=sgd", "data.class_names=['a', 'b']"])
     assert (changed.train.epochs, changed.train.seed, changed.optim.name) == (7, 3, "sgd")
     assert changed.data.class_names == ["a", "b"]
-    with pytest.raises(InputError, match="--set must read like"):
+    with pytest.raises(InputError, match="--set must look like"):
         load_config(path, ["train.seed"])
 
 

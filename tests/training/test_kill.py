@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from benchmarks.killed import kill_training
+from benchmarks.killed.training import kill_training
 
 import xmil
 from tests.training.cohorts import config_of, settings, write_cohort

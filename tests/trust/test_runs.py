@@ -173,7 +173,7 @@ def test_item_14_a_link_that_leads_nowhere_fails_loudly(
     loop.symlink_to(loop)
     places = ["--model", str(folder / "m0.safetensors"), "--features", str(folder / "features")]
     assert run(["explain", *places, "--out", str(folder / "run")]) == 1
-    assert "2 explained, 0 found done, 2 failed" in capsys.readouterr().out
+    assert "2 explained, 0 already done, 2 failed" in capsys.readouterr().out
     assert set(xmil.open_run(folder / "run").failed) == {"s001", "s002"}
 
 
@@ -251,7 +251,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("s0", "c0", None),  # took no part
         ("new", "new", None),
         ("c2", "c2", None),  # a slide that is called as a case was
-        ("other", "c2", "though by other slides"),
+        ("other", "c2", "though from other slides"),
     ],
 )
 def test_item_15_slides_of_the_training(
@@ -307,7 +307,7 @@ def test_item_18_what_some_models_do_not_say_is_said(
     make_model(folder / "m1.safetensors", seed=1, encoder="UNI-v2")
     assert run([name, *command(folder, models=2)[1:]]) == 0
     told = capsys.readouterr().out
-    assert "warning: m0.safetensors of the ensemble does not say its class names" in told
+    assert "warning: m0.safetensors of the ensemble does not record its class names" in told
     about = xmil.open_run(folder / "run").about
     assert (about["class_names"], about["model"]["spec"]["encoder"]) == (list(NAMES), "UNI-v2")
 
@@ -381,7 +381,7 @@ def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     path = folder / "m0.safetensors"
     models = Ensemble.load([path])
     make_model(path, seed=7)
-    with pytest.raises(StopError, match="another model than the run began with"):
+    with pytest.raises(StopError, match="not the model that the run started with"):
         Ensemble.load([path], digests=models.digests)
     assert Ensemble.load([path]).digests != models.digests
 
@@ -402,7 +402,7 @@ def test_item_20_no_slide_comes_from_another_model(
     monkeypatch.setattr(cohort_run, "process", late)
     more = ["--methods", "lrp", "--steps", "4"] if name == "evaluate" else []
     assert run([name, *command(folder, *more, "--workers", "2")[1:]]) == 2
-    assert "another model than the run began with" in capsys.readouterr().err
+    assert "not the model that the run started with" in capsys.readouterr().err
     assert not list((folder / "run").glob("slides/*.parquet"))
 
 
@@ -451,7 +451,7 @@ def test_item_21_a_replaced_feature_file_is_done_again(
     replaced(folder / "features" / "s002.h5", other_features)
     capsys.readouterr()
     assert run(arguments) == 0
-    assert "3 found done" in capsys.readouterr().out
+    assert "3 already done" in capsys.readouterr().out
     after = bytes_of(folder / "run")
     assert [slide for slide in before if before[slide] != after[slide]] == ["s002.parquet"]
 
@@ -488,7 +488,7 @@ def test_item_21_a_replaced_slide_is_tiled_and_embedded_again(
     for arguments in (tile, embed):
         assert run(arguments) == 0
         told = capsys.readouterr().out
-        assert "1 slide, 1 found done, 0 failed" in told
+        assert "1 slide, 1 already done, 0 failed" in told
     assert not np.array_equal(before, xmil.read_bag(tmp_path / "features" / "s1.h5").features)
 
 

@@ -1,4 +1,4 @@
-"""Maps inside patches of a made run."""
+"""Maps inside patches of a made run, and pairs of its patches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 
 from tests.viewer.make_run import Made
 from xmil.core.inside_patch import Inside, InsideAudit
+from xmil.core.interactions import Interactions
 from xmil.core.storage import read_explanations
+from xmil.core.target import Target
 
 EDGE = 64
 
@@ -36,3 +38,19 @@ def kept(made: Made, inside: Inside) -> Made:
     folder.mkdir(exist_ok=True)
     inside.save(folder / f"{made.names[0]}.npz")
     return made
+
+
+def write_pairs(made: Made) -> None:
+    """Two pairs of the first slide's patches, one sure and one not, as a run with interactions has them."""
+    pairs = Interactions(
+        pairs=np.array([[0, 21], [7, 9]]),
+        values=np.array([0.5, -0.25]),
+        stderr=np.array([0.01, 0.2]),
+        alone=np.zeros(2),
+        target=Target(1, name="tumour"),
+        output=1.0,
+        bag=made.names[0],
+    )
+    folder = made.runs[0] / "interactions"
+    folder.mkdir(exist_ok=True)
+    pairs.save(folder / f"{made.names[0]}.tumour.parquet")

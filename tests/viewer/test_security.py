@@ -14,7 +14,7 @@ import pytest
 
 from tests.viewer.asking import Answer, ask, ask_socket
 from tests.viewer.fuzzing import ESCAPES, SECRET, check, fuzz
-from tests.viewer.make_inside import inside_of, kept
+from tests.viewer.make_inside import inside_of, kept, write_pairs
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
@@ -29,12 +29,16 @@ JSON = {"content-type": "application/json"}
 ROUTES = [
     "/api/run.json",
     "/api/openapi.json",
+    "/api/columns-0.json",
+    "/api/wall-0-0.json",
     "/api/slides/0/slide.json",
     "/api/slides/0/evidence-0.bin",
     "/api/slides/0/thumbnail.jpeg",
     "/api/slides/0/patch-0-0.jpeg",
     "/api/slides/0/similar-0-0.json",
     "/api/slides/0/inside-0.json",
+    "/api/slides/0/pairs-0.json",
+    "/api/slides/0/small-0-0.png",
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",
 ]
@@ -45,6 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "secret.txt").write_text(SECRET)
     made = make_run(folder, slides=2, columns=6, rows=4, edge=64, certificates=False)
+    write_pairs(made)
     return kept(made, inside_of(made, np.ones((1, 4, 4), dtype=np.float32), [2]))
 
 
@@ -173,7 +178,8 @@ def test_names_in_the_table_cannot_leave_the_run(small: Made, tmp_path: Path, na
     for line in slides[2:]:
         assert line["error"]
         assert line["image"] is False
-        for route in ROUTES[3:]:
+        assert ask(app, "/api/wall-0-0.json").json["slides"] == 2  # the others are shown all the same
+        for route in ROUTES[5:]:
             assert ask(app, route.replace("slides/0", "slides/2").replace("tiles/0", "tiles/2")).status >= 400
 
 

@@ -32,11 +32,11 @@ FAITHFULNESS = (
     Measure("aupc", "AUPC", "mean probability of the class while the most relevant are removed", -1),
     Measure("aupc_mask", "AUPC masked", "the same with zeros in place of what is removed", -1),
     Measure("sufficiency", "Sufficiency", "probability of the class from the top 10 % of instances alone"),
-    Measure("necessity", "Necessity", "loss of probability without the top 10 % of instances"),
+    Measure("necessity", "Necessity", "drop in probability without the top 10 % of instances"),
     Measure(
         "flipped_at_zero",
         "Flipped at zero",
-        "share of decisions gone once positive scores are out, while others are left",
+        "share of decisions that flip once all instances with positive scores are removed and others remain",
     ),
     Measure(
         "needed", "Needed to flip", "share of instances removed, by the ranking, when the decision flips", -1
@@ -49,7 +49,7 @@ FAITHFULNESS = (
     Measure(
         "randomisation",
         "Randomisation",
-        "size of the rank correlation with the scores under weights drawn anew",
+        "absolute rank correlation with the scores under newly drawn weights",
         -1,
     ),
 )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from xmil.bench.entries import Exam, checked, file_digest
 from xmil.bench.problems import Block
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_atomically
 
@@ -36,10 +37,9 @@ class ForeignScores:
     def read(cls, path: Path) -> ForeignScores:
         """The scores of a file, with the columns it must have."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
-            rows = pq.read_table(path, columns=list(COLUMNS), partitioning=None).to_pylist()
+            rows = read_parquet(path, list(COLUMNS)).to_pylist()
         except FileNotFoundError:
             raise FileError(f"{path}: no such file.") from None
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:

@@ -36,7 +36,7 @@ TRUTH = (
     ),
     Measure("auroc2", "AUROC-2", "the same with the area under the ROC curve"),
     Measure("ndcg", "NDCG", "discounted gain of ranking by the scores, the gain being the evidence"),
-    Measure("pearson", "Pearson", "linear correlation of evidence and scores: their sizes count too"),
+    Measure("pearson", "Pearson", "linear correlation of evidence and scores, sizes included"),
     Measure("spearman", "Spearman", "correlation of the ranks of evidence and scores"),
 )
 

@@ -43,10 +43,9 @@ def slim(value: Any) -> Any:
 
 
 def _about(summary: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in summary["versions"].items())
-    commit = f", commit {escape(str(summary['commit'])[:12])}" if summary.get("commit") else ""
     settings = summary["settings"]
-    said = f"{escape(versions)}{commit}, Python {escape(summary['python'])}, {escape(summary['system'])}."
+    places = summary.get("measured") or [summary]  # older runs tell where the report was written
+    said = " ".join(_place(place) for place in places)
     columns = [column for suite in summary["suites"] for column in suite["columns"]]
     seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
     seed = (
@@ -54,6 +53,14 @@ def _about(summary: dict[str, Any]) -> str:
     )
     rule = f" Only models with a bag AUROC of {summary['threshold']['auroc']} or more count."
     return f"<p>{said}{seed}{rule}</p>"
+
+
+def _place(place: dict[str, Any]) -> str:
+    """With what rows were measured, as a sentence."""
+    versions = ", ".join(f"{name} {number}" for name, number in place["versions"].items())
+    commit = f", commit {place['commit'][:12]}" if place.get("commit") else ""
+    device = f" on {place['device']}" if place.get("device") else ""
+    return escape(f"{versions}{commit}{device}, Python {place['python']}, {place['system']}.")
 
 
 def _suite(suite: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     """Sum up what is in the folder and write the files; gives what `results.json` holds."""
     from xmil.bench.page import page_of
 
-    about = {"command": "bench", "settings": settings, **provenance()}
+    about = {"command": "bench", "settings": settings, "measured": measured_on(folder), **provenance()}
     summary = json.loads(json.dumps(summary_of(folder, about), default=str))
     if not summary["suites"]:
         raise InputError(f"{folder.path}: nothing was measured yet.")
@@ -29,6 +29,14 @@ def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
     write_bags(folder)
     write_text(folder.path / PAGE, page_of(summary))
     return dict(summary)
+
+
+def measured_on(folder: Folder) -> list[dict[str, Any]]:
+    """Where rows were measured: every distinct set of versions, machine and commit, in order."""
+    rows = [row.get("measured") for unit in folder.units() for row in unit.rows.values()]
+    return [
+        json.loads(text) for text in dict.fromkeys(json.dumps(row, sort_keys=True) for row in rows if row)
+    ]
 
 
 def read_results(path: Path) -> dict[str, Any]:

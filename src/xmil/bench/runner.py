@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xmil.bench.foreign_scores import export_exam
 from xmil.bench.problems import Problem, checksum
 from xmil.bench.suites import Plan, Suite
 from xmil.bench.trained import Trained
+from xmil.core.provenance import provenance
 from xmil.evaluate.evidence_batch import auroc
 
 Say = Callable[[str], None]
@@ -77,7 +79,7 @@ class Referee:
         for entry in methods:
             if entry.supports(exam.model):
                 scores, seconds = _timed(exam, entry)
-                about = {"digest": entry.digest, "seconds": seconds}
+                about = {"digest": entry.digest, "seconds": seconds, "measured": _where(self.device)}
                 unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)
 
     def export(self, suite: Suite, folder: Path) -> list[Path]:
@@ -120,6 +122,13 @@ class Referee:
             "training": vars(entry.training(problem, self._changes(problem))),
             "bags": self.plan.curve_bags if suite.name == "faithfulness" else None,
         }
+
+
+@cache
+def _where(device: str) -> dict[str, Any]:
+    """Versions, machine and commit of what is measured in this call."""
+    on_gpu = torch.device(device).type == "cuda"
+    return {**provenance(), "device": torch.cuda.get_device_name(device) if on_gpu else device}
 
 
 def _learned(exam: Exam) -> dict[str, float]:

@@ -67,7 +67,7 @@ class Tissue:
             if all(set(self.classes[r].tolist()) == set(self.class_names) for r in rows):
                 return dict(zip(SPLITS, rows, strict=True))
         raise InputError(
-            f"{self.name}: no division of the {len(patients)} patients gives every class to training, "
+            f"{self.name}: no split of the {len(patients)} patients gives every class to training, "
             "validation and test; leave out classes that few patients have."
         )
 
@@ -117,8 +117,8 @@ def _listed(source: Path, patient: str) -> list[tuple[Path, str, str]]:
         raise FileError(f"{source}: holds no images ({', '.join(SUFFIXES)}) and no images.csv.")
     if not patient:
         raise InputError(
-            f"{source}: which image is whose? Name the patients in images.csv (path, class, patient), or "
-            "give --patient: an expression for the file's name, or 'folder'."
+            f"{source}: unknown patients. Name them in images.csv (path, class, patient), "
+            "or give --patient: a regular expression for the file name, or 'folder'."
         )
     return [(path, path.parent.name, _whose(path, patient)) for path in files]
 
@@ -128,7 +128,9 @@ def _whose(path: Path, patient: str) -> str:
         return path.parent.parent.name
     found = re.search(patient, path.name)
     if found is None:
-        raise InputError(f"{path}: the expression {patient!r} for the patient finds nothing in this name.")
+        raise InputError(
+            f"{path}: the expression {patient!r} for the patient matches nothing in this file name."
+        )
     return found.group(1) if found.groups() else found.group(0)
 
 

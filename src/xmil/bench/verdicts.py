@@ -45,11 +45,12 @@ class Verdict:
             return f"{self.best} has {self.mean:.3f}; there is no other row to compare it with."
         low, high = self.lead.low, self.lead.high
         if self.lead.estimate < SAME:
-            ahead = f"{self.best} has the best mean, {self.mean:.3f}, with {self.second} beside it"
+            ahead = f"{self.best} has the best mean, {self.mean:.3f}, level with {self.second}"
         else:
             ahead = f"{self.best} leads with {self.mean:.3f}, {self.lead.estimate:.3f} ahead of {self.second}"
         sure = f" (95 % paired interval {low:+.3f} to {high:+.3f})"
-        tail = f"; not told from {', '.join(self.level)}" if self.level else "; ahead of every other row"
+        level = ", ".join(self.level)
+        tail = f"; not distinguishable from {level}" if level else "; ahead of every other row"
         return f"{ahead}{sure}{tail} (paired t-tests over {self.n} {self.unit}s, Holm)."
 
 

@@ -52,7 +52,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
         {"timm": "timm", "torchvision": "torchvision", "onnxruntime": "onnxruntime"},
     ),
     "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
-    "ray": ("--engine ray: many machines", {"ray": "ray"}),
+    "ray": ("runs on many machines (--engine ray)", {"ray": "ray"}),
     "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
     "zarr": ("Zarr feature files (TIAToolbox, SpatialData)", {"zarr": "zarr"}),
 }

@@ -16,21 +16,22 @@ Kind = Annotated[
 WorkerCount = Annotated[
     int,
     typer.Option(
-        help="Worker processes, each with its own model; 0: one here, for ray all there is room for.",
+        help="Worker processes, each with its own model; 0 runs in this process (with ray: as many as fit).",
         rich_help_panel=_PANEL,
     ),
 ]
 Address = Annotated[
     str,
     typer.Option(
-        help="A running Ray cluster ('auto' finds it); without it ray starts here.", rich_help_panel=_PANEL
+        help="Address of a running Ray cluster ('auto' finds it); by default Ray is started on this machine.",
+        rich_help_panel=_PANEL,
     ),
 ]
-Cpus = Annotated[float, typer.Option(help="CPUs of one worker.", rich_help_panel=_PANEL)]
+Cpus = Annotated[float, typer.Option(help="CPUs per worker.", rich_help_panel=_PANEL)]
 Gpus = Annotated[
     float,
     typer.Option(
-        help="GPUs of one worker; 0.25 lets four share one. With --device cuda 1 on ray.",
+        help="GPUs per worker; 0.25 lets four workers share one. Default with ray and --device cuda: 1.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -19,7 +19,7 @@ SHOWN = 12  # changes that --compare prints
 def bench(
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="evidence, tissue, confounder, faithfulness, or all; may be given again."),
+        typer.Option(help="evidence, tissue, confounder, faithfulness, or all; may be repeated."),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -33,10 +33,13 @@ def bench(
         bool, typer.Option("--quick", help="Fewer bags and AttnMIL alone: minutes on a CPU.")
     ] = False,
     only: Annotated[
-        bool, typer.Option("--only", help="The methods given and the controls, none of the package's.")
+        bool,
+        typer.Option(
+            "--only", help="Measure only the given methods and the controls, none of the package's own."
+        ),
     ] = False,
-    task: Annotated[list[str] | None, typer.Option(help="Only these tasks of the suites.")] = None,
-    repetitions: Annotated[int | None, typer.Option(help="Models of each task, or folds.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Run only these tasks of the suites.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help="Models (or folds) per task.")] = None,
     seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
     data: Annotated[
         str, typer.Option(help="Digits: 'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
@@ -46,29 +49,34 @@ def bench(
         typer.Option(help="Class-labelled tissue images or a CAMELYON16 folder, instead of colon nuclei."),
     ] = "",
     patient: Annotated[
-        str, typer.Option(help="Whose an image is: an expression for its file's name, or 'folder'.")
+        str,
+        typer.Option(
+            help="How to tell the patient of an image: a regular expression for its file name, or 'folder'."
+        ),
     ] = "",
-    positive: Annotated[str, typer.Option(help="The tissue class that is asked for.")] = "",
-    against: Annotated[str, typer.Option(help="The tissue class that speaks against it.")] = "",
+    positive: Annotated[str, typer.Option(help="The tissue class to detect.")] = "",
+    against: Annotated[str, typer.Option(help="The tissue class that is evidence against it.")] = "",
     encoder: Annotated[
-        str, typer.Option(help="What encodes tissue images: an encoder, or plain 'statistics'.")
+        str, typer.Option(help="Encoder of the tissue images, or 'statistics' for plain colour statistics.")
     ] = "statistics",
     features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _options.Device = "cpu",
     minutes: Annotated[
-        float | None, typer.Option(help="Start nothing new after so many; the next call goes on.")
+        float | None, typer.Option(help="Start nothing new after this many seconds; the next call continues.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path(
-        "bench-out"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
+    ] = Path("bench-out"),
     report: Annotated[
-        bool, typer.Option("--report", help="Measure nothing: write the page from what is in --out.")
+        bool, typer.Option("--report", help="Measure nothing; write the page from the results in --out.")
     ] = False,
     export: Annotated[
-        Path | None, typer.Option(help="Write the bags and trained models here, to be scored elsewhere.")
+        Path | None,
+        typer.Option(help="Write bags and trained models to this folder, to be scored elsewhere."),
     ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two folders of results, row by row on the same bags.")
+        tuple[Path, Path] | None,
+        typer.Option(help="Compare two folders of results, row by row, on the same bags."),
     ] = None,
 ) -> int:
     """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
@@ -109,7 +117,7 @@ def bench(
     done = True if report else _measure(asked, out)
     _report(out)
     if not done:
-        print(f"Time is up; call again with the same --out to go on. So far: {out}.")
+        print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")
     return 0
 
 
@@ -158,7 +166,7 @@ def _print_suite(suite: dict[str, Any]) -> None:
         print(f"  {column['problem']}, {column['model']}: {lead}")
     failed = [check for check in suite["controls"] if not check["passed"]]
     held = len(suite["controls"]) - len(failed)
-    print(f"  The suite's tests of itself: {held} of {len(suite['controls'])} hold.")
+    print(f"  The suite's self-checks: {held} of {len(suite['controls'])} hold.")
     for check in failed:
         print(f"    fails: {check['what']} ({check['detail']})")
 

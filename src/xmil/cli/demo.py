@@ -14,11 +14,11 @@ import typer
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything; a run goes on where it stopped.")] = Path(
-        "demo-out"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for everything; an interrupted run continues where it stopped.")
+    ] = Path("demo-out"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few slides, little training: rough numbers, sooner.")
+        bool, typer.Option("--quick", help="Few slides and little training: rough numbers, in less time.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
 ) -> int:
@@ -47,7 +47,7 @@ def demo(
     print(verdict(results))
     print(f"Done in {time.perf_counter() - begin:.0f} s. Report: {report}")
     print(f"Viewer: {viewer_command(made)}")
-    print("It opens http://127.0.0.1:8787/ in your browser, or the next free port.")
+    print("It opens http://127.0.0.1:8787/ (or the next free port) in your browser.")
     return 0
 
 

@@ -9,7 +9,9 @@ import typer
 
 def doctor(
     json_: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    check: Annotated[bool, typer.Option(help="Explain tiny models against stored values.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Explain tiny models and compare the scores with stored values.")
+    ] = True,
 ) -> int:
     """Say what is installed, which devices there are, what to install for what, and check the results.
 
@@ -67,7 +69,7 @@ def _hint(found: dict[str, Any]) -> str:
 
 def _print_check(check: dict[str, Any] | None) -> None:
     if check is None:
-        print("\nSelf-check: not asked for")
+        print("\nSelf-check: not requested")
     elif check["error"]:
         print("\nSelf-check: failed")
     else:

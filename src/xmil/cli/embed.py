@@ -12,11 +12,11 @@ from xmil.cli._screen import Screen, finished
 from xmil.cli._workers import Address, Cpus, Gpus, Kind, WorkerCount, workers_of
 from xmil.core.errors import InputError
 
-Colours = Annotated[str, typer.Option(help="Three numbers, in place of the encoder's own.")]
+Colours = Annotated[str, typer.Option(help="Three numbers that replace the encoder's own.")]
 
 
 def embed(
-    tiles: Annotated[Path, typer.Option(help="Folder of patches: of xmil tile, TRIDENT or CLAM.")],
+    tiles: Annotated[Path, typer.Option(help="Folder of patches written by xmil tile, TRIDENT or CLAM.")],
     slides: Annotated[Path, typer.Option(help="Folder of slides.")],
     encoder: Annotated[
         str,
@@ -26,9 +26,11 @@ def embed(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for features; TILES/features_ENCODER without it.")
+        Path | None, typer.Option(help="Folder for features; TILES/features_ENCODER by default.")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="State dict in place of the published one.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights (a state dict) to use instead of the published ones.")
+    ] = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:N; auto takes a GPU if there is one.")
     ] = "auto",
@@ -37,22 +39,24 @@ def embed(
     ] = "auto",
     batch: Annotated[int, typer.Option(help="Patches encoded at once.")] = 64,
     threads: Annotated[
-        int, typer.Option(help="Threads that read and decode; 0: one a core, at most 16.")
+        int, typer.Option(help="Threads that read and decode; 0 means one per core, at most 16.")
     ] = 0,
     stain_norm: Annotated[
-        bool, typer.Option("--stain-norm", help="Bring each slide's stains to a reference (Macenko).")
+        bool, typer.Option("--stain-norm", help="Normalise each slide's stains to a reference (Macenko).")
     ] = False,
     input_size: Annotated[
-        int | None, typer.Option(help="Pixels the encoder sees, in place of its own.")
+        int | None, typer.Option(help="Input size of the encoder in pixels, instead of its own.")
     ] = None,
     mean: Colours = "",
     std: Colours = "",
     patch_px: Annotated[
-        int | None, typer.Option(help="Pixels of a patch, where the file does not say.")
+        int | None, typer.Option(help="Patch size in pixels, if the file does not store it.")
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="An untrained encoder, for trials.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Use an untrained encoder, for testing.")] = False,
     as_json: Json = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")
+    ] = False,
     follow_links: FollowLinks = True,
     full_digests: FullDigests = False,
     engine: Kind = "local",
@@ -99,5 +103,5 @@ def _numbers(text: str, option: str) -> tuple[float, ...] | None:
     except ValueError:
         numbers = ()
     if len(numbers) != 3:
-        raise InputError(f"{option} takes three numbers with commas between them. Got {text!r} instead.")
+        raise InputError(f"{option} takes three numbers separated by commas. Got {text!r} instead.")
     return numbers

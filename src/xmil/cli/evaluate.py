@@ -17,30 +17,37 @@ if TYPE_CHECKING:
 def evaluate(
     model: Annotated[Path, typer.Option(help="Checkpoint, or a folder of `xmil train` with one model.")],
     features: _options.Features,
-    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
+    ],
     cohort: _options.CohortTable = None,
     label: Annotated[
-        str, typer.Option(help="Label column, that of the training by default; only correct slides count.")
+        str,
+        typer.Option(
+            help="Label column (default: that of the training); only correctly classified slides count."
+        ),
     ] = "",
     split: _options.Splits = "",
     by: _options.By = "slide",
     methods: Annotated[
-        str, typer.Option(help="Methods, separated by commas; 'all' that fit the model.")
+        str, typer.Option(help="Methods, separated by commas; 'all' for every method that fits the model.")
     ] = "",
     modes: Annotated[
-        str, typer.Option(help="remove, mask, or both; band and SRG in the first.")
+        str, typer.Option(help="remove, mask, or both; the random band and SRG use the first.")
     ] = "remove,mask",
-    steps: Annotated[int, typer.Option(help="Steps of a curve.")] = 100,
-    orders: Annotated[int, typer.Option(help="Random orders of the band.")] = 20,
-    top: Annotated[float, typer.Option(help="Share of instances for sufficiency and necessity.")] = 0.1,
-    truth: Annotated[Path | None, typer.Option(help="Folder of GeoJSON, masks or instance labels.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps per curve.")] = 100,
+    orders: Annotated[int, typer.Option(help="Random orders for the band.")] = 20,
+    top: Annotated[float, typer.Option(help="Share of instances used for sufficiency and necessity.")] = 0.1,
+    truth: Annotated[
+        Path | None, typer.Option(help="Ground truth: a folder of GeoJSON, masks or instance labels.")
+    ] = None,
     truth_class: Annotated[
-        str, typer.Option(help="The class the ground truth is evidence for, by name or number.")
+        str, typer.Option(help="Class that the ground truth is evidence for, by name or number.")
     ] = "1",
     truth_names: Annotated[str, typer.Option(help="QuPath classes that count, separated by commas.")] = "",
     slides: Annotated[
         Path | None,
-        typer.Option(help="Folder of slides, where QuPath's GeoJSON is of slides with a bounds offset."),
+        typer.Option(help="Folder of slides; needed for QuPath's GeoJSON of slides with a bounds offset."),
     ] = None,
     mask_downsample: Annotated[float, typer.Option(help="Level-0 pixels per pixel of the masks.")] = 1.0,
     mpp: _options.Mpp = None,
@@ -49,10 +56,11 @@ def evaluate(
     class_names: _options.ClassNames = "",
     as_json: _options.Json = False,
     best: Annotated[
-        bool, typer.Option("--best", help="End with the method to trust for this model.")
+        bool, typer.Option("--best", help="Name the method to trust for this model at the end.")
     ] = False,
     device: _options.Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of ties, random orders and the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for ties, random orders and the bootstrap.")] = 0,
+    background: _options.Background = "auto",
     restart: _options.Restart = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
@@ -93,6 +101,7 @@ def evaluate(
         class_names=class_names,
         device=device,
         seed=seed,
+        background=background,
         restart=restart,
         workers=chosen,
         follow_links=follow_links,
@@ -107,5 +116,5 @@ def evaluate(
 def _best(run: Run) -> str:
     named = run.about.get("best") or {}
     if not named:
-        return "No slide is classified correctly: there is no method to name."
+        return "No slide is classified correctly, so no method can be named."
     return f"Best: {next(iter(named.values()))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from xmil.cli import _options, _workers
 from xmil.cli._screen import Screen, command, finished
 from xmil.core.errors import InputError
+from xmil.core.parsing import parse_json
 
 
 def explain(
@@ -18,7 +18,9 @@ def explain(
     features: _options.Features,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for results; a run goes on where it stopped. One slide needs none."),
+        typer.Option(
+            help="Folder for results; an interrupted run continues where it stopped. Optional for one slide."
+        ),
     ] = None,
     methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
     target: Annotated[
@@ -35,21 +37,22 @@ def explain(
     by: _options.By = "slide",
     output: Annotated[
         str,
-        typer.Option(help="The explained number: logit, contrastive, log_odds, probability, value, risk."),
+        typer.Option(help="The number to explain: logit, contrastive, log_odds, probability, value, risk."),
     ] = "",
     preset: Annotated[str, typer.Option(help="Rules of lrp: default, exact, paper, released.")] = "",
     param: Annotated[
-        list[str] | None, typer.Option(help="A method's own parameter, as ig.steps=100; repeatable.")
+        list[str] | None,
+        typer.Option(help="A parameter of one method, such as ig.steps=100; may be repeated."),
     ] = None,
     contexts: Annotated[
         int, typer.Option(help="Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.")
     ] = 0,
-    keep: Annotated[float, typer.Option(help="Share of the patches that a sub-bag keeps.")] = 0.5,
+    keep: Annotated[float, typer.Option(help="Share of patches kept in each sub-bag.")] = 0.5,
     interactions: Annotated[
         int, typer.Option(help="Pairs that act together, among so many of the strongest patches.")
     ] = 0,
     save_vectors: Annotated[
-        bool, typer.Option("--save-vectors", help="Keep lrp's relevance of each feature, (n, d) per slide.")
+        bool, typer.Option("--save-vectors", help="Save lrp's relevance of each feature, (n, d) per slide.")
     ] = False,
     mpp: _options.Mpp = None,
     patch_size: _options.PatchSize = None,
@@ -61,9 +64,10 @@ def explain(
     as_json: _options.Json = False,
     device: _options.Device = "cpu",
     memory: Annotated[
-        str, typer.Option(help="What a batch of a method's temporaries may take, as 500MB or 4GB.")
+        str, typer.Option(help="Memory limit for a method's temporary arrays, such as 500MB or 4GB.")
     ] = "1GB",
-    seed: Annotated[int, typer.Option(help="Seed of methods that draw at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for methods that sample.")] = 0,
+    background: _options.Background = "auto",
     restart: _options.Restart = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
@@ -105,6 +109,7 @@ def explain(
         "device": device,
         "memory": memory_bytes(memory),
         "seed": seed,
+        "background": background,
         "restart": restart,
         "workers": chosen,
         "follow_links": follow_links,
@@ -151,7 +156,7 @@ def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
                 f"--param must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
             )
         try:
-            found.setdefault(method, {})[name] = json.loads(value)
+            found.setdefault(method, {})[name] = parse_json(value)
         except ValueError:
             found.setdefault(method, {})[name] = value
     return found

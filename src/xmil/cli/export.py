@@ -21,15 +21,17 @@ def export(
     ],
     slides: Annotated[
         Path | None,
-        typer.Option(help="Folder of slides: needed for coordinates in microns or with an offset."),
+        typer.Option(help="Folder of slides; needed for coordinates in microns or with an offset."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/export by default.")] = None,
-    methods: Annotated[str, typer.Option(help="Only these methods, separated by commas.")] = "",
-    target: Annotated[str, typer.Option(help="Only these explained classes; or 'predicted'.")] = "",
-    mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel, where no file says.")] = None,
+    methods: Annotated[str, typer.Option(help="Export only these methods, separated by commas.")] = "",
+    target: Annotated[str, typer.Option(help="Only these explained classes, or 'predicted'.")] = "",
+    mpp: Annotated[
+        float | None, typer.Option(help="Microns per level-0 pixel, if no file stores it.")
+    ] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, if unknown.")] = None,
     as_json: _options.Json = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Write again what is there.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Write existing files again.")] = False,
     follow_links: _options.FollowLinks = True,
 ) -> int:
     """Write each slide's scores for QuPath, ASAP, OME-TIFF readers and tables."""

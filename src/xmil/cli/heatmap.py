@@ -14,11 +14,13 @@ from xmil.core.errors import InputError
 
 def heatmap(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or one explanation file (.parquet).")],
-    slides: Annotated[Path | None, typer.Option(help="Folder of slides; without it scores alone.")] = None,
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of slides; without it, scores are drawn alone.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files; RUN/heatmaps by default.")] = None,
-    names: Annotated[str, typer.Option(help="Only these slides, separated by commas.")] = "",
-    methods: Annotated[str, typer.Option(help="Only these methods, in this order.")] = "",
-    target: Annotated[str, typer.Option(help="Only these explained classes; or 'predicted'.")] = "",
+    names: Annotated[str, typer.Option(help="Draw only these slides, separated by commas.")] = "",
+    methods: Annotated[str, typer.Option(help="Draw only these methods, in this order.")] = "",
+    target: Annotated[str, typer.Option(help="Only these explained classes, or 'predicted'.")] = "",
     pictures: Annotated[
         str, typer.Option(help="Of panel, overlay, side, patches, map; 'none' for exports alone.")
     ] = "panel,overlay,patches",
@@ -29,23 +31,30 @@ def heatmap(
     clip: Annotated[str, typer.Option(help="whiskers (1.5 IQR), percentile or none.")] = "whiskers",
     percentile: Annotated[float, typer.Option(help="With --clip percentile.")] = 99.0,
     scale: Annotated[
-        str, typer.Option(help="slide: colours by each slide's scores; cohort: one scale for all.")
+        str, typer.Option(help="slide: a colour scale per slide; cohort: one scale for all slides.")
     ] = "slide",
-    alpha: Annotated[float, typer.Option(help="Strength of the colours over the slide, 0 to 1.")] = 0.5,
-    tissue: Annotated[str, typer.Option(help="The slide under the colours: grey or colour.")] = "grey",
+    alpha: Annotated[float, typer.Option(help="Opacity of the colours over the slide, 0 to 1.")] = 0.5,
+    tissue: Annotated[str, typer.Option(help="Show the slide under the colours in grey or colour.")] = "grey",
     size: Annotated[int, typer.Option(help="Pixels of a picture's longer edge.")] = 1200,
     region: Annotated[str, typer.Option(help="Zoom: x,y,width,height in level-0 pixels.")] = "",
-    top: Annotated[int, typer.Option(help="Highest and lowest patches on a sheet.")] = 8,
-    mpp: Annotated[float | None, typer.Option(help="Microns a level-0 pixel, where no file says.")] = None,
+    top: Annotated[int, typer.Option(help="Number of highest and lowest patches on a sheet.")] = 8,
+    pairs: Annotated[
+        int,
+        typer.Option(help="Most lines between patches that act together, if the run has interactions."),
+    ] = 30,
+    mpp: Annotated[
+        float | None, typer.Option(help="Microns per level-0 pixel, if no file stores it.")
+    ] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels, if unknown.")] = None,
     frame: Annotated[
-        str, typer.Option(help="Exports count from the scanned bounds, as QuPath does, or from level0.")
+        str, typer.Option(help="Origin of exported coordinates: the scanned bounds, as in QuPath, or level0.")
     ] = "bounds",
     downsample: Annotated[
-        int | None, typer.Option(help="Level-0 pixels per pixel of the OME-TIFF; 1 unless it is very wide.")
+        int | None,
+        typer.Option(help="Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide."),
     ] = None,
     as_json: _options.Json = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Draw again what is there.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Draw existing files again.")] = False,
     follow_links: _options.FollowLinks = True,
     full_digests: _options.FullDigests = False,
     engine: _workers.Kind = "local",
@@ -69,7 +78,16 @@ def heatmap(
         pictures=pictures,
         formats=formats,
         exports=exports,
-        look=Look(clip, percentile, _share(alpha), tissue, _positive(size, "--size"), _region(region), top),
+        look=Look(
+            clip,
+            percentile,
+            _share(alpha),
+            tissue,
+            _positive(size, "--size"),
+            _region(region),
+            top,
+            pairs=_positive(pairs, "--pairs", least=0),
+        ),
         scale=scale,
         mpp=mpp,
         patch_size=patch_size,
@@ -91,9 +109,9 @@ def _share(alpha: float) -> float:
     return alpha
 
 
-def _positive(value: int, option: str) -> int:
-    if value < 1:
-        raise InputError(f"{option} must be 1 or more. Got {value} instead.")
+def _positive(value: int, option: str, *, least: int = 1) -> int:
+    if value < least:
+        raise InputError(f"{option} must be {least} or more. Got {value} instead.")
     return value
 
 

@@ -17,23 +17,25 @@ def inside(
     encoder: Annotated[str, typer.Option(help="The encoder that made the features; see `xmil embed`.")],
     weights: Annotated[Path | None, typer.Option(help="State dict of the encoder.")] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The run's checkpoint; needed where no relevance vectors are stored.")
+        Path | None, typer.Option(help="The run's checkpoint; needed if no relevance vectors are stored.")
     ] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Feature files; without them and vectors, patches are encoded again.")
+        Path | None,
+        typer.Option(help="Feature files; without them and without vectors, patches are encoded again."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the maps; RUN/inside by default.")] = None,
-    patches: Annotated[int, typer.Option(help="How many of the strongest patches per slide.")] = 16,
+    patches: Annotated[int, typer.Option(help="Number of strongest patches per slide.")] = 16,
     method: Annotated[
-        str, typer.Option(help="tokens, lrp, occlusion, keep, shifted, ig or gradient.")
+        str, typer.Option(help="tokens, fine, lrp, occlusion, keep, shifted, ig or gradient.")
     ] = "tokens",
-    target: Annotated[str, typer.Option(help="Explained class, where the run has several.")] = "",
+    target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
     patch_px: Annotated[
-        int | None, typer.Option(help="Pixels of a patch as it was given to the encoder.")
+        int | None, typer.Option(help="Patch size in pixels, as given to the encoder.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     random: Annotated[bool, typer.Option("--random", help="Use an untrained encoder, for testing.")] = False,
     as_json: _options.Json = False,
+    tiff: Annotated[bool, typer.Option("--tiff", help="Write the maps as OME-TIFF as well.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete earlier maps and start over.")] = False,
     engine: _workers.Kind = "local",
     workers: _workers.WorkerCount = 0,
@@ -58,6 +60,7 @@ def inside(
         patch_px=patch_px,
         device=device,
         random=random,
+        tiff=tiff,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address, device=device),
         follow_links=follow_links,

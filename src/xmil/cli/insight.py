@@ -18,27 +18,32 @@ def insight(
         Path | None, typer.Option(help="Table with labels and columns of acquisition (site, scanner, ...).")
     ] = None,
     slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides: what patches look like, examples in the report.")
+        Path | None,
+        typer.Option(help="Folder of slides, for image properties of patches and examples in the report."),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="The run's checkpoint, or the folder of its training; for concepts and stability."),
+        typer.Option(
+            help="The run's checkpoint, or its training folder; for concepts, and stability over folds."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the findings; RUN/insight by default.")] = None,
-    method: Annotated[str, typer.Option(help="Method whose explanations are looked at.")] = "lrp",
-    target: Annotated[str, typer.Option(help="Explained class, where the run has several.")] = "",
-    label: Annotated[str, typer.Option(help="Column of labels: an outcome, never a cause.")] = "label",
+    method: Annotated[str, typer.Option(help="Method whose explanations are analysed.")] = "lrp",
+    target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
+    label: Annotated[
+        str, typer.Option(help="Label column; it is an outcome and never tested as a cause.")
+    ] = "label",
     concepts: Annotated[int, typer.Option(help="Size of the dictionary.")] = 20,
     dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
-    causes: Annotated[str, typer.Option(help="Columns to ask about, separated by commas; or all.")] = "",
+    causes: Annotated[str, typer.Option(help="Columns to test, separated by commas, or all.")] = "",
     beside: Annotated[
         str, typer.Option(help="Further runs of the same slides (folds, seeds), separated by commas.")
     ] = "",
     evaluated: Annotated[
-        Path | None, typer.Option(help="Run of `xmil evaluate`: certificates for card and album.")
+        Path | None, typer.Option(help="Run of `xmil evaluate`, for certificates in the card and the album.")
     ] = None,
-    album: Annotated[bool, typer.Option("--album", help="Write album.pdf, a page for each slide.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sample, the dictionary and the tests.")] = 0,
+    album: Annotated[bool, typer.Option("--album", help="Write album.pdf, one page per slide.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete earlier findings and start over.")

@@ -24,9 +24,11 @@ Files = Annotated[
 
 def inspect(
     files: Files,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry for each path.")] = False,
-    layout: Annotated[str, typer.Option("--format", help="Layout, where it cannot be told.")] = "auto",
-    mpp: Annotated[float | None, typer.Option(help="Microns a pixel of the slide, level 0.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry per path.")] = False,
+    layout: Annotated[
+        str, typer.Option("--format", help="Layout of the file, if it cannot be recognised.")
+    ] = "auto",
+    mpp: Annotated[float | None, typer.Option(help="Microns per level-0 pixel of the slide.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
 ) -> None:
     """Say what feature files, checkpoints, slides, cohorts, explanations and runs are, and what they lack."""

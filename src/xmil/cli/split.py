@@ -16,24 +16,18 @@ if TYPE_CHECKING:
 
 def split(
     cohort: Annotated[Path, typer.Argument(help="CSV or Parquet table, or the paper's metadata folder.")],
-    folds: Annotated[
-        int | None, typer.Option(help="Number of folds; fold numbers go to the column `fold`.")
-    ] = None,
+    folds: Annotated[int | None, typer.Option(help="Number of folds, written to the column `fold`.")] = None,
     fractions: Annotated[
-        str, typer.Option(help="Shares by name, where no folds are asked for.")
+        str, typer.Option(help="Shares by name, if no folds are requested.")
     ] = "train=0.6,val=0.15,test=0.25",
-    stratify: Annotated[
-        str | None, typer.Option(help="Label column whose classes are spread evenly.")
-    ] = None,
+    stratify: Annotated[str | None, typer.Option(help="Label column to stratify by.")] = None,
     sites: Annotated[
-        str | None, typer.Option(help="Column of sites: all cases of a site lie on one side.")
+        str | None, typer.Option(help="Column of sites; all cases of a site go to the same side.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the column if it is there.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the column if it exists.")] = False,
 ) -> None:
     """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
     from xmil.data import read_cohort, split_folds, split_fractions
@@ -59,7 +53,7 @@ def _shares(text: str) -> dict[str, float]:
         pairs = [part.split("=") for part in text.split(",")]
         return {name.strip(): float(share) for name, share in pairs}
     except ValueError:
-        raise InputError(f"The shares must read like train=0.8,test=0.2. Got {text!r} instead.") from None
+        raise InputError(f"Shares must look like train=0.8,test=0.2. Got {text!r} instead.") from None
 
 
 def _say(cohort: Cohort, column: str, path: Path, *, stratify: str | None) -> None:

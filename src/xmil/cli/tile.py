@@ -14,20 +14,30 @@ from xmil.cli._workers import Address, Cpus, Kind, WorkerCount, workers_of
 
 def tile(
     slides: Annotated[list[Path], typer.Argument(help="Slides, or folders of slides.")],
-    out: Annotated[Path, typer.Option(help="Folder for the patches; a run goes on where it stopped.")],
-    size: Annotated[int, typer.Option(help="Edge of a patch in its own pixels.")] = 256,
-    mpp: Annotated[float, typer.Option(help="Microns a pixel of a patch.")] = 0.5,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the patches; an interrupted run continues where it stopped.")
+    ],
+    size: Annotated[int, typer.Option(help="Patch size in pixels.")] = 256,
+    mpp: Annotated[float, typer.Option(help="Microns per pixel of a patch.")] = 0.5,
     overlap: Annotated[int, typer.Option(help="Pixels that neighbouring patches share.")] = 0,
     magnification: Annotated[
-        float | None, typer.Option(help="In place of --mpp: 20 is 0.5 µm/px, 40 is 0.25.")
+        float | None, typer.Option(help="Magnification instead of --mpp: 20 is 0.5 µm/px, 40 is 0.25.")
     ] = None,
     slide_mpp: Annotated[
-        float | None, typer.Option(help="Microns a pixel of level 0, for slides that do not store it.")
+        float | None, typer.Option(help="Microns per level-0 pixel, for slides that do not store it.")
     ] = None,
-    min_tissue: Annotated[float, typer.Option(help="Share of a patch that must be tissue.")] = 0.25,
-    min_std: Annotated[float, typer.Option(help="Least standard deviation of a patch's grey values.")] = 8.0,
+    min_tissue: Annotated[float, typer.Option(help="Minimum share of tissue in a patch.")] = 0.25,
+    min_std: Annotated[
+        float, typer.Option(help="Minimum standard deviation of a patch's grey values.")
+    ] = 8.0,
+    pen: Annotated[bool, typer.Option(help="Keep patches with pen marks, or leave them out.")] = False,
+    fold: Annotated[bool, typer.Option(help="Keep patches with folded tissue.")] = True,
+    blur: Annotated[bool, typer.Option(help="Keep patches out of focus.")] = True,
+    coverslip: Annotated[bool, typer.Option(help="Keep patches with the coverslip's edge.")] = True,
     as_json: Json = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")
+    ] = False,
     follow_links: FollowLinks = True,
     full_digests: FullDigests = False,
     engine: Kind = "local",
@@ -49,6 +59,10 @@ def tile(
         slide_mpp=slide_mpp,
         min_tissue=min_tissue,
         min_std=min_std,
+        pen=pen,
+        fold=fold,
+        blur=blur,
+        coverslip=coverslip,
         restart=restart,
         workers=workers_of(engine, workers=workers, address=address, cpus=cpus),
         follow_links=follow_links,

@@ -22,33 +22,34 @@ def toy(
     model: Annotated[str, typer.Option(help="Models: attnmil, transmil, addmil, mambamil, or 'all'.")] = "",
     methods: Annotated[str, typer.Option(help="Methods as name[:preset][@output], or 'all'.")] = "",
     repetitions: Annotated[
-        int | None, typer.Option(help="Models of each configuration, trained at once.")
+        int | None, typer.Option(help="Models per configuration, trained together.")
     ] = None,
     data: Annotated[
         str, typer.Option(help="'digits', 'onehot', an .npz file, or a folder of .npz or IDX files.")
     ] = "digits",
-    encoder: Annotated[str, typer.Option(help="What turns images into features.")] = "pixels",
-    out: Annotated[Path, typer.Option(help="Folder for results; a run goes on where it stopped.")] = Path(
-        "toy-out"
-    ),
+    encoder: Annotated[str, typer.Option(help="Encoder that turns images into features.")] = "pixels",
+    out: Annotated[
+        Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
+    ] = Path("toy-out"),
     device: _options.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
-    epochs: Annotated[int | None, typer.Option(help="Most epochs, instead of the paper's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Maximum number of epochs, instead of the paper's.")
+    ] = None,
     bags: Annotated[str, typer.Option(help="Numbers of training, validation and test bags.")] = "",
     pooled: Annotated[
-        bool, typer.Option("--pooled", help="One pool of images for all splits, as released.")
+        bool, typer.Option("--pooled", help="One pool of images for all splits, as in the released code.")
     ] = False,
     shared_bags: Annotated[
-        bool, typer.Option("--shared-bags", help="One draw of bags for all, as released.")
+        bool,
+        typer.Option("--shared-bags", help="The same bags for all repetitions, as in the released code."),
     ] = False,
     table1: Annotated[bool, typer.Option("--table1", help="The paper's tasks, models and methods.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Every task in a minute: fewer bags, faster training.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads; one with --quick, whose steps are small.")
-    ] = None,
-    plots: Annotated[bool, typer.Option(help="Draw bars and example bags.")] = True,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick.")] = None,
+    plots: Annotated[bool, typer.Option(help="Draw bar plots and example bags.")] = True,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
     from xmil.core.runfiles import locked
@@ -79,7 +80,7 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
 
     if table1 and quick:
         raise InputError(
-            "--table1 and --quick exclude each other: "
+            "--table1 and --quick cannot be combined: "
             "the first takes the paper's settings, the second its own."
         )
     tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
@@ -121,7 +122,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     except ValueError:
         sizes = ()
     if len(sizes) != 3:
-        raise InputError(f"The numbers of bags must read like 2000,500,1000. Got {text!r} instead.")
+        raise InputError(f"The numbers of bags must look like 2000,500,1000. Got {text!r} instead.")
     return sizes
 
 

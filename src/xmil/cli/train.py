@@ -25,11 +25,11 @@ def train(
         typer.Option("--set", help="Change a setting: --set optim.lr=1e-3; may be repeated."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for models; a run goes on where it stopped.")
+        Path | None, typer.Option(help="Folder for models; an interrupted run continues where it stopped.")
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option("--from", help="patches, or embeddings: one vector per slide, for a probe."),
+        typer.Option("--from", help="patches, or embeddings (one vector per slide, for a linear probe)."),
     ] = None,
     features: Annotated[
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
@@ -40,20 +40,22 @@ def train(
     folds: Annotated[
         int | None, typer.Option(help="Cross-validate over this many folds, made by case.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Models of each fold, from different seeds.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Models per fold, from different seeds.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Most epochs.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, draws and order.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for weights, sampling and order.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read bags which memory cannot hold.")
+        int | None, typer.Option(help="Processes that read bags that do not fit into memory.")
     ] = None,
     follow_links: Annotated[
         bool | None, typer.Option(help="Follow links in the folders of feature files.")
     ] = None,
     full_digests: Annotated[
-        bool, typer.Option("--full-digests", help="Tell changed feature files by every byte.")
+        bool, typer.Option("--full-digests", help="Detect changed feature files from every byte.")
     ] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Train anew what the folder holds.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the resolved settings, check the cohort's columns and stop."),
@@ -152,7 +154,7 @@ def _report(settings: Config, outcome: TrainOutcome) -> int:
             told = [f"{name} {_spread(found)}" for name, found in best[part].items()]
             if told:
                 print(f"{part:<10}  " + "   ".join(told))
-    done = f"{len(outcome.trained)} models trained, {len(outcome.found)} found done"
+    done = f"{len(outcome.trained)} models trained, {len(outcome.found)} already done"
     print(f"{done}, {len(outcome.failed)} failed. Written to {settings.out}.")
     return code
 

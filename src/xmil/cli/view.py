@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,25 +14,40 @@ from xmil.core.errors import InputError
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
 
+SEEN = (
+    "Every user of this machine can read the token in the list of processes; use XMIL_TOKEN or --token-file."
+)
+
 
 def view(
     runs: Annotated[list[Path], typer.Argument(help="Folders of `xmil explain` or `xmil evaluate`.")],
-    slides: Annotated[Path | None, typer.Option(help="Folder of slides; without it a blank canvas.")] = None,
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of slides; without it, a blank canvas is shown.")
+    ] = None,
     features: Annotated[
-        list[Path] | None, typer.Option(help="Folder of feature files: similar patches, what if.")
+        list[Path] | None, typer.Option(help="Folder of feature files, for similar patches and what-if.")
     ] = None,
-    model: Annotated[list[Path] | None, typer.Option(help="Checkpoint of the run's model: what if.")] = None,
-    mpp: Annotated[float | None, typer.Option(help="Microns a pixel, where the slides do not say.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback get a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int | None, typer.Option(help="Port; the first free one from 8787 on.")] = None,
+    model: Annotated[
+        list[Path] | None, typer.Option(help="Checkpoint of the run's model, for what-if.")
+    ] = None,
+    mpp: Annotated[
+        float | None, typer.Option(help="Microns per pixel, if the slides do not store it.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int | None, typer.Option(help="Port; by default the first free one from 8787.")] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="XMIL_TOKEN", help="Token to ask for; made up where needed.")
+        str | None,
+        typer.Option(
+            envvar="XMIL_TOKEN",
+            help="Access token; generated if needed. Give it in XMIL_TOKEN: others see command lines.",
+        ),
     ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File whose first line is the token.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
     export_px: Annotated[
-        int | None, typer.Option(help="Longest edge of exported pictures in pixels; all by default.")
+        int | None, typer.Option(help="Longest edge of exported pictures in pixels; full size by default.")
     ] = None,
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
@@ -48,16 +65,29 @@ def view(
     _tell(shown, slides)
     if export is not None:
         return _export(shown, export, longest=export_px)
-    return _serve(shown, models=model or [], host=host, port=port, token=token, browser=browser)
+    secret = _token(token, token_file)
+    return _serve(shown, models=model or [], host=host, port=port, token=secret, browser=browser)
+
+
+def _token(given: str | None, file: Path | None) -> str | None:
+    """The token from the file, the environment or the command line, where any user could read it."""
+    if file is None:
+        if given is not None and given != os.environ.get("XMIL_TOKEN"):
+            print(SEEN, file=sys.stderr)
+        return given
+    try:
+        return file.read_text(encoding="utf-8").splitlines()[0].strip()
+    except (OSError, ValueError, IndexError):
+        raise InputError(f"{file}: holds no token; its first line must be one.") from None
 
 
 def _tell(shown: Collection, slides: Path | None) -> None:
     missing, n = shown.missing_pictures()
     if not n:
-        print("The run holds no slides yet; they appear when the page is loaded again.")
+        print("The run has no slides yet; reload the page to see them appear.")
     elif slides is not None and missing:
         print(
-            f"{slides}: {missing} of {n} slides have no picture of their name here; a blank canvas is shown."
+            f"{slides}: {missing} of {n} slides have no image with their name here; a blank canvas is shown."
         )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from xmil.core.bag import FloatArray, as_features
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.storage import write_atomically
 
 KEPT = 256  # patches that a background keeps by default
 
@@ -42,6 +46,29 @@ class Background:
     def dim(self) -> int:
         """Width of the feature vectors."""
         return len(self.mean)
+
+    @property
+    def digest(self) -> str:
+        """A name for the mean by its content."""
+        return sha256(self.mean.tobytes()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, whole or not at all."""
+
+        def write(part: str) -> None:
+            with open(part, "wb") as stream:
+                np.savez(stream, mean=self.mean, patches=self.patches, n=np.array(self.n))
+
+        write_atomically(path, write)
+
+    @classmethod
+    def load(cls, path: Path) -> Background | None:
+        """The background of a file; None where there is none, or a damaged one."""
+        try:
+            with np.load(path, allow_pickle=False) as held:
+                return cls(held["mean"], held["patches"], int(held["n"]))
+        except (OSError, ValueError, KeyError, TypeError, EOFError, InputError, zipfile.BadZipFile):
+            return None
 
     def __repr__(self) -> str:
         return f"Background({self.n} patches x {self.dim} features, {len(self.patches)} kept)"

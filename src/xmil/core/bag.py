@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.names import counted
+from xmil.core.parsing import small_number
 from xmil.core.patches import IntArray as IntArray
 from xmil.core.patches import Patches, Placed, Places, merged
 
@@ -173,9 +174,8 @@ def _checked(patches: Patches, *, n: int, name: str) -> Patches:
 
 
 def _slide_size(extra: Mapping[str, Any]) -> tuple[int, int] | None:
-    width, height = (str(extra.get(key)) for key in LEVEL0)
-    known = width.isdecimal() and height.isdecimal() and min(int(width), int(height)) > 0
-    return (int(width), int(height)) if known else None
+    width, height = (small_number(str(extra.get(key))) for key in LEVEL0)
+    return (width, height) if width and height else None
 
 
 def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:

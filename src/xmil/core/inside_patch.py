@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray, IntArray
+from xmil.core.budget import check_archive
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically
 
 LAYOUT = 1
@@ -77,8 +79,9 @@ class Inside:
     def load(cls, path: str | PathLike[str]) -> Inside:
         """Read what `save` wrote."""
         try:
+            check_archive(path)
             with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as held:
-                about = json.loads(bytes(held["about"]).decode())
+                about = parse_json(bytes(held["about"]).decode())
                 about.pop("layout")
                 audit = InsideAudit(**{key: held[key] for key in ("score", "spatial", "constant", "other")})
                 return cls(held["maps"], held["boxes"], held["patches"], audit, **about)

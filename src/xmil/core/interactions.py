@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.errors import FileError, InputError
+from xmil.core.budget import read_parquet
+from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically
 from xmil.core.target import Target
 
@@ -93,19 +95,20 @@ class Interactions:
     def load(cls, path: str | PathLike[str]) -> Interactions:
         """Read what `save` wrote."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(path, partitioning=None)
+            table = read_parquet(path)
         except FileNotFoundError:
             raise FileError(f"{path}: no such file.") from None
+        except XmilError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
         raw = (table.schema.metadata or {}).get(KEY)
         if raw is None:
             raise FileError(f"{path}: a Parquet file, but it holds no interactions.")
         try:
-            return _from_table(json.loads(raw), table)
+            return _from_table(parse_json(raw), table)
         except (LookupError, TypeError, ValueError) as error:
             raise FileError(f"{path}: the interactions are damaged ({error}); compute them again.") from None
 

@@ -28,7 +28,7 @@ def load_function(name: str, *, kind: str) -> Callable[..., Any]:
     """
     place, _, function = name.rpartition(":")
     if not place or not function:
-        raise InputError(f"The {kind} {name!r} must read like file.py:function or module:function.")
+        raise InputError(f"The {kind} {name!r} must look like file.py:function or module:function.")
     module = load_module(place, kind=kind)
     found = getattr(module, function, None)
     if not callable(found):

@@ -41,6 +41,8 @@ class Registry(Generic[T]):
         return lambda entry: self.add(name, entry)
 
     def __getitem__(self, name: str) -> T:
+        if not isinstance(name, str):
+            raise unknown_name(self.kind, name, self)
         if name not in self._entries:
             self._load_plugins()
         try:

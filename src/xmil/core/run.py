@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
-from xmil.core.runfiles import RUN, SLIDES, read_failures, read_rows, read_run
+from xmil.core.runfiles import RUN, SLIDES, check_own, read_failures, read_rows, read_run
 from xmil.core.storage import read_explanation
 from xmil.core.target import Target
 
@@ -114,18 +114,21 @@ class Run:
 
         path = self.path / TABLES.get(self.kind, SLIDES)
         if not path.is_file():
-            raise FileError(f"{path}: no such table; the run has not come so far, or is of another kind.")
+            raise FileError(f"{path}: no such table; the run has not got that far, or is of another kind.")
+        check_own(path)
         kept = dict.fromkeys(NAMED, str)
-        return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
+        try:
+            return pd.read_csv(path, dtype=kept, keep_default_na=False, na_values=[""])
+        except (OSError, ValueError, OverflowError) as error:
+            told = " ".join(str(error).split())[:200]
+            raise FileError(f"{path}: not a readable table ({told}); make it again.") from None
 
     def interactions(self, slide: str, *, target: Any = None) -> Interactions:
         """The interactions that a run has of a slide; name the target where there are several."""
         if not is_plain(slide):
             raise unknown_name("slide", slide, self.slides)
         folder = self.path / INTERACTIONS
-        stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
-        files = [path for path in sorted(folder.glob("*.parquet")) if stem.fullmatch(path.name)]
-        found = [Interactions.load(path) for path in files if not path.is_symlink()]
+        found = [Interactions.load(path) for path in pairs_files(self.path, slide)]
         held = [pairs for pairs in found if target is None or pairs.target == Target.of(target)]
         held = held or [pairs for pairs in found if str(pairs.target) == str(target)]
         if len(held) != 1:
@@ -181,3 +184,10 @@ def pairs_file(out: Path, slide: str, target: Target) -> Path:
     """The file of a slide's interactions for a target."""
     against = "" if target.against is None else f"-vs-{target.against}"
     return out / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"
+
+
+def pairs_files(folder: Path, slide: str) -> list[Path]:
+    """The files of a slide's interactions in a run's folder, one for each target; links are passed over."""
+    stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
+    found = sorted((folder / INTERACTIONS).glob("*.parquet"))
+    return [path for path in found if stem.fullmatch(path.name) and not path.is_symlink()]

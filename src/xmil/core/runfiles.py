@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.budget import check_regular
+from xmil.core.durable import sync_folder
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.core.provenance import provenance
 from xmil.core.storage import read_provenance, write_text
 
@@ -138,8 +141,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     `kind`, `layout` and `settings` are always there.
     """
     path = folder / RUN
+    check_own(path)
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
@@ -156,12 +160,22 @@ def _of_today(stored: dict[str, Any], path: Path) -> dict[str, Any]:
         **(inputs if isinstance(inputs, dict) else {}),
         **(settings if isinstance(settings, dict) else {}),
     }
-    kind = stored.get("kind", stored.get("command"))
-    return {**stored, "kind": kind, "layout": layout, "settings": merged}
+    kind, said = stored.get("kind", stored.get("command")), stored.get("warnings")
+    warnings = [str(text) for text in said] if isinstance(said, list) else []
+    known = {"kind": kind if isinstance(kind, str) else None, "layout": layout, "settings": merged}
+    return {**stored, **known, **({"warnings": warnings} if "warnings" in stored else {})}
+
+
+def check_own(path: Path) -> None:
+    """Refuse what is no file of the run: a pipe, or a link that leads out of the folder."""
+    check_regular(path)
+    if path.is_symlink() and not path.resolve().is_relative_to(path.parent.resolve()):
+        raise FileError(f"{path}: a link out of the run's folder, which is not followed; copy the file in.")
 
 
 def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
     """The rows of a table by slide; none where there is no table."""
+    check_own(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             rows = [
@@ -229,7 +243,10 @@ def locked(folder: Path) -> Iterator[None]:
 def make_folder(folder: Path) -> None:
     """Make a folder that results go into."""
     try:
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for place in made:
+            sync_folder(place.parent)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
 

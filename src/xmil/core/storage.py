@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +12,12 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, InputError, WriteError
+from xmil.core.budget import check_regular, read_parquet
+from xmil.core.durable import write_atomically as write_atomically
+from xmil.core.durable import write_text as write_text
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.explanation import Audit, Explanation
+from xmil.core.parsing import parse_json
 from xmil.core.patches import IntArray, Patches
 from xmil.core.target import Target
 
@@ -37,41 +36,6 @@ RAW = ("raw_x", "raw_y")  # where places wait for the slide's mpp
 _COLUMN_FIELDS = ("method", "signed", "output", "params")
 
 Path_ = str | PathLike[str]
-
-
-def write_atomically(path: Path_, write: Callable[[str], None]) -> None:
-    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent."""
-    target = Path(path)
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise _not_written(target, error) from None
-    os.close(handle)
-    try:
-        write(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise _not_written(target, error) from None
-    finally:
-        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
-            Path(temporary).unlink(missing_ok=True)
-
-
-def _not_written(target: Path, error: OSError) -> FileError:
-    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
-        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
-    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
-
-
-def write_text(path: Path_, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    write_atomically(path, lambda temporary: _put(temporary, text))
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
 
 
 def write_explanations(
@@ -113,6 +77,7 @@ def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path)
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -194,12 +159,13 @@ def _column_header(e: Explanation) -> dict[str, Any]:
 
 def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
+        table = read_parquet(path, columns, checksums=True)
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
+    except XmilError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
     raw = (table.schema.metadata or {}).get(KEY)
@@ -210,7 +176,7 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
 
 def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
     try:
-        header = json.loads(raw)
+        header = parse_json(raw)
         layout, columns = int(header["layout"]), header["columns"]
         if not isinstance(columns, dict):
             raise TypeError
@@ -297,9 +263,3 @@ def _fits(meta: Mapping[str, Any], method: str | None, target: Any) -> bool:
 def _plain(value: Any) -> Any:
     """JSON for what parameters hold: NumPy numbers and arrays as such, the rest by its text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.parsing import small_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +81,11 @@ def _find(value: Any, n_classes: int, class_names: Sequence[str] | None) -> int:
     if isinstance(value, str):
         if class_names is not None and value in class_names:
             return list(class_names).index(value)
-        if not value.isdigit():
+        number = small_number(value)
+        if number is None:
             known = class_names or [str(i) for i in range(n_classes)]
-            raise unknown_name("class", value, known)
-        value = int(value)
+            raise unknown_name("class", value[:80], known)
+        value = number
     index = _as_index(value)
     if not 0 <= index < n_classes:
         raise InputError(f"The target class must be in the range [0, {n_classes}). Got {index} instead.")

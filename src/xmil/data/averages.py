@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xmil.core.background import KEPT, Background, background_of
 from xmil.core.bag import Bag
+from xmil.core.errors import InputError, XmilError
 from xmil.data.bags import read_bag
 from xmil.data.join import feature_files
 
@@ -30,6 +34,26 @@ def background(
     [0.25, 0.25]
     """
     return background_of(_bags(features, files), keep=keep, seed=seed)
+
+
+def background_of_files(
+    files: Sequence[Path], width: int, reading: Mapping[str, Any], *, most: int = MOST_FILES
+) -> Background | None:
+    """The background of feature files, evenly spaced; None where no file can be read.
+
+    Those that cannot be read, or have another width, are left out: who works on them says why.
+    """
+
+    def bags() -> Iterator[Bag]:
+        for file in files[:: max(1, -(-len(files) // most))]:
+            with suppress(XmilError):
+                bag = read_bag(file, **reading)
+                if bag.features.shape[1] == width and len(bag) and np.isfinite(bag.features).all():
+                    yield bag
+
+    with suppress(InputError):
+        return background_of(bags())
+    return None
 
 
 def _bags(features: Any, files: int) -> Iterator[Any]:

@@ -106,9 +106,7 @@ def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
     if not len(header):
         problems.append("the bag is empty; leave the slide out")
     if stats.get("NaN") or stats.get("infinite"):
-        problems.append(
-            "some features are not finite; extract them again, no explanation can be made of them"
-        )
+        problems.append("some features are not finite, so nothing can be explained; extract them again")
     if stats.get("all-zero rows"):
         problems.append(f"{stats['all-zero rows']} rows are all zeros; was the extraction interrupted?")
     if header.coords is not None and len(np.unique(header.coords, axis=0)) < len(header.coords):
@@ -176,7 +174,9 @@ def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
             continue
         if len(mix) > 1:
             listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
-            problems.append(f"mixed {name}: {listed}; {why} in one folder cannot make one dataset, part them")
+            problems.append(
+                f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
+            )
     return problems
 
 

@@ -30,7 +30,7 @@ class JoinReport:
         parts = [f"{counted(self.matched, 'slide')} matched"]
         parts += _said("slides without features", self.without_features)
         parts += _said("feature files without a row", self.without_row)
-        parts += _said("slides with several files, of which the first was taken", self.doubled)
+        parts += _said("slides with several files, of which the first was used", self.doubled)
         parts += _said(
             "links not followed (out of the folder, or to a device; see --follow-links)", self.not_followed
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import FileError, InputError
+from xmil.core.budget import read_parquet
+from xmil.core.errors import FileError, InputError, XmilError
 from xmil.data.containers import sniff
 from xmil.data.containers.folderstore import read_csv
 
@@ -35,13 +36,14 @@ def typed(cells: Cells) -> list[Any]:
 
 def _read_parquet(path: Path) -> Table:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = read_parquet(path)
         columns = {
             name: table[name].to_pylist() for name in table.column_names if not name.startswith("__index")
         }
+    except XmilError:
+        raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
     return {name: tuple(_text(value) for value in values) for name, values in columns.items()}

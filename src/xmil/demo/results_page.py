@@ -191,7 +191,7 @@ def _ending(demo: Demo, timings: Sequence[Timing]) -> str:
     total = sum(t.seconds for t in timings)
     return f"""<h2>How this was made</h2>
 <table>{rows}<tr><td>all</td><td>{total:.0f} s</td></tr></table>
-<p class="small">Steps that found their files done took no time to do them again.</p>
+<p class="small">Steps whose files were already there were not repeated.</p>
 <pre>{commands}</pre>
 <h2>Look for yourself</h2><pre>{escape(viewer_command(demo))}</pre>
 <p>Heatmaps and GeoJSON for QuPath are in <code>{escape(str(demo.out / "heatmap"))}</code>, the true

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import CheckpointError, FileError, InputError
+from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
 
 
@@ -133,6 +134,7 @@ def _loaded(path: Path) -> Mapping[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(path)
+        check_torch_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged archives raise almost any type
         reason = " ".join(str(error).split())[:200]

@@ -15,9 +15,9 @@ from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.evaluate.certificate import Certificate
 from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
-from xmil.evaluate.flip import Curve, Flips, step_counts
+from xmil.evaluate.flip import Curve, Flips, Scores, step_counts
 from xmil.evaluate.localisation import pointing_game, relevance_mass
-from xmil.evaluate.measures import Band, random_band, top_instances
+from xmil.evaluate.measures import Band, band_of, random_draws, top_instances
 from xmil.evaluate.minimal import MinimalSet, minimal_set
 from xmil.evaluate.parts import MODES
 from xmil.methods import explain, list_methods
@@ -112,8 +112,12 @@ def evaluate_slide(
     target = int(explanations[0].target)
     flips = {mode: Flips(model, bag, target=target, mode=mode) for mode in settings.modes}
     first = flips[settings.modes[0]]
-    band = random_band(first, orders=settings.orders, steps=settings.steps, seed=settings.seed)
-    certificates = [_certificate(first, e, band, settings) for e in explanations]
+    band, certificates = _certificates(first, explanations, settings)
+    morf = {mode: [c.morf for c in certificates] for mode in settings.modes[:1]}
+    for mode in settings.modes[1:]:
+        asked = [(e.scores, "morf") for e in explanations]
+        morf[mode] = flips[mode].curves(asked, steps=settings.steps, seed=settings.seed)
+    kept = {mode: _kept(flips[mode], explanations, settings) for mode in settings.modes}
     about = {
         "slide_id": bag.slide_id,
         "n": len(bag),
@@ -122,15 +126,11 @@ def evaluate_slide(
         "logits": first.logits.tolist(),
     }
     rows = []
-    for e, certificate in zip(explanations, certificates, strict=True):
+    for i, (e, certificate) in enumerate(zip(explanations, certificates, strict=True)):
         shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
         for mode in settings.modes:
-            curve = (
-                certificate.morf if mode == settings.modes[0] else _curve(flips[mode], e, "morf", settings)
-            )
-            rows.append(
-                {**shared, **_measured(curve, flips[mode], e, settings), **_certified(certificate, mode)}
-            )
+            measured = _measured(morf[mode][i], *kept[mode][i])
+            rows.append({**shared, **measured, **_certified(certificate, mode)})
     return SlideResult(rows, explanations, certificates, band, _deciding(model, bag, first))
 
 
@@ -157,24 +157,37 @@ def _explain(model: nn.Module, bag: Bag, method: str, seed: int) -> Explanation:
     return explain(model, bag, method=method, **seeds(method, str(bag.slide_id), seed))
 
 
-def _certificate(flips: Flips, e: Explanation, band: Band, settings: FaithfulnessSettings) -> Certificate:
-    return Certificate(e, _curve(flips, e, "morf", settings), _curve(flips, e, "lerf", settings), band)
+def _certificates(
+    flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
+) -> tuple[Band, list[Certificate]]:
+    """All curves of the first mode together: methods, both orders, and the random draws."""
+    asked: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
+    draws = random_draws(flips.n, orders=settings.orders, seed=settings.seed)
+    curves = flips.curves([*asked, *draws], steps=settings.steps, seed=settings.seed)
+    band = band_of(curves[len(asked) :])
+    pairs = zip(explanations, curves[: len(asked) : 2], curves[1 : len(asked) : 2], strict=True)
+    return band, [Certificate(e, morf, lerf, band) for e, morf, lerf in pairs]
 
 
-def _curve(flips: Flips, e: Explanation, order: str, settings: FaithfulnessSettings) -> Curve:
-    return flips.curve(e.scores, order=order, steps=settings.steps, seed=settings.seed)
+def _kept(
+    flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
+) -> list[tuple[float, float]]:
+    """The outputs of the top patches alone, and of the others, for each explanation."""
+    top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
+    values = flips.values_of([*top, *(~kept for kept in top)])
+    return list(zip(values[: len(top)], values[len(top) :], strict=True))
 
 
-def _measured(curve: Curve, flips: Flips, e: Explanation, settings: FaithfulnessSettings) -> Row:
-    top = top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed)
+def _measured(curve: Curve, alone: float, without: float) -> Row:
+    """A curve's row: the outputs of the top patches alone and of the bag without them beside it."""
     start = float(curve.values[0])
     return {
         "mode": curve.mode,
         "output": start,
         "aupc": curve.aupc,
         "aopc": curve.aopc,
-        "sufficiency": flips.value_of(top),
-        "necessity": start - flips.value_of(~top),
+        "sufficiency": alone,
+        "necessity": start - without,
         "flipped": curve.flipped,
         "at_zero": curve.at_zero,
         "flipped_at_zero": curve.flipped_at_zero if curve.decides else None,

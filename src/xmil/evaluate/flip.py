@@ -151,28 +151,53 @@ class Flips:
         seed: int = 0,
     ) -> Curve:
         """The curve of scores (n,) or of an explanation of the same target; parameters as for `flip`."""
-        ranked = self.checked(scores)
+        return self.curves([(scores, order)], action=action, steps=steps, seed=seed)[0]
+
+    def curves(
+        self,
+        asked: Sequence[tuple[Scores, str]],
+        *,
+        action: str = "drop",
+        steps: int | str = 100,
+        seed: int = 0,
+    ) -> list[Curve]:
+        """Curves of several scores, each with its order: at every step their bags are one batch.
+
+        >>> import torch, xmil
+        >>> net = xmil.create_model("transmil", in_dim=4, n_classes=2, dim=8, seed=0)
+        >>> flips = Flips(net, torch.eye(4), target=1)
+        >>> [curve.order for curve in flips.curves([([1, 2, 3, 4], "morf"), ([1, 2, 3, 4], "lerf")])]
+        ['morf', 'lerf']
+        """
+        ranked = [self.checked(scores) for scores, _ in asked]
         counts = step_counts(self.n, steps)
-        leaving = flip_order(ranked, order=order, seed=seed)
         if action not in ACTIONS:
             raise unknown_name("action", action, ACTIONS)
-        sequence, sizes = (leaving, counts) if action == "add" else (leaving[::-1], self.n - counts)
-        logits = self.logits_of(sequence, sizes)
-        zero = self.logits_of(np.argsort(ranked > 0, kind="stable"), [int((ranked <= 0).sum())])
-        decided = self._decisions(torch.cat([logits, zero, self._parts.full]))
+        leaving = [flip_order(r, order=order, seed=seed) for r, (_, order) in zip(ranked, asked, strict=True)]
+        add = action == "add"
+        sequences = np.stack([order if add else order[::-1] for order in leaving])
+        logits = self.logits_of(sequences, counts if add else self.n - counts)
+        zeros = self._sub_bags([scores <= 0 for scores in ranked])
+        ends = torch.cat([zeros.unsqueeze(1), self._parts.full.expand(len(asked), 1, -1)], dim=1)
+        every = torch.cat([logits, ends], dim=1).flatten(0, 1)  # (q * (steps + 3), c), fetched once
+        values = self._values(every).reshape(len(asked), -1)
+        decided = self._decisions(every).reshape(len(asked), -1)
+        about = {"counts": counts, "action": action, "scale": self.scale}
+        orders = [order for _, order in asked]
+        return [self._curve(v, d, order=o, **about) for v, d, o in zip(values, decided, orders, strict=True)]
+
+    def _curve(self, values: Floats, decided: npt.NDArray[np.int64], **about: Any) -> Curve:
+        """The curve from its steps; the last two are without positive scores, and the full bag."""
         return Curve(
-            values=self._values(logits),
-            counts=counts,
+            values=values[:-2],
             flipped=_first_change(decided[:-2]),
-            at_zero=float(self._values(zero)[0]),
+            at_zero=float(values[-2]),
             flipped_at_zero=bool(decided[-2] != decided[-1]),
             target=self.output.target,
-            order=order,
-            action=action,
             mode=self.mode,
             decides=self.decides,
-            scale=self.scale,
             warnings=self.network.warnings,
+            **about,
         )
 
     def checked(self, scores: Scores) -> Floats:
@@ -183,16 +208,30 @@ class Flips:
         return checked_scores(scores, self.n)
 
     def logits_of(
-        self, sequence: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
+        self, sequences: npt.NDArray[np.int64], sizes: Sequence[int] | npt.NDArray[np.int64]
     ) -> Tensor:
-        """Logits of the bags of the first m instances of a sequence, for each size m."""
-        order = torch.from_numpy(sequence.copy()).to(self._parts.full.device)
+        """Logits (q, sizes, c) of the bags of the first m instances of sequences (q, n), for each size m."""
+        orders = torch.from_numpy(np.ascontiguousarray(sequences)).to(self._parts.full.device)
         with frozen(self.network.module), torch.no_grad():
-            return self._parts.nested(order, [int(m) for m in sizes])
+            return self._parts.nested(orders, [int(m) for m in sizes])
+
+    def values_of(self, keep: Sequence[npt.NDArray[np.bool_]]) -> list[float]:
+        """The explained output of the bags of the kept instances."""
+        return [float(value) for value in self._values(self._sub_bags(keep))]
 
     def value_of(self, keep: npt.NDArray[np.bool_]) -> float:
         """The explained output of the bag of the kept instances."""
-        return float(self._values(self.logits_of(np.argsort(~keep, kind="stable"), [int(keep.sum())]))[0])
+        return self.values_of([keep])[0]
+
+    def _sub_bags(self, keep: Sequence[npt.NDArray[np.bool_]]) -> Tensor:
+        """Logits (q, c) of the bags of the kept instances; equal bags once, those of one size together."""
+        found: dict[bytes, Tensor] = {}
+        different = {kept.tobytes(): kept for kept in keep}
+        for size in {int(kept.sum()) for kept in different.values()}:
+            group = {key: kept for key, kept in different.items() if int(kept.sum()) == size}
+            sequences = np.stack([np.argsort(~kept, kind="stable") for kept in group.values()])
+            found.update(zip(group, self.logits_of(sequences, [size])[:, 0], strict=True))
+        return torch.stack([found[kept.tobytes()] for kept in keep])
 
     def _values(self, logits: Tensor) -> Floats:
         return np.asarray(self.output(logits.double()).cpu().numpy(), dtype=np.float64)
@@ -259,10 +298,8 @@ def srg(
     0.0
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    first, last = (
-        flips.curve(scores, order=order, steps=steps, seed=seed).aupc for order in ("morf", "lerf")
-    )
-    return last - first
+    first, last = flips.curves([(scores, "morf"), (scores, "lerf")], steps=steps, seed=seed)
+    return last.aupc - first.aupc
 
 
 def target_of(scores: Scores, target: Any) -> Any:

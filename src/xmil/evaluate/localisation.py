@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import Bag
-from xmil.core.errors import FileError, InputError, bad_parameter
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
+from xmil.evaluate.polygons import covered_by_polygons as covered_by_polygons
+from xmil.evaluate.polygons import read_polygons as read_polygons
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-GRID = 8  # points along a patch's edge at which polygons are sampled
 
 
 def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
@@ -83,106 +84,6 @@ def marked_by_geojson(
     xy0 = _boxes(coords)
     _checked_share(share)
     return covered_by_polygons(read_polygons(path, names=names, origin=origin), xy0, patch_size) >= share
-
-
-def covered_by_polygons(
-    polygons: Sequence[list[Floats]],
-    xy0: Floats,
-    patch_size: int,
-    *,
-    without: Sequence[list[Floats]] = (),
-) -> Floats:
-    """The share of each box (n, 2) that lies in polygons, each an outline and its holes, on a grid of points.
-
-    What lies in one of `without` does not count.
-
-    >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
-    >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
-    array([1. , 0.5])
-    """
-    steps = (np.arange(GRID) + 0.5) / GRID * patch_size
-    offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
-    points = (xy0[:, None, :] + offsets).reshape(-1, 2)
-    inside = np.zeros(len(points), dtype=bool)
-    for rings in polygons:
-        inside |= _inside(points, rings)
-    for rings in without:
-        inside &= ~_inside(points, rings)
-    return np.asarray(inside.reshape(len(xy0), -1).mean(axis=1))
-
-
-def read_polygons(
-    path: str | PathLike[str],
-    *,
-    names: Sequence[str] | None = None,
-    origin: tuple[float, float] | None = None,
-) -> list[list[Floats]]:
-    """Level-0 polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes.
-
-    The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
-    from the corner of level 0.
-    """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
-    features = [f for f in _features(found) if names is None or _class_name(f) in names]
-    if names is not None and not features:
-        known = sorted({str(_class_name(f)) for f in _features(found)})
-        raise InputError(
-            f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(known) or 'none'}."
-        )
-    try:
-        start = _origin(found, origin)
-        polygons = [rings for f in features for rings in _polygons(f.get("geometry", f) or {})]
-        return [[ring + start for ring in rings] for rings in polygons]
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise FileError(f"{path}: an annotation's geometry is damaged ({error}).") from None
-
-
-def _origin(found: Any, given: tuple[float, float] | None) -> Floats:
-    """Where the file's coordinates count from, in level-0 pixels."""
-    about = found.get("xmil") if isinstance(found, dict) else None
-    named = about.get("origin") if isinstance(about, dict) else None
-    x, y = (given or (0.0, 0.0)) if named is None else named
-    return np.array([x, y], dtype=np.float64)
-
-
-def _features(found: Any) -> list[dict[str, Any]]:
-    """QuPath writes a collection, a plain list, or a single feature."""
-    inner = found.get("features", [found]) if isinstance(found, dict) else found
-    return [f for f in inner if isinstance(f, dict)] if isinstance(inner, list) else []
-
-
-def _class_name(feature: dict[str, Any]) -> str | None:
-    held = (feature.get("properties") or {}).get("classification")
-    return held.get("name") if isinstance(held, dict) else held
-
-
-def _polygons(geometry: dict[str, Any]) -> Iterator[list[Floats]]:
-    kind = geometry.get("type")
-    if kind == "Polygon":
-        yield [np.asarray(ring, dtype=np.float64)[:, :2] for ring in geometry["coordinates"]]
-    elif kind == "MultiPolygon":
-        for part in geometry["coordinates"]:
-            yield [np.asarray(ring, dtype=np.float64)[:, :2] for ring in part]
-    elif kind == "GeometryCollection":
-        for part in geometry["geometries"]:
-            yield from _polygons(part)
-
-
-def _inside(points: Floats, rings: list[Floats]) -> Bools:
-    """Even-odd: within the outline and in no hole."""
-    from matplotlib.path import Path as Outline
-
-    inside = np.zeros(len(points), dtype=bool)
-    for ring in rings:
-        low, high = ring.min(axis=0), ring.max(axis=0)
-        near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
-        inside[near] ^= Outline(ring).contains_points(points[near])
-    return inside
 
 
 def _covered_by_mask(mask: Bools, xy0: Floats, patch_size: int, downsample: float) -> Floats:
@@ -279,16 +180,16 @@ def _instance_values(path: Path, n: int) -> Floats:
     try:
         values = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _csv_column(path)
         values = np.asarray(values, dtype=np.float64)
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: not one number for each instance ({error}).") from None
+    except XmilError:
+        raise
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise FileError(f"{path}: not one number for each instance ({_line(error)}).") from None
     if values.shape != (n,) or not np.isfinite(values).all():
         raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")
     return values
 
 
 def _csv_column(path: Path) -> list[float]:
-    import csv
-
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     name = next((name for name in COLUMNS if rows and name in rows[0]), None)
@@ -298,7 +199,19 @@ def _csv_column(path: Path) -> list[float]:
 
 
 def _read_mask(path: Path) -> npt.NDArray[np.float64]:
-    from matplotlib.image import imread
+    from PIL import Image
 
-    image = np.asarray(imread(path), dtype=np.float64)
-    return image if image.ndim == 2 else image[..., :3].max(axis=2)
+    try:
+        with Image.open(path) as picture:
+            check_budget(picture.width * picture.height * 32, "the mask", path)
+            image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
+    except XmilError:
+        raise
+    except Exception as error:  # damaged pictures raise almost any type
+        raise FileError(f"{path}: not a readable mask ({_line(error)}).") from None
+    values = np.asarray(image, dtype=np.float64)
+    return values if values.ndim == 2 else values[..., :3].max(axis=2)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

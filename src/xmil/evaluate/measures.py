@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Unpack
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from torch import nn
 
 from xmil.core.errors import bad_parameter
-from xmil.evaluate.flip import Bags, Flips, Floats, Scores, flip_order, target_of
+from xmil.evaluate.flip import Bags, Curve, Flips, Floats, Scores, flip_order, target_of
 from xmil.methods.opening import Calling
 
 
@@ -47,11 +48,20 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
     """
     if not isinstance(orders, int) or orders < 2:
         raise bad_parameter("orders", "random_band", "an int in the range [2, inf)", orders)
+    return band_of(flips.curves(random_draws(flips.n, orders=orders, seed=seed), steps=steps))
+
+
+def random_draws(n: int, *, orders: int, seed: int) -> list[tuple[Floats, str]]:
+    """Seeded random scores of n instances, with the order in which they leave."""
     rng = np.random.default_rng(seed)
-    draws = (rng.permutation(flips.n).astype(float) for _ in range(orders))
-    curves = np.stack([flips.curve(draw, steps=steps).values for draw in draws])
-    low, high = np.quantile(curves, (0.025, 0.975), axis=0)
-    return Band(curves.mean(axis=0), low, high, curves.mean(axis=1))
+    return [(rng.permutation(n).astype(np.float64), "morf") for _ in range(orders)]
+
+
+def band_of(curves: Sequence[Curve]) -> Band:
+    """The band of the curves of random draws."""
+    values = np.stack([curve.values for curve in curves])
+    low, high = np.quantile(values, (0.025, 0.975), axis=0)
+    return Band(values.mean(axis=0), low, high, values.mean(axis=1))
 
 
 def sufficiency(
@@ -102,7 +112,8 @@ def necessity(
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
     kept = ~top_instances(flips.checked(scores), top, seed=seed)
-    return flips.value_of(np.ones(flips.n, dtype=bool)) - flips.value_of(kept)
+    whole, part = flips.values_of([np.ones(flips.n, dtype=bool), kept])
+    return whole - part
 
 
 def top_instances(scores: Floats, top: float, *, seed: int = 0) -> npt.NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 A part is the first m instances of a sequence, laid out in the order of the bag; the others are removed, or
 masked: their features become zeros in place. Models that pool by a softmax, a mean or a maximum give all
 parts from running sums in one pass; AddMIL keeps its attention and first layer; other models, TransMIL
-among them, are run part by part on the embedded instances, parts of one length in batches.
+among them, are run on the embedded instances, the parts of one length of all sequences as one batch.
 """
 
 from __future__ import annotations
@@ -43,13 +43,20 @@ class Parts(ABC):
         with frozen(self.network.module), torch.no_grad():
             return self._empty()
 
-    def nested(self, sequence: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Logits (len(sizes), c) of the first m instances of the sequence, for each of the sizes m."""
-        known = {self.n: self.full, **({0: self.empty} if 0 in sizes else {})}
+    def nested(self, sequences: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Logits (q, len(sizes), c) of the first m instances of sequences (q, n), for each size m."""
+        alike = (len(sequences), 1, -1)
+        known = {self.n: self.full.expand(alike)}
+        if 0 in sizes:
+            known[0] = self.empty.expand(alike)
         inner = sorted({m for m in sizes if 0 < m < self.n})
         if inner:
-            known.update(zip(inner, self._nested(sequence, inner).split(1), strict=True))
-        return torch.cat([known[m] for m in sizes])
+            known.update(zip(inner, self._together(sequences, inner).split(1, dim=1), strict=True))
+        return torch.cat([known[m] for m in sizes], dim=1)
+
+    def _together(self, sequences: Tensor, sizes: list[int]) -> Tensor:
+        """Logits (q, len(sizes), c) of the parts of several sequences, one after another."""
+        return torch.stack([self._nested(sequence, sizes) for sequence in sequences])
 
     def _full(self) -> Tensor:
         return self.network(self.x)
@@ -225,20 +232,31 @@ class RunParts(Parts):
         return self.network.aggregate(self.h0.expand(1, self.n, -1))
 
     def _nested(self, sequence: Tensor, sizes: list[int]) -> Tensor:
-        rank = torch.empty_like(sequence)
-        rank[sequence] = torch.arange(self.n, device=sequence.device)
+        return self._together(sequence.unsqueeze(0), sizes)[0]
+
+    def _together(self, sequences: Tensor, sizes: list[int]) -> Tensor:
+        """Parts of one length are one batch, whichever sequence they belong to."""
         if self.mode == "remove":
-            kept = ((rank < m).nonzero().T for m in sizes)  # (1, m), in the order of the bag
-            return torch.cat([self.network.sub(self.h.unsqueeze(0), rows) for rows in kept])
-        if self.h.numel() > LARGE:
-            return self._masked_in_turn(sequence, sizes)
-        limits = torch.tensor(sizes, device=rank.device)
+            return torch.stack([self._removed(sequences[:, :m]) for m in sizes], dim=1)
+        if self.h.numel() > LARGE and not self.h.is_cuda:
+            return torch.stack([self._masked_in_turn(sequence, sizes) for sequence in sequences])
+        ranks = torch.argsort(sequences, dim=1)
+        limits = torch.tensor(sizes, device=ranks.device)
+        which = torch.arange(len(ranks) * len(sizes), device=ranks.device)
 
         def masked(batch: slice) -> Tensor:
-            kept = rank < limits[batch].unsqueeze(1)  # (b, n)
+            at = which[batch]
+            kept = ranks[at // len(sizes)] < limits[at % len(sizes)].unsqueeze(1)  # (b, n)
             return torch.where(kept.unsqueeze(-1), self.h, self.h0)
 
-        return self.network.aggregate_batches(len(sizes), self.n, masked)
+        logits = self.network.aggregate_batches(len(which), self.n, masked)
+        return logits.reshape(len(sequences), len(sizes), -1)
+
+    def _removed(self, kept: Tensor) -> Tensor:
+        """Logits (q, c) of the bags of the kept instances (q, m), each laid out in the order of the bag."""
+        rows = kept.sort(dim=1).values
+        batches = self.network.batches(len(rows), rows.shape[1])
+        return torch.cat([self.network.aggregate(self.h[rows[b]], None, rows[b]) for b in batches])
 
     def _masked_in_turn(self, sequence: Tensor, sizes: list[int]) -> Tensor:
         """One bag that fills up: no copies of large bags."""

@@ -20,7 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_archive
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically
 
 KINDS = ("kmeans", "nmf", "topk")
@@ -77,8 +79,9 @@ class Dictionary:
     def load(cls, path: str | PathLike[str]) -> Dictionary:
         """Read what `save` wrote."""
         try:
+            check_archive(path)
             with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as held:
-                kind = json.loads(bytes(held["about"]).decode())["kind"]
+                kind = parse_json(bytes(held["about"]).decode())["kind"]
                 optional = {key: held[key] for key in ("weights", "biases") if key in held}
                 return cls(kind, held["atoms"], held["offset"], **optional)
         except FileNotFoundError:

@@ -94,12 +94,12 @@ def report_html(found: Findings) -> str:
 def verdict(found: Findings) -> str:
     """One sentence on shortcuts."""
     named = [a for a in found.shortcuts if a.found]
-    asked = [a for a in found.shortcuts if not a.tissue]
-    if not asked:
-        return "No column or property of the pictures was given to look for shortcuts."
+    tested = [a for a in found.shortcuts if not a.tissue]
+    if not tested:
+        return "No columns or image properties were given to test for shortcuts."
     if not named:
-        return f"No shortcut was found among {len(asked)} questions that were asked."
-    return f"Look at this first: what the model uses goes with {named[0].cause} ({named[0]})."
+        return f"No shortcut was found in {len(tested)} tests."
+    return f"Look at this first: what the model uses is associated with {named[0].cause} ({named[0]})."
 
 
 def card(found: Findings) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Cells:
 
 
 def _is_rgba(cells: npt.NDArray[Any]) -> bool:
-    """Four bytes a colour, which move as one number."""
+    """Four bytes per colour, which move as one number."""
     return cells.dtype == np.uint8 and cells.ndim == 3 and cells.shape[-1] == 4
 
 

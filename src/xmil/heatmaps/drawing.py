@@ -14,12 +14,14 @@ import numpy.typing as npt
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
+from xmil.core.interactions import Interactions
 from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
 from xmil.heatmaps.canvas import TISSUES
 from xmil.heatmaps.exports import write_geojson, write_table
 from xmil.heatmaps.ometiff import Pyramid, write_colours, write_scores
+from xmil.heatmaps.pairs import DRAWN, write_pairs
 from xmil.heatmaps.panel import FORMATS, Picture
 from xmil.heatmaps.picture import KINDS, Look, Scene, draw, only
 from xmil.heatmaps.registry import EXPORTS, Export, Exported
@@ -31,6 +33,7 @@ from xmil.slides.frames import FRAMES, export_frame
 
 EACH = ("overlay", "side", "patches", "map")  # pictures with one file for each explanation
 NEED_SLIDE = ("side", "patches")
+PAIRS = "pairs"
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ class Order:
     def style(self) -> dict[str, Any]:
         """What decides how a file looks, apart from which files there are."""
         names = ("look", "scales", "mpp", "patch_size", "frame", "downsample")
-        return {name: value for name, value in asdict(self).items() if name in names}
+        found = {name: value for name, value in asdict(self).items() if name in names}
+        if self.look.pairs == DRAWN:  # as it was before there were lines
+            del found["look"]["pairs"]
+        return found
 
     def select(self, explanations: Sequence[Explanation]) -> list[Explanation]:
         """The explanations of the wished methods, in their order, and targets."""
@@ -184,7 +190,8 @@ def make_drawer(
             raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
         if job.explanations.is_symlink():
             raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
-        files = [job.explanations] if job.slide is None else [job.explanations, job.slide]
+        files = [job.explanations, *run.pairs(job.slide_id)]
+        files += [] if job.slide is None else [job.slide]
         source = " ".join(identity(path, full=full_digests) for path in files)
         changed = job.drawn not in ("", source)
         return replace(draw_slide(job, run, order, out, restart=restart or changed), source=source)
@@ -199,8 +206,10 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
     explanations = order.select(read_explanations(job.explanations))
     if not explanations:
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
-    changed = job.explanations.stat().st_mtime_ns
-    files = list(_files(job, explanations, order, out))
+    pairs = _pairs(run, job.slide_id, explanations) if order.look.pairs else []
+    sources = [job.explanations, *run.pairs(job.slide_id)]
+    changed = max(path.stat().st_mtime_ns for path in sources)
+    files = [*_files(job, explanations, order, out), *_pair_files(job, pairs, order, out)]
     due = [file for file in files if restart or not _current(file.path, changed)]
     if not due:
         return Drawn(kept=len(files))
@@ -217,7 +226,7 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
             mpp=order.mpp,
             patch_size=order.patch_size,
             seen=any(file.kind in KINDS for file in due),
-        )
+        ).joined(pairs)
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             _write(file, scene, order)
@@ -232,6 +241,7 @@ class File:
     format: str
     path: Path
     column: str | None = None
+    target: Target | None = None  # of interactions
 
 
 def _files(job: DrawingJob, explanations: Sequence[Explanation], order: Order, out: Path) -> Iterator[File]:
@@ -249,6 +259,20 @@ def _files(job: DrawingJob, explanations: Sequence[Explanation], order: Order, o
                 yield File(kind, suffix, out / kind / f"{job.slide_id}.{suffix}")
 
 
+def _pairs(run: SavedRun, slide_id: str, explanations: Sequence[Explanation]) -> list[Interactions]:
+    """The interactions that the run has of a slide, for the targets that are drawn."""
+    targets = {e.target for e in explanations}
+    found = [Interactions.load(path) for path in run.pairs(slide_id)]
+    return [pairs for pairs in found if pairs.target in targets]
+
+
+def _pair_files(job: DrawingJob, pairs: Sequence[Interactions], order: Order, out: Path) -> Iterator[File]:
+    """Lines for QuPath, `pairs/<slide>.<target>.geojson`, beside the patches' own."""
+    for each in pairs if {"geojson", "qupath"} & set(order.exports) else ():
+        name = f"{job.slide_id}.{_safe(str(each.target))}.geojson"
+        yield File(PAIRS, "geojson", out / PAIRS / name, target=each.target)
+
+
 def _write(file: File, scene: Scene, order: Order) -> None:
     shown = [e for e in scene.explanations if file.column in (None, e.column)]
     if file.kind in KINDS:
@@ -257,8 +281,11 @@ def _write(file: File, scene: Scene, order: Order) -> None:
             picture.write(file.path, file.format)
         else:
             write_atomically(file.path, lambda part: picture.save(part, format="PNG"))
+        return
+    frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
+    if file.target is not None:
+        write_pairs(file.path, scene.pairs[file.target], origin=frame[:2])
     else:
-        frame = export_frame(shown[0].boxes(), scene.slide, frame=order.frame)
         task, scales = scene.caption.task, scene.scales
         given = Exported(tuple(shown), frame, task, scales, mpp=scene.mpp, downsample=order.downsample)
         EXPORTS[file.kind].write(file.path, given)

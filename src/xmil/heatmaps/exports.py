@@ -16,6 +16,7 @@ import numpy.typing as npt
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import Explanation
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically, write_text
 from xmil.heatmaps.words import ends, is_predicted
 from xmil.slides.frames import KEY, frame_header
@@ -60,7 +61,7 @@ def write_geojson(
 def read_geojson(path: str | PathLike[str]) -> Tiles:
     """Read tiles that we or QuPath wrote: a collection, a list or a single feature; level-0 boxes."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = parse_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(f"{path}: no such file.") from None
     except (OSError, ValueError) as error:

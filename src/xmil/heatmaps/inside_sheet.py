@@ -1,4 +1,4 @@
-"""A sheet of patches with what speaks inside each of them; and the same places as tiles for QuPath."""
+"""A sheet of patches with what speaks inside each of them; and the same places as tiles and as OME-TIFF."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.inside_patch import Inside
 from xmil.core.target import Target
 from xmil.heatmaps.exports import write_geojson
+from xmil.heatmaps.ometiff import Pyramid, write_scores
 from xmil.heatmaps.panel import Picture
 from xmil.heatmaps.sheets import cut_patch
 from xmil.heatmaps.words import number
@@ -84,14 +85,17 @@ def write_inside_geojson(path: str | PathLike[str], inside: Inside, slide: Slide
     """Every place of every map as a tile with its value, in QuPath's frame."""
     cells = inside.cells().reshape(-1, 4)
     frame = export_frame(cells, slide)
+    write_geojson(path, [_as_scores(inside)], origin=frame[:2], boxes=cells)
+
+
+def write_inside_tiff(path: str | PathLike[str], inside: Inside, slide: Slide | None = None) -> None:
+    """The maps as an OME-TIFF in the slide's frame: float32, NaN outside these patches."""
+    cells = inside.cells().reshape(-1, 4)
+    pyramid = Pyramid.of(export_frame(cells, slide), mpp=None if slide is None else slide.mpp)
+    write_scores(path, [_as_scores(inside)], pyramid, boxes=cells)
+
+
+def _as_scores(inside: Inside) -> Explanation:
     values = inside.maps.astype(np.float32).ravel()
-    as_scores = Explanation(
-        values,
-        np.zeros(1, dtype=np.float32),
-        0.0,
-        f"inside-{inside.method}",
-        Target(inside.target),
-        True,
-        bag=inside.bag,
-    )
-    write_geojson(path, [as_scores], origin=frame[:2], boxes=cells)
+    target, logits = Target(inside.target), np.zeros(1, dtype=np.float32)
+    return Explanation(values, logits, 0.0, f"inside-{inside.method}", target, True, bag=inside.bag)

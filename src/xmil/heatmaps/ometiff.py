@@ -65,8 +65,17 @@ class Pyramid:
         return Canvas((x, y, size[0] * step, size[1] * step), size)
 
 
-def write_scores(path: str | PathLike[str], explanations: Sequence[Explanation], pyramid: Pyramid) -> None:
-    """Raw scores in float32, a channel for each `<method>:<target>`, NaN where there is no patch."""
+def write_scores(
+    path: str | PathLike[str],
+    explanations: Sequence[Explanation],
+    pyramid: Pyramid,
+    *,
+    boxes: IntArray | None = None,
+) -> None:
+    """Raw scores in float32, a channel for each `<method>:<target>`, NaN where there is no patch.
+
+    `boxes` (n, 4) are the places in level-0 pixels, where they are not the patches.
+    """
     values = [e.scores for e in explanations]
     name = f"{explanations[0].bag or ''} scores".strip()
     about = {"axes": "CYX", "Name": name, "Channel": {"Name": [e.column for e in explanations]}}
@@ -75,7 +84,8 @@ def write_scores(path: str | PathLike[str], explanations: Sequence[Explanation],
     def strip(cells: Cells, channel: int) -> npt.NDArray[Any]:
         return cells.expand(cells.average(values[channel]))
 
-    _write(path, explanations[0].boxes(), pyramid, strip, channels=len(values), empty=np.nan, layout=layout)
+    where = explanations[0].boxes() if boxes is None else boxes
+    _write(path, where, pyramid, strip, channels=len(values), empty=np.nan, layout=layout)
 
 
 def write_colours(

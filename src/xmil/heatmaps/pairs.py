@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from os import PathLike
 from uuid import NAMESPACE_URL, uuid5
 
 import numpy as np
 
+from xmil.core.errors import InputError
+from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.storage import write_text
 from xmil.heatmaps.canvas import Canvas
@@ -18,6 +21,20 @@ from xmil.slides.frames import KEY, frame_header
 DRAWN = 30  # the strongest sure pairs: more lines hide the slide
 THINNEST, THICKEST = 0.05, 0.22  # in text sizes
 TOGETHER, INSTEAD = "say more together", "say less together"
+LEGEND = "; lines: red say more together, blue less"
+
+
+def placed(pairs: Interactions, explanation: Explanation) -> Interactions:
+    """The pairs at the places of an explanation's patches; both are of one bag."""
+    if explanation.coords is None or pairs.names is not None:
+        return pairs
+    if len(pairs) and int(pairs.pairs.max()) >= len(explanation.scores):
+        raise InputError(
+            f"The interactions are of patches up to {int(pairs.pairs.max())}, but the explanation has "
+            f"{len(explanation.scores)}; they are of another bag."
+        )
+    corners = explanation.coords[pairs.pairs].reshape(len(pairs), 4)
+    return replace(pairs, corners=corners, patch_size=explanation.patch_size)
 
 
 def pair_lines(pairs: Interactions, canvas: Canvas, *, most: int = DRAWN) -> Lines:

@@ -14,8 +14,9 @@ from xmil.core.bag import IntArray
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
+from xmil.core.target import Target
 from xmil.heatmaps.canvas import Box, View, as_image, check_fit, place_on, same_places, whole_box
-from xmil.heatmaps.pairs import pair_lines
+from xmil.heatmaps.pairs import DRAWN, LEGEND, pair_lines, placed
 from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel
 from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.sheets import draw_sheet
@@ -44,6 +45,7 @@ class Look:
     top: int = 8
     across: int = 5
     colours: Mapping[bool, str | None] = field(default_factory=dict)  # signed -> name of a colour map
+    pairs: int = DRAWN  # lines between patches that act together, at most
 
     def scale(self, explanation: Explanation) -> Scale:
         """The scale of one explanation's own scores."""
@@ -102,7 +104,7 @@ def heatmap(
     )
     with _opened(slide, mpp) as opened:
         scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
-        scene = replace(scene, pairs=pairs)
+        scene = scene if pairs is None else scene.joined([pairs])
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
         scales = None if scale is None else {e.column: scale for e in several}
@@ -120,7 +122,7 @@ class Scene:
     scales: Mapping[str, Scale]
     views: tuple[View, ...]
     note: str | None = None  # what is doubtful about the slide
-    pairs: Interactions | None = None
+    pairs: Mapping[Target, Interactions] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -147,6 +149,16 @@ class Scene:
         named = replace(caption, name=caption.name or ("" if slide is None else slide.name))
         return cls(placed, slide, look, named, own, views, note)
 
+    def joined(self, several: Sequence[Interactions]) -> Scene:
+        """The scene with interactions, each for the explanations of its target; one for none is refused."""
+        known = {e.target for e in self.explanations}
+        for pairs in several:
+            if pairs.target not in known:
+                shown = ", ".join(sorted({str(e.target) for e in self.explanations}))
+                raise InputError(f"The interactions are for {pairs.target}, the explanations for {shown}.")
+        first = self.explanations[0]
+        return replace(self, pairs={pairs.target: placed(pairs, first) for pairs in several})
+
     @property
     def heading(self) -> Heading:
         """The slide's name, label and prediction, and what the explanations warn of."""
@@ -155,7 +167,7 @@ class Scene:
 
     @property
     def mpp(self) -> float | None:
-        """Microns a level-0 pixel, from the slide or the explanations."""
+        """Microns per level-0 pixel, from the slide or the explanations."""
         return (None if self.slide is None else self.slide.mpp) or self.explanations[0].mpp
 
 
@@ -231,10 +243,12 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
         view.overlay(explanation, scale, alpha=look.alpha, tissue=look.tissue) for view in scene.views
     )
     task = scene.caption.task
+    pairs = scene.pairs.get(explanation.target)
     lines: tuple[Lines, ...] = ()
-    if scene.pairs is not None:
-        lines = tuple(pair_lines(scene.pairs, view.canvas) for view in scene.views)
-    words = subtitle(explanation, task)
+    if pairs is not None:
+        lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
+    drawn = any(len(each.segments) for each in lines)
+    words = subtitle(explanation, task) + LEGEND * drawn
     return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines)
 
 

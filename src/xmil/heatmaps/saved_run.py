@@ -11,7 +11,8 @@ import numpy as np
 
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
-from xmil.core.run import Run
+from xmil.core.parsing import small_number
+from xmil.core.run import Run, pairs_files
 from xmil.core.task import TASKS
 from xmil.heatmaps.words import Caption, number
 
@@ -25,6 +26,10 @@ class SavedRun:
     task: str = "classification"
     class_names: tuple[str, ...] | None = None
     rows: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def pairs(self, slide_id: str) -> list[Path]:
+        """The files of the slide's interactions, where the run has any."""
+        return pairs_files(self.folder, slide_id)
 
     def caption(self, slide_id: str, explanations: Sequence[Explanation]) -> Caption:
         """Name, label and prediction of a slide as far as they are known."""
@@ -58,8 +63,8 @@ class SavedRun:
         if not cell:
             return None
         names = self.class_names or ()
-        whole = cell.isdigit() and cell not in names and int(cell) < len(names)
-        return names[int(cell)] if whole else cell
+        at = None if cell in names else small_number(cell)
+        return names[at] if at is not None and at < len(names) else cell
 
 
 def open_saved(path: str | PathLike[str]) -> SavedRun:

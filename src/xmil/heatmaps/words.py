@@ -55,7 +55,7 @@ def subtitle(explanation: Explanation, task: str = "classification") -> str:
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
     unsure = explanation.stable is not None and not explanation.stable.all()
-    said = "; hatched: sign not sure" * unsure + "; has warnings" * bool(explanation.warnings)
+    said = "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
     return f"for {_meaning(explanation, task).subject(explained(explanation))}{said}"
 
 

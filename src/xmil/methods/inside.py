@@ -16,6 +16,7 @@ from xmil.core.bag import Bag, FloatArray, IntArray
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Explanation
 from xmil.core.inside_patch import Inside, InsideAudit
+from xmil.core.parsing import small_number
 from xmil.encoders.encoder import Encoder, Transform, vectors
 from xmil.methods.explain import explain
 from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
@@ -121,8 +122,8 @@ def _network(encoder: Encoder) -> EncoderNetwork:
 
 def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
     stored = str(features.extra.get("patch_size")) if isinstance(features, Bag) else ""
-    if stored.isdecimal() and int(stored) > 0:
-        return int(stored)
+    if (edge := small_number(stored)) is not None and edge > 0:
+        return edge
     size = getattr(encoder.transform, "size", None)
     return int(size) if size else min(PIXELS, placed.patch_size or PIXELS)
 

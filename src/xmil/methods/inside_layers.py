@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import UnsupportedError, unknown_name
 
+HELD = 32  # outputs of layers that are held at once
 PREFIX = 8  # class and register tokens that may stand before the patch tokens
 
 
@@ -102,13 +103,50 @@ def submodule(module: nn.Module, layer: str) -> nn.Module:
     return parts[layer]
 
 
-@torch.no_grad()
 def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
     """Whether all that the network tells of a picture goes through this layer, none of it around."""
-    held = output_of(module, layer, pixels)
-    with replaced(module, layer, held):
-        whole, blank = module(pixels), module(torch.zeros_like(pixels))
-    return bool(torch.equal(whole, blank))
+    return next(cuts(module, [layer], pixels), None) is not None
+
+
+def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[str]:
+    """Those of the layers that all of a picture goes through: their output held, another changes nothing."""
+    for start in range(0, len(layers), HELD):
+        part = layers[start : start + HELD]
+        with torch.no_grad():
+            held, whole = _outputs(module, part, pixels)
+        for layer in part:
+            with torch.no_grad(), replaced(module, layer, held[layer]):
+                other = module(torch.zeros_like(pixels))
+            if torch.equal(whole, other):
+                yield layer
+
+
+def _outputs(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """What layers give for a picture, and what the network gives."""
+    held: dict[str, Tensor] = {}
+
+    def note(name: str, out: Tensor) -> None:
+        held[name] = out.clone()
+
+    handles = [
+        submodule(module, name).register_forward_hook(lambda _, __, out, name=name: note(name, out))
+        for name in layers
+    ]
+    try:
+        return held, module(pixels)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def last_layers(module: nn.Module, pixels: Tensor) -> Iterator[str]:
+    """From the last one back: layers that everything passes, then the others."""
+    names = list(reversed(spatial_layers(module, pixels)))
+    found = []
+    for name in cuts(module, names, pixels):
+        found.append(name)
+        yield name
+    yield from (name for name in names if name not in found)
 
 
 def finer_layer(module: nn.Module, pixels: Tensor) -> str:
@@ -116,10 +154,10 @@ def finer_layer(module: nn.Module, pixels: Tensor) -> str:
     found = spatial_layers(module, pixels)
     names, edges = list(found), list(found.values())
     finer = [name for name in names if found[name] > edges[-1]] or names[: len(names) // 2 + 1]
-    for name in reversed(finer):
-        if is_cut(module, name, pixels):
-            return name
-    raise UnsupportedError(
-        "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
-        "or use method='occlusion'."
-    )
+    layer = next(cuts(module, finer[::-1], pixels), None)
+    if layer is None:
+        raise UnsupportedError(
+            "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
+            "or use method='occlusion'."
+        )
+    return layer

@@ -17,7 +17,7 @@ from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
 from xmil.lrp import Composite, trace
 from xmil.lrp.composite import AffineRule
-from xmil.methods.inside_layers import finer_layer, grid_of, on_grid, output_of, replaced, spatial_layers
+from xmil.methods.inside_layers import finer_layer, grid_of, last_layers, on_grid, output_of, replaced
 from xmil.nn.folded import fold_batch_norm
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
@@ -125,7 +125,7 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
         return _at_layer(network, tile, settings.layer, settings)
     if "tokens" in network.layers:
         return _at_layer(network, tile, network.layers["tokens"], settings)
-    for layer in reversed(list(spatial_layers(module, tile.pixels))):
+    for layer in last_layers(module, tile.pixels):
         made = _at_layer(network, tile, layer, settings)
         size = float(made.values.abs().sum()) + abs(made.constant)
         if float(made.values.abs().sum()) > SMALL * size:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 CHUNK_ELEMENTS = 1 << 20  # numbers in one temporary of a chunk (4 MB in float32)
-SHORT, SMALL = 256, 1 << 22  # up to so many steps and states plain operations do, which vmap takes
+SHORT, SMALL = 256, 1 << 22  # up to so many steps and states plain operations do
 
 
 def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -33,9 +33,14 @@ def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Te
     arguments = (x, dt, A, B, C, D)
     if has_torch_function(arguments):  # one operation for whoever looks on, such as LRP
         return handle_torch_function(selective_scan, arguments, *arguments)
-    if x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL:
+    if _mapped(arguments) or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
         return _plain(*arguments)
     return _Scan.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _mapped(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether torch.func transforms the call: it takes plain operations alone."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def scan_adjoint(gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:

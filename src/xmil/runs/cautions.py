@@ -36,7 +36,7 @@ class Missing:
         """One sentence that names the incomplete cases.
 
         >>> Missing(("a2",), {"a": ("a2",)}).warning()
-        '1 case lacks slides without features and was taken with the rest: a (without a2). run.json has all.'
+        '1 case has slides without features; only its other slides are used: a (without a2). See run.json.'
         """
         if not self.incomplete:
             return None
@@ -45,11 +45,11 @@ class Missing:
         ]
         more = f" and {len(self.incomplete) - SHOWN} more" if len(self.incomplete) > SHOWN else ""
         who = (
-            "1 case lacks slides without features and was"
+            "1 case has slides without features; only its"
             if len(self.incomplete) == 1
-            else (f"{len(self.incomplete)} cases lack slides without features and were")
+            else (f"{len(self.incomplete)} cases have slides without features; only their")
         )
-        return f"{who} taken with the rest: {', '.join(named)}{more}. run.json has all."
+        return f"{who} other slides are used: {', '.join(named)}{more}. See run.json."
 
 
 HELD_OUT = "test"
@@ -65,13 +65,14 @@ def seen_warning(models: Sequence[Path], cases: Sequence[Case]) -> str | None:
     if seen:
         return (
             f"{len(seen)} of {len(cases)} predictions are of cases that were in the training of a model: "
-            "their measures flatter. The predictions.csv of the training run has those of held-out cases."
+            "the results look better than they are. Those of held-out cases are in the predictions.csv of "
+            "the training run."
         )
     if alike:
         return (
             f"{len(alike)} of {len(cases)} predictions are of cases with the case_id of a case in the "
-            "training of a model, though by other slides: if they are the same patients, their measures "
-            "flatter."
+            "training of a model, though from other slides: if they are the same patients, the results look "
+            "better than they are."
         )
     return None
 

@@ -28,7 +28,7 @@ TableRow = dict[str, Any]
 
 @dataclass
 class Tally(Generic[Result]):
-    """What a run did: slides done now, found done, and failed with the reason.
+    """What a run did: slides done now, already done, and failed with the reason.
 
     `results` are by the first slide of an item, `rows` by slide.
     """
@@ -40,7 +40,7 @@ class Tally(Generic[Result]):
     rows: dict[str, TableRow] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{len(self.found)} found done, {len(self.failed)} failed"
+        return f"{len(self.found)} already done, {len(self.failed)} failed"
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def stopping(work: Callable[[], Done]) -> Done:
     try:
         return work()
     except WriteError as error:
-        raise StopError(f"{error} The slides done so far are kept; the same command goes on.") from None
+        raise StopError(f"{error} Finished slides are kept; run the same command to continue.") from None
 
 
 def in_process(workers: Workers) -> bool:

@@ -161,7 +161,7 @@ def _pairs(
     files, links = feature_files(folder, follow_links=follow_links)
     named = {slide_name(path): path for path in files if path.suffix == ".h5"}
     for path in links:
-        hear.say(f"{path}: a link that was not followed.")
+        hear.say(f"{path}: this link was not followed.")
     if not named:
         raise InputError(f"{tiles}: no patches here; run xmil tile first.")
     found = named_slides(slides, follow_links=follow_links, say=hear.say)
@@ -170,7 +170,7 @@ def _pairs(
     missing = [name for name in named if name not in pairs and name not in refused]
     where = slides if isinstance(slides, str | PathLike) else ", ".join(map(str, slides))
     if not pairs and not refused:
-        raise InputError(f"{where}: no slide has the name of a file in {folder}.")
+        raise InputError(f"{where}: no slide is named like a file in {folder}.")
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 
@@ -206,7 +206,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         return partial(_make_worker, self.chosen, self.out, self.chosen.digests)
 
     def known(self, item: Item) -> dict[str, Any] | None:
-        """What is there of a slide whose features are those of its patches, which may have been laid anew."""
+        """What is there of a slide whose features are those of its patches, which may be tiled again."""
         name, slide, patches = item
         path = self.out / f"{name}.h5"
         if not path.is_file():
@@ -244,7 +244,7 @@ def _make_worker(
     encoder = settings.load()
     if settings.digests != digests:
         raise StopError(
-            "The encoder's files have changed since the run began; put them back, or use another --out."
+            "The encoder's files have changed since the run started; put them back, or use another --out."
         )
 
     def read(item: Item) -> PatchStream:

@@ -11,21 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
+from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.errors import CheckpointError, InputError, StopError
+from xmil.core.errors import CheckpointError, FileError, InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
 from xmil.core.named_function import is_function_name
 from xmil.core.task import TASKS
+from xmil.data.averages import background_of_files
 from xmil.data.feature_facts import differing, same_encoder
+from xmil.data.join import feature_files
 from xmil.data.whereabouts import is_features
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files
 from xmil.nn.frozen import frozen
-from xmil.runs.inputs import NOTHING, Unsaid
+from xmil.runs.inputs import NOTHING, Say, Unsaid
 
+BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
+ENOUGH = 50  # files; the mean of fewer holds too much of their own evidence
+MOST = 100  # files read for it, evenly spaced
 ANSWERS = ("in_dim", "n_classes", "task")
 NAMES = {"class_names": "class names", "encoder": "encoder"}
 StrPath = str | PathLike[str]
@@ -58,7 +64,13 @@ class Ensemble:
         pairs = [_loaded(path, digest, unsaid) for path, digest in zip(paths, wanted, strict=True)]
         models = tuple(model.to(device) for model, _ in pairs)
         check_ensemble([model.spec for model in models], paths)
+        _lend(models, unsaid.background)
         return cls(tuple(paths), tuple(digest for _, digest in pairs), models, unsaid)
+
+    def lent(self, background: Background) -> Ensemble:
+        """The ensemble, models without a background having this one."""
+        _lend(self.models, background)
+        return replace(self, unsaid=replace(self.unsaid, background=background))
 
     def again(self, device: str) -> Ensemble:
         """The same models from the same files, for another process."""
@@ -78,6 +90,11 @@ class Ensemble:
         """The ensemble with its models on a device."""
         return replace(self, models=tuple(model.to(device) for model in self.models))
 
+    def keep_background(self, out: Path) -> None:
+        """Write what the models were lent into a run's folder."""
+        if self.unsaid.background is not None:
+            self.unsaid.background.save(out / BACKGROUND)
+
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [
@@ -87,6 +104,45 @@ class Ensemble:
         shared = self.spec
         first = {**every[0], "spec": asdict(shared)}
         return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
+
+
+def with_background(
+    models: Ensemble,
+    given: StrPath,
+    *,
+    files: Sequence[Path],
+    out: Path,
+    restart: bool = False,
+    say: Say = lambda _: None,
+) -> Ensemble:
+    """The models of a run, each with a background where one is to be had.
+
+    A published checkpoint has none. `given` is a folder or file of features, "none", or "auto": the mean of
+    the run's own files, from 50 on. A run that goes on, or grows, keeps the one it began with.
+    """
+    if str(given) == NO_BACKGROUND or all(model.background is not None for model in models.models):
+        return models
+    if str(given) == AUTO:
+        whose, files = "the slides of this run", files if len(files) >= ENOUGH else ()
+    elif Path(given).exists():
+        whose, files = str(given), feature_files(Path(given))[0] if Path(given).is_dir() else [Path(given)]
+    else:
+        raise FileError(f"--background {given}: no such file or folder of features.")
+    width, reading = models.spec.in_dim, models.unsaid.reading
+    kept = None if restart else Background.load(out / BACKGROUND)
+    chosen = kept or background_of_files(files, width, reading, most=MOST)
+    if chosen is None:
+        return models
+    say(
+        f"The model has no background: evidence is measured against the mean of {chosen.n:,} patches of "
+        f"{whose} ({BACKGROUND}). --background none leaves it out."
+    )
+    return models.lent(chosen)
+
+
+def _lend(models: Sequence[MILModel], background: Background | None) -> None:
+    for model in models:
+        model.background = model.background or background
 
 
 def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, str]:
@@ -110,7 +166,7 @@ def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, s
 def _checked_digest(path: Path, digest: str, wanted: str | None) -> str:
     if wanted is not None and digest != wanted:
         raise StopError(
-            f"{path}: is another model than the run began with; put it back, or use another --out."
+            f"{path}: is not the model that the run started with; put it back, or use another --out."
         )
     return digest
 
@@ -145,7 +201,7 @@ def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
     listed = [given] if isinstance(given, str | PathLike) else list(given)
     if not all(isinstance(path, str | PathLike) for path in listed):
-        raise InputError("A run over slides takes models by their files; save_model writes one.")
+        raise InputError("Runs over slides take paths of model files; write one with save_model.")
     return tuple(
         file
         for path in listed
@@ -179,14 +235,14 @@ def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str |
         found = differing(specs[0].features or {}, spec.features or {})
         if found:
             return (
-                f"{path.name} of the ensemble was trained on features made otherwise than those of "
-                f"{paths[0].name} ({', '.join(found)}): for one of them these features are wrong."
+                f"{path.name} of the ensemble was trained on features made differently from those of "
+                f"{paths[0].name} ({', '.join(found)}): these features do not suit both."
             )
     for name, words in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
         if silent and len(silent) < len(specs):
             return (
-                f"{', '.join(silent[:3])} of the ensemble does not say its {words}: those of the other "
+                f"{', '.join(silent[:3])} of the ensemble does not record its {words}: those of the other "
                 "models are taken."
             )
     return None

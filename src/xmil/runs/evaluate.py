@@ -24,9 +24,11 @@ import pyarrow.parquet as pq
 from torch import nn
 
 from xmil.core.bag import Bag
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity, unchanged
 from xmil.core.names import listed
+from xmil.core.parsing import parse_json
 from xmil.core.run import Run
 from xmil.core.runfiles import write_json
 from xmil.core.storage import write_atomically, write_explanations, write_text
@@ -48,7 +50,7 @@ from xmil.evaluate.parts import MODES
 from xmil.methods import list_methods
 from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
-from xmil.runs.ensemble import Ensemble, StrPath, model_paths
+from xmil.runs.ensemble import AUTO, Ensemble, StrPath, model_paths, with_background
 from xmil.runs.explainer import slide_share
 from xmil.runs.inputs import Inputs, Unsaid, class_index, find_cases, reading_of
 from xmil.runs.listener import Listener
@@ -96,6 +98,7 @@ def evaluate_slides(
     format: str = "auto",  # noqa: A002 - the word users know
     class_names: str | Iterable[str] = (),
     device: str = "cpu",
+    background: StrPath = AUTO,
     seed: int = 0,
     restart: bool = False,
     workers: Workers | int = 1,
@@ -106,7 +109,7 @@ def evaluate_slides(
     """Measure how faithful each method is for a model, over the slides of a cohort, into the folder `out`.
 
     The same as `xmil evaluate`, with the same files. `truth` is a folder of GeoJSON, masks or instance
-    labels.
+    labels; `background` as in `explain_slides`.
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     where = device if chosen.kind == "ray" else checked_device(device)
@@ -120,11 +123,16 @@ def evaluate_slides(
     )  # fmt: skip
     settings.check(net)
     if not TASKS[net.task].decides:
-        hear.say(f"A {net.task} model is neither right nor wrong: every slide counts.")
+        hear.say(f"A {net.task} model predicts no class, so every slide counts.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     column = label if TASKS[net.task].decides else None
     cases, missing = find_cases(inputs, label=column, spec=net.spec, say=hear.say)
+    if "lrp" in settings.methods:
+        files = [path for case in cases for path in case.paths]
+        models = with_background(
+            models, background, files=files, out=Path(out), restart=restart, say=hear.say
+        )
     known = _truth(truth, listed(truth_names), mask_downsample, slides, follow_links=follow_links)
     run = EvaluateRun(
         Path(out), models, settings, inputs, reading, known,
@@ -134,7 +142,7 @@ def evaluate_slides(
     tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
     for line in run.lines:
         hear.say(line)
-    hear.say(f"{len(tally.done)} measured, {len(tally.found)} found done. Written to {out}.")
+    hear.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
     return run.saved()
 
 
@@ -216,6 +224,10 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
         """A name for the settings."""
         return self.folder.fingerprint
 
+    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+        """Keep the background that the model was lent."""
+        self.models.keep_background(self.out)
+
     def slides_of(self, item: Case) -> Sequence[str]:
         """The slides of a case."""
         return item.slides
@@ -236,11 +248,11 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
     def known(self, item: Case) -> list[Row] | None:
         """The rows of a case that was measured with these settings, on these files and this label."""
         try:
-            table = pq.read_table(self._result(item), partitioning=None)
+            table = read_parquet(self._result(item))
             metadata = table.schema.metadata or {}
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
-            stored = json.loads(metadata.get(SOURCES, b"[]"))
+            stored = parse_json(metadata.get(SOURCES, b"[]"))
             now = [*item.paths, *self._truth_files]
             same = len(stored) == len(now) and all(
                 unchanged(path, word, full=self.full_digests, times=True)

@@ -24,7 +24,15 @@ from xmil.data.cases import Case
 from xmil.models.base import ModelSpec
 from xmil.runs.cautions import Missing, made_otherwise, seen_warning
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
-from xmil.runs.ensemble import Ensemble, StrPath, bins_warning, ensemble_warning, model_paths
+from xmil.runs.ensemble import (
+    AUTO,
+    Ensemble,
+    StrPath,
+    bins_warning,
+    ensemble_warning,
+    model_paths,
+    with_background,
+)
 from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
 from xmil.runs.inputs import Inputs, Unsaid, named, reading_of, task_cases
 from xmil.runs.listener import Listener
@@ -59,6 +67,7 @@ def explain_slides(
     class_names: str | Iterable[str] = (),
     device: str = "cpu",
     memory: int = 10**9,
+    background: StrPath = AUTO,
     seed: int = 0,
     restart: bool = False,
     workers: Workers | int = 1,
@@ -74,7 +83,8 @@ def explain_slides(
     patches; `save_vectors` keeps lrp's relevance (n, d) of each feature in the slides' files. A folder that a
     run was stopped in is filled further. `mpp`, `patch_size`, `format` and `class_names` say what files do
     not; a column `mpp` of the cohort does so for each slide. A model may be a function of yours that builds
-    it, as "mine:build" or "nets/mine.py:build".
+    it, as "mine:build" or "nets/mine.py:build". `background` is for models that have none of their own:
+    "auto", "none", or a folder of features whose mean patch lrp measures against.
     """
     hear, chosen = listener or Listener(), as_workers(workers)
     asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
@@ -94,6 +104,11 @@ def explain_slides(
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
     cases, missing = task_cases(inputs, spec, label=label, time=time, event=event, say=hear.say)
+    if "lrp" in chosen_methods:
+        files = [path for case in cases for path in case.paths]
+        models = with_background(
+            models, background, files=files, out=Path(out), restart=restart, say=hear.say
+        )
     run = ExplainRun(Path(out), models, settings, inputs, where, memory, missing, full_digests)
     what = "slides" if by == "slide" else "cases"
     tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
@@ -157,6 +172,10 @@ class ExplainRun(CohortRun[Case, Explained]):
             self.full_digests, models.unsaid,
         )  # fmt: skip
 
+    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+        """Keep the background that the models were lent."""
+        self.models.keep_background(self.out)
+
     def slides_of(self, item: Case) -> Sequence[str]:
         """The slides of a case."""
         return item.slides
@@ -199,7 +218,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         """The cohort at a glance."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
-        self.far.extend(summarise_run(self.out, files, engine=workers))
+        self.far.extend(summarise_run(self.out, files, workers=workers))
         return {}
 
     @cached_property

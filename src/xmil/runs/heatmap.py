@@ -2,6 +2,7 @@
 
 run.json, slides.csv, failures.csv, style.json
 <kind>/<slide>[.<method>.<target>].<suffix>
+pairs/<slide>.<target>.geojson    lines, where the run has interactions
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.background import Background
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.names import listed
 from xmil.data import Case, Cohort, feature_files, group_cases, join_features, read_cohort
@@ -39,15 +40,17 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Unsaid:
-    """What a model's file does not say: names of its classes, and features to try a network out on."""
+    """What a model's file does not say: class names, features to try a network out on, a background."""
 
     class_names: tuple[str, ...] | None = None
     features: Path | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
+    background: Background | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """What decides results, for a run's settings; nothing where nothing was given."""
-        return {} if self.class_names is None else {"class_names": list(self.class_names)}
+        names = {} if self.class_names is None else {"class_names": list(self.class_names)}
+        return names if self.background is None else {**names, "background": self.background.digest}
 
 
 NOTHING = Unsaid()
@@ -310,5 +313,5 @@ def _every_file(inputs: Inputs, say: Say) -> list[Case]:
     for path in files:
         by_name.setdefault(slide_name(path), path)
     if len(by_name) < len(files):
-        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was taken.")
+        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was used.")
     return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]

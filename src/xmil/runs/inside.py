@@ -4,6 +4,7 @@ run.json, slides.csv, failures.csv
 <slide_id>.npz       the maps; `xmil.core.inside_patch.Inside.load` reads them
 <slide_id>.png       a sheet of the patches with their maps
 <slide_id>.geojson   every place as a tile for QuPath
+<slide_id>.ome.tif   the maps in the slide's frame, where asked for
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from xmil.runs.listener import Listener
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 
+SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
+
 
 def inside_slides(
     run: StrPath | Run,
@@ -45,6 +48,7 @@ def inside_slides(
     patch_px: int | None = None,
     device: str = "cpu",
     random: bool = False,
+    tiff: bool = False,
     restart: bool = False,
     workers: Workers | int = 1,
     follow_links: bool = True,
@@ -53,14 +57,15 @@ def inside_slides(
     """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
 
     Relevance per feature comes from stored vectors, else from the `model` on the `features`; without features
-    every patch is encoded again. `method` names the maps; see `xmil.explain_inside`.
+    every patch is encoded again. `method` names the maps; see `xmil.explain_inside`. `tiff` writes
+    the maps as OME-TIFF as well.
     """
     hear = listener or Listener()
     held = run if isinstance(run, Run) else open_run(run)
     pictures = dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides)
     choice = InsideChoice(
         encoder, None if weights is None else str(weights), method, patches,
-        None if target is None else str(target), patch_px, device, random,
+        None if target is None else str(target), patch_px, device, random, tiff,
     )  # fmt: skip
     known = {} if features is None else {slide_name(p): p for p in feature_files(features)[0]}
     place = held.path / "inside" if out is None else Path(out)
@@ -68,7 +73,7 @@ def inside_slides(
     if not looking.items:
         raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides looked into, {tally}. Written to {place}.")
+    hear.say(f"{len(tally.done)} slides examined, {tally}. Written to {place}.")
     return looking.saved()
 
 
@@ -84,6 +89,7 @@ class InsideChoice:
     patch_px: int | None = None
     device: str = "cpu"
     random: bool = False
+    tiff: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,8 @@ class InsideRun(CohortRun[str, TableRow]):
 
     def settings(self) -> dict[str, Any]:
         """What decides the maps."""
-        return {**vars(self.chosen), "of": self.run.about.get("fingerprint")}
+        decides = {key: value for key, value in vars(self.chosen).items() if key != "tiff"}
+        return {**decides, "of": self.run.about.get("fingerprint")}
 
     def slides_of(self, item: str) -> Sequence[str]:
         """An item is one slide."""
@@ -128,11 +135,13 @@ class InsideRun(CohortRun[str, TableRow]):
             Inside.load(self.out / f"{item}.npz")
         except FileError:
             return None
+        if self.chosen.tiff and not (self.out / f"{item}.ome.tif").is_file():
+            return None
         return dict(row)
 
     def outputs(self, items: Sequence[str]) -> list[Path]:
         """What a restart removes."""
-        return [self.out / f"{slide}{suffix}" for slide in items for suffix in (".npz", ".png", ".geojson")]
+        return [self.out / f"{slide}{suffix}" for slide in items for suffix in SUFFIXES]
 
     def rows_of(self, item: str, result: TableRow) -> list[TableRow]:
         """The slide's row."""
@@ -150,7 +159,7 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
 
 
 def _look_into(run: InsideRun, encoder: Any, model: Any, slide: str) -> TableRow:
-    from xmil.heatmaps.inside_sheet import write_inside_geojson
+    from xmil.heatmaps.inside_sheet import write_inside_geojson, write_inside_tiff
     from xmil.methods.inside import explain_inside
     from xmil.slides import open_slide
 
@@ -165,6 +174,8 @@ def _look_into(run: InsideRun, encoder: Any, model: Any, slide: str) -> TableRow
         stopping(lambda: found.save(run.out / f"{slide}.npz"))
         stopping(lambda: found.plot(opened).write(run.out / f"{slide}.png"))
         stopping(lambda: write_inside_geojson(run.out / f"{slide}.geojson", found, opened))
+        if choice.tiff:
+            stopping(lambda: write_inside_tiff(run.out / f"{slide}.ome.tif", found, opened))
     told = np.abs(found.audit.spatial).sum() / max(float(np.abs(found.audit.score).sum()), 1e-12)
     row = {
         "patches": len(found),

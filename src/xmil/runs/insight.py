@@ -11,7 +11,6 @@ report.html, card.html, card.json, card.md, album.pdf
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -20,6 +19,7 @@ from typing import Any
 
 from xmil.core.errors import InputError
 from xmil.core.names import listed
+from xmil.core.parsing import parse_json
 from xmil.core.run import Run, open_run
 from xmil.data import feature_files, open_bag, read_cohort
 from xmil.data.siblings import slide_name
@@ -87,7 +87,7 @@ def insight(
         album,
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides looked at, {tally}. See {place / 'report.html'}.")
+    hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
     return found.saved()
 
 
@@ -181,7 +181,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def known(self, item: str) -> dict[str, Any] | None:
         """What a slide gave earlier under these settings."""
         try:
-            held = json.loads((self.out / "slides" / f"{item}.json").read_text(encoding="utf-8"))
+            held = parse_json((self.out / "slides" / f"{item}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         known = isinstance(held, dict) and held.get("fingerprint") == self.folder.fingerprint

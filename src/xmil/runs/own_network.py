@@ -44,6 +44,7 @@ def build_own(name: str, unsaid: Unsaid) -> MILModel:
         "spec": ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=_task(own)),
         "class_names": names,
         "task": _task(own),
+        "background": None,
     }
     for key, value in held.items():
         setattr(own, key, value)

@@ -159,7 +159,7 @@ class PredictRun(CohortRun[Case, Answer]):
         return [self.out / name for name in WRITTEN]
 
     def begin(self, *, again: bool) -> None:
-        """Remove the tables of the earlier run: every case is predicted anew."""
+        """Remove the tables of the earlier run: every case is predicted again."""
         for path in self.outputs(()) if again else ():
             path.unlink(missing_ok=True)
 
@@ -225,7 +225,7 @@ class PredictRun(CohortRun[Case, Answer]):
 def measure_lines(predictions: Predictions, metrics: Mapping[str, Interval]) -> list[str]:
     """The measures with their intervals, one per line."""
     if not metrics:
-        return ["No label is known: there is nothing to measure against; see --cohort and --label."]
+        return ["No labels are known, so nothing was measured; see --cohort and --label."]
     known = predictions.labelled()
     cases = len({case.case_id or case.name for case in known.cases})
     titles = {name: _title(name) for name in metrics}

@@ -133,13 +133,13 @@ class _Column:
         }
 
 
-def summarise_run(out: Path, files: Sequence[Path], *, engine: Workers | None = None) -> list[str]:
+def summarise_run(out: Path, files: Sequence[Path], *, workers: Workers | None = None) -> list[str]:
     """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
 
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
     """
     columns: dict[str, _Column] = {}
-    for outcome in process(files, _reader, engine if len(files) > MANY else None):
+    for outcome in process(files, _reader, workers if len(files) > MANY else None):
         for one in outcome.result or ():
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
     folder = out / "summary"

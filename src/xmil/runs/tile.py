@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from xmil.runs.listener import Listener, grouped
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
+from xmil.slides.artefacts import counted_kinds
 from xmil.slides.layout import FOLDERS, patches_file, write_tiling
 from xmil.slides.tiling import TileSettings, tile_slide
 
@@ -36,15 +38,25 @@ def tile_slides(
     slide_mpp: float | None = None,
     min_tissue: float = 0.25,
     min_std: float = 8.0,
+    pen: bool = False,
+    fold: bool = True,
+    blur: bool = True,
+    coverslip: bool = True,
     restart: bool = False,
     workers: Workers | int = 1,
     follow_links: bool = True,
     full_digests: bool = False,
     listener: Listener | None = None,
 ) -> Run:
-    """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does."""
+    """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
+
+    Patches with pen marks are left out unless `pen`; those with a fold, blur or the coverslip's edge are kept
+    unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn.
+    """
     hear = listener or Listener()
-    settings = TileSettings(size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification)
+    kept = {"pen": pen, "fold": fold, "blur": blur, "coverslip": coverslip}
+    drop = tuple(kind for kind, wanted in kept.items() if not wanted)
+    settings = TileSettings(size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification, drop)
     found = named_slides(slides, follow_links=follow_links, say=hear.say)
     run = TileRun(Path(out), settings, found.slides, full_digests=full_digests, restarts=restart)
     tally = run.go(
@@ -52,6 +64,9 @@ def tile_slides(
     )
     for line in grouped({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
         hear.say(line)
+    told = _left_out([tally.results[name] for name in tally.done])
+    if told:
+        hear.say(told)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     hear.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {out}.")
     return run.saved()
@@ -131,10 +146,23 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         return [{**row, "slide": str(item[1].absolute())}]
 
 
+def _left_out(results: Sequence[dict[str, Any]]) -> str:
+    """A line on the patches that were left out for what they show."""
+    every: Counter[str] = Counter()
+    for each in results:
+        every.update(each.get("dropped", {}))
+    slides = sum(any(each.get("dropped", {}).values()) for each in results)
+    if not slides:
+        return ""
+    keep = " and ".join(f"--{kind}" for kind, n in every.items() if n)
+    told = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
+    return f"Patches left out for what they show: {told}; {keep} keeps them."
+
+
 def _tile(settings: TileSettings, out: Path, full: bool, item: Item) -> dict[str, Any]:
     source = identity(item[1], full=full)
     with open_slide(item[1]) as slide:
         tiling = tile_slide(slide, settings)
     stopping(partial(write_tiling, tiling, out, source=source))
-    told = {"flat": tiling.flat, "inferred": list(tiling.inferred)}
+    told = {"flat": tiling.flat, "inferred": list(tiling.inferred), "dropped": tiling.dropped}
     return {"patches": len(tiling.xy0), "mpp": tiling.mpp, **told}

@@ -80,6 +80,7 @@ def _attributes(tiling: Tiling) -> dict[str, Any]:
 
 def _ours(tiling: Tiling, source: str | None) -> dict[str, Any]:
     extra = {"source": source, "tissue_share": tiling.tissue.share, "flat_patches": tiling.flat}
+    extra["artefacts"] = {kind: len(corners) for kind, corners in tiling.artefacts.items()}
     return {
         "version": __version__,
         "slide_id": tiling.slide_id,
@@ -91,6 +92,7 @@ def _ours(tiling: Tiling, source: str | None) -> dict[str, Any]:
 
 LONGEST = 1800  # pixels
 OUTLINE, GRID, TEXT = (0, 140, 60), (30, 60, 200), (20, 20, 20)
+ARTEFACTS = {"pen": (230, 80, 0), "fold": (140, 0, 160), "blur": (90, 90, 90), "coverslip": (0, 150, 170)}
 CAPTION = 34
 
 
@@ -108,15 +110,27 @@ def overview(tiling: Tiling) -> Image:
     _draw_outlines(ImageDraw.Draw(picture), tiling, size)
     page.paste(picture, (0, CAPTION))
     draw.text((8, 8), _caption(tiling), fill=TEXT, font=_font(18))
+    left = 8.0 + draw.textlength(_caption(tiling), font=_font(18)) + 24
+    for kind, corners in tiling.artefacts.items():
+        if len(corners):
+            told = f"{kind} {len(corners):,}{' (left out)' if kind in tiling.settings.drop else ''}"
+            draw.text((left, 8), told, fill=ARTEFACTS[kind], font=_font(18))
+            left += draw.textlength(told, font=_font(18)) + 16
     return page
 
 
 def _draw_grid(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
+    """Patches in blue; those that show an artefact in its colour, crossed out where they were left out."""
     fx, fy = size[0] / tiling.dimensions[0], size[1] / tiling.dimensions[1]
-    for x, y in tiling.xy0.tolist():
+    squares = [(xy, GRID, False) for xy in tiling.xy0.tolist()]
+    for kind, corners in tiling.artefacts.items():
+        squares += [(xy, ARTEFACTS[kind], kind in tiling.settings.drop) for xy in corners.tolist()]
+    for (x, y), colour, crossed in squares:
         box = [x * fx, y * fy, (x + tiling.edge0) * fx - 1, (y + tiling.edge0) * fy - 1]
         box[2], box[3] = max(box[0], box[2]), max(box[1], box[3])
-        draw.rectangle(box, fill=(*GRID, 28), outline=(*GRID, 200))  # type: ignore[attr-defined]
+        draw.rectangle(box, fill=(*colour, 28), outline=(*colour, 200))  # type: ignore[attr-defined]
+        if crossed:
+            draw.line(box, fill=(*colour, 220), width=2)  # type: ignore[attr-defined]
 
 
 def _draw_outlines(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:

@@ -12,14 +12,16 @@ in two.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from xmil.core.errors import FileError, InputError, bad_parameter
+from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.slides.artefacts import KINDS, PatchLook, dropped_mask, find_artefacts
 from xmil.slides.frames import KEY, frame_header
 from xmil.slides.slide import Pixels, Slide
 
@@ -43,6 +45,7 @@ class TileSettings:
     min_std: float = 8.0
     slide_mpp: float | None = None
     magnification: float | None = None
+    drop: tuple[str, ...] = ("pen",)  # artefacts whose patches are left out
 
     def __post_init__(self) -> None:
         for name, least in (("size", 8), ("overlap", 0)):
@@ -54,12 +57,15 @@ class TileSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise bad_parameter(name, "tile", "a positive number", value)
+        for kind in self.drop:
+            if kind not in KINDS:
+                raise unknown_name("artefact", kind, KINDS)
         if not 0 <= self.min_tissue <= 1:
             raise bad_parameter("min_tissue", "tile", "a number in the range [0, 1]", self.min_tissue)
 
     @property
     def target_mpp(self) -> float:
-        """Microns a pixel of a patch."""
+        """Microns per pixel of a patch."""
         return self.mpp if self.magnification is None else STANDARD / self.magnification
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,6 +89,12 @@ class Tiling:
     inferred: tuple[str, ...] = ()
     origin: tuple[int, int] = (0, 0)  # corner of the scanned bounds
     flat: int = 0  # patches on tissue that were left out because their grey values hardly vary
+    artefacts: Mapping[str, Corners] = field(default_factory=dict)  # patches that show each kind, kept or not
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many patches were left out for each kind of artefact that is dropped."""
+        return {kind: len(self.artefacts.get(kind, ())) for kind in self.settings.drop}
 
 
 def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
@@ -98,12 +110,18 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     if not tissue.mask.any():
         raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]
-    varied = _varied(slide, corners, edge0, settings)
+    varied, looks = _varied(slide, corners, edge0, settings)
     if not varied.any():
         raise FileError(f"{slide.path}: no patch lies on tissue; lower --min-tissue or --min-std.")
+    flat, corners = int((~varied).sum()), corners[varied]
+    found = find_artefacts([look for look, kept in zip(looks, varied, strict=True) if kept])
+    clean = ~dropped_mask(found, settings.drop, len(corners))
+    if not clean.any():
+        kinds = " and ".join(settings.drop)
+        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with --{settings.drop[0]}.")
     return Tiling(
         slide.name,
-        corners[varied],
+        corners[clean],
         edge0,
         step0,
         mpp,
@@ -113,12 +131,13 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         settings,
         inferred,
         slide.bounds[:2],
-        int((~varied).sum()),
+        flat,
+        {kind: corners[shown] for kind, shown in found.items()},
     )
 
 
 def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, ...]]:
-    """Microns a pixel of level 0, and a note where it was not read from the file; never guessed."""
+    """Microns per level-0 pixel, and a note where it was not read from the file; never guessed."""
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:
@@ -178,13 +197,17 @@ def _edges(slide: Slide, settings: TileSettings, mpp: float) -> tuple[int, int]:
     return edge0, max(1, round((settings.size - settings.overlap) * scale))
 
 
-def _varied(slide: Slide, corners: Corners, edge0: int, settings: TileSettings) -> npt.NDArray[np.bool_]:
-    """Which patches have grey values that vary enough."""
+def _varied(
+    slide: Slide, corners: Corners, edge0: int, settings: TileSettings
+) -> tuple[npt.NDArray[np.bool_], list[PatchLook]]:
+    """Which patches have grey values that vary enough, and what each shows."""
     kept = np.zeros(len(corners), dtype=np.bool_)
+    looks: dict[int, PatchLook] = {}
     for i in in_blocks(corners, edge0):
         patch = read_patch(slide, corners[i], edge0=edge0, size=settings.size)
         kept[i] = grey_std(patch) >= settings.min_std
-    return kept
+        looks[int(i)] = PatchLook.at(patch)
+    return kept, [looks[i] for i in range(len(corners))]
 
 
 def grey_std(patch: Pixels) -> float:

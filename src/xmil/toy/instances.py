@@ -103,7 +103,7 @@ def _check(x: FloatArray, y: Codes, path: Path) -> None:
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise FileError(f"{path}: 'x' must be (m, d) and 'y' (m,). Got {x.shape} and {y.shape}.")
     if not np.isfinite(x).all():
-        raise FileError(f"{path}: 'x' holds values that are not finite; extract the features again.")
+        raise FileError(f"{path}: 'x' contains values that are not finite; extract the features again.")
     if len(y) and not (y.min() >= 0 and y.max() < DIGITS):
         raise FileError(f"{path}: 'y' must hold digits from 0 to 9. Got {y.min()} to {y.max()}.")
 
@@ -241,7 +241,7 @@ def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
     expected = int(np.prod(shape, dtype=np.int64))
     if len(data) - start != expected:
         raise FileError(
-            f"{path}: {shape} promises {expected} bytes, but {len(data) - start} follow the header; "
+            f"{path}: {shape} declares {expected:,} bytes, but {len(data) - start} follow the header; "
             "the file is damaged, download it again."
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

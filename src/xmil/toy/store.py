@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from xmil.core import runfiles
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically
 from xmil.models import create_model
 from xmil.toy.benchmark import Configuration, Row, score, train
@@ -90,7 +92,7 @@ def read_models(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[s
 
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            header: dict[str, Any] = json.loads(file.metadata()[KEY.decode()])
+            header: dict[str, Any] = parse_json(file.metadata()[KEY.decode()])
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
@@ -99,11 +101,10 @@ def read_models(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[s
 def read_results(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """The settings and rows of a results file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, partitioning=None)
-        settings: dict[str, Any] = json.loads(table.schema.metadata[KEY])
+        table = read_parquet(path)
+        settings: dict[str, Any] = parse_json(table.schema.metadata[KEY])
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a results file ({error}); delete it to compute it again.") from None
     return settings, table.to_pylist()

@@ -191,7 +191,7 @@ class Config(Section):
                 f"Got {self.monitor!r} instead."
             )
         if self.data.folds is not None and self.data.fold_column is not None:
-            raise ValueError("data.folds and data.fold_column exclude each other; leave one out")
+            raise ValueError("data.folds and data.fold_column cannot be combined; remove one")
         if TASKS[self.task].truth == "labels" and len(self.data.labels) < 2:
             raise ValueError(f"a {self.task} task needs data.labels, two or more columns of 0 and 1")
         if TASKS[self.task].compares and self.train.batch < 2:
@@ -204,7 +204,7 @@ class Config(Section):
             raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
         for name, values in self.grid.items():
             if not values:
-                raise ValueError(f"grid.{name} has no values; list some or leave the key out")
+                raise ValueError(f"grid.{name} has no values; list some or remove the key")
         return self
 
 
@@ -306,7 +306,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _parted(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set must read like train.epochs=50. Got {change!r} instead.")
+        raise InputError(f"--set must look like train.epochs=50. Got {change!r} instead.")
     return key.strip(), parse_value(text.strip())
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from xmil.core.budget import available_memory
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS
-from xmil.data.containers.container import available_memory
 from xmil.training.config import Config, Train
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from xmil.core.errors import FileError
+from xmil.core.pickles import check_torch_file
 from xmil.core.storage import write_atomically, write_text
 
 LAYOUT = 1
@@ -68,14 +69,15 @@ def read_state(folder: Path) -> State | None:
     if not path.is_file():
         return None
     try:
+        check_torch_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
         if content.pop("layout") != LAYOUT:
-            raise FileError(f"{path}: written by another version; pass --restart to train anew.")
+            raise FileError(f"{path}: written by another version; pass --restart to train again.")
         return State(**{**content, "best": BestEpoch(**content["best"])})
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FileError(
-            f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train anew."
+            f"{path}: damaged ({told[:120]}); delete it, or pass --restart to train again."
         ) from None
 
 

@@ -15,6 +15,7 @@ import torch
 
 from xmil.core.errors import InputError
 from xmil.core.identity import unchanged
+from xmil.core.parsing import parse_json
 from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
 from xmil.core.storage import write_text
 from xmil.training.batches import TrainingBags
@@ -52,7 +53,7 @@ class TrainingPlan:
 
 @dataclass
 class TrainOutcome:
-    """What a run came to: jobs trained now, found done, and failed with the reason."""
+    """What a run came to: jobs trained now, already done, and failed with the reason."""
 
     trained: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
@@ -154,7 +155,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
     if (folder / RUN).is_file():
         _check_same(folder, described)
         _check_files(folder, slides, full=full)
-    elif any((folder / job.name).exists() for job in plan.jobs):
+    elif any((folder / job.name / name).exists() for job in plan.jobs for name in JOB_FILES):
         raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
     for job in plan.jobs:
         make_folder(folder / job.name)
@@ -238,7 +239,7 @@ def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any
     for job in plan.jobs:
         path = folder / job.name / METRICS
         if path.is_file():
-            yield job.name, json.loads(path.read_text(encoding="utf-8"))
+            yield job.name, parse_json(path.read_text(encoding="utf-8"))
 
 
 def _description(plan: TrainingPlan) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,8 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
+from xmil.viewer.cohort_wall import CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
 from xmil.viewer.kept import to_json
@@ -35,6 +36,7 @@ from xmil.viewer.whatif import WhatIf
 logger = logging.getLogger(__name__)
 
 JSON, JPEG, BYTES = "application/json", "image/jpeg", "application/octet-stream"
+PNG = "image/png"
 Make = Callable[..., bytes]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -45,6 +47,7 @@ class Site:
     def __init__(self, collection: Collection, models: Sequence[Path] = ()) -> None:
         self.collection = collection
         self.bags = CaseBags(collection)
+        self.wall = CohortWall(collection)
         self.annotations = AnnotationFiles(collection.runs[0].folder)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
@@ -63,6 +66,9 @@ class Site:
         return [
             Route("/", self.page),
             Route("/api/run.json", self._get(self._run, JSON)),
+            Route("/api/columns-{run:int}.json", self._get(self._columns, JSON)),
+            Route("/api/wall-{run:int}-{column:int}.json", self._get(self._wall, JSON)),
+            Route(f"{slide}/small-{{run:int}}-{{column:int}}.png", self._get(self._small, PNG)),
             Route("/api/openapi.json", self._get(lambda: to_json(describe_routes()), JSON)),
             Route(f"{slide}/slide.json", self._get(self._slide, JSON)),
             Route(f"{slide}/evidence-{{run:int}}.bin", self._get(self._evidence, BYTES)),
@@ -70,6 +76,7 @@ class Site:
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
+            Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
@@ -123,6 +130,18 @@ class Site:
     def _run(self) -> bytes:
         return to_json(self.collection.overview(whatif=self.whatif is not None))
 
+    def _columns(self, run: int) -> bytes:
+        self.collection.run(run)
+        named = [{"method": method, "target": target} for method, target in self.wall.columns(run)]
+        return to_json({"columns": named})
+
+    def _wall(self, run: int, column: int) -> bytes:
+        return to_json(self.wall.wall(run, column))
+
+    def _small(self, key: int, run: int, column: int) -> bytes:
+        self.collection.slide(key)
+        return self.wall.small(key, run, column)
+
     def _slide(self, key: int) -> bytes:
         return to_json(self.collection.describe(key))
 
@@ -131,6 +150,9 @@ class Site:
 
     def _similar(self, key: int, run: int, index: int) -> bytes:
         return to_json({"neighbours": similar(self.bags.get(key, run), index)})
+
+    def _pairs(self, key: int, run: int) -> bytes:
+        return to_json(self.collection.pairs(key, run))
 
     def _inside(self, key: int, run: int) -> bytes:
         return to_json(self.collection.inside(key, run))
@@ -178,7 +200,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         TooLargeError: partial(_fail, 413, said="The body is too large."),
         HTTPException: _http,
         ClientDisconnect: partial(_fail, 400, said="The request was interrupted."),
-        Exception: partial(_fail, 500, said="The server failed on this request; its log says how."),
+        Exception: partial(_fail, 500, said="The server failed on this request; see its log."),
     }
     app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
@@ -193,7 +215,7 @@ async def _json_body(request: Request) -> bytes:
 
 def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return parse_json(body)
     except (ValueError, RecursionError):
         raise InputError("The body is not JSON.") from None
 
@@ -209,7 +231,7 @@ async def _fail(status: int, _: Request, error: Exception, said: str | None = No
 
 
 async def _http(_: Request, error: HTTPException) -> Response:
-    said = {404: "Nothing is served at this address.", 405: "This address does not take that method."}
+    said = {404: "Nothing is served at this address.", 405: "This address does not support that method."}
     body = to_json({"error": said.get(error.status_code, error.detail)})
     return Response(body, error.status_code, headers=error.headers, media_type=JSON)
 

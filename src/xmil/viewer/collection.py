@@ -10,11 +10,13 @@ from typing import Any
 
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.parsing import small_number
 from xmil.core.task import TASKS, Task
 from xmil.data.siblings import bare_name, slide_name
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.inside_layer import fits, read_layer
 from xmil.viewer.kept import Files
+from xmil.viewer.pairs_layer import as_layer, read_pairs
 from xmil.viewer.score_block import Evidence, count_patches, read_evidence
 from xmil.viewer.shown_run import Row, ShownRun
 
@@ -45,6 +47,7 @@ class Collection:
         if len(self.features) not in (0, 1, len(self.runs)):
             raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
         self._evidence = Files(read_evidence, limit=8)
+        self._pairs = Files(read_pairs, limit=32)
         self._layers = Files(read_layer, limit=8)
         self._counts = Files(count_patches, limit=100_000)
         self._slides: list[str] = []
@@ -92,11 +95,22 @@ class Collection:
         found = self.evidence(key, number)
         edge = found.patch_size
         if found.coords is None or edge is None:
-            raise MissingError("The positions of this slide's patches are unknown.")
+            raise MissingError("The positions of this slide's patches are not known.")
         if not 0 <= index < found.n:
             raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
         x, y = (int(value) for value in found.coords[index])
         return self.pictures.patch(self.slide(key), (x, y, edge, edge))
+
+    def pairs(self, key: int, number: int) -> dict[str, Any]:
+        """The pairs of a slide's patches that act together."""
+        slide_id, run = self.slide(key), self.run(number)
+        paths = run.pairs(slide_id)
+        if not paths:
+            raise MissingError(
+                f"The run {run.name!r} has no interactions of {slide_id!r}; `xmil explain --interactions` "
+                "computes them."
+            )
+        return as_layer([self._pairs.get(path) for path in paths], slide_id, self.evidence(key, number))
 
     def inside(self, key: int, number: int) -> dict[str, Any]:
         """The maps inside a slide's patches."""
@@ -215,6 +229,7 @@ class Collection:
             "sides": task.sides,
             "certificate": self._certificate(slide_id, run),
             "inside": run.inside(slide_id) is not None,
+            "pairs": bool(run.pairs(slide_id)),
         }
 
     def _numbers(self, task: Task, found: Evidence, slide_id: str, run: ShownRun) -> list[float]:
@@ -237,6 +252,10 @@ class Collection:
         """The run, then the others of the same models on the same bags."""
         mine = run.bags
         return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
+
+    def facts(self, key: int) -> dict[str, Any]:
+        """A slide's label, prediction and the like, as the list shows them."""
+        return self._about(self.slide(key))
 
     def _line(self, key: int, slide_id: str) -> dict[str, Any]:
         image, error = self.pictures.look(slide_id)
@@ -322,7 +341,8 @@ def _shown(value: Any, run: ShownRun) -> str | None:
     if value is None or value == "":
         return None
     text, names = str(value), run.class_names or []
-    return names[int(text)] if text.isdigit() and text not in names and int(text) < len(names) else text
+    at = None if text in names else small_number(text)
+    return names[at] if at is not None and at < len(names) else text
 
 
 def _ends(task: Task, column: dict[str, Any]) -> tuple[str, str]:

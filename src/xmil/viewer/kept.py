@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from xmil.core.errors import FileError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.data.siblings import inside
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def under(folder: Path, path: Path, *, follow_links: bool) -> Path | None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise FileError(f"{path.name}: damaged; it is not JSON.") from None
     if not isinstance(found, dict):

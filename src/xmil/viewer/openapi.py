@@ -15,6 +15,12 @@ _QUESTION = {
 _READ = {
     "/api/run.json": ("application/json", "The runs and their slides."),
     "/api/openapi.json": ("application/json", "This description."),
+    "/api/columns-{run}.json": ("application/json", "The signed methods and targets of a run, by number."),
+    "/api/wall-{run}-{column}.json": (
+        "application/json",
+        "The patches of all slides that say most for and against, by class and by right and wrong.",
+    ),
+    "/api/slides/{key}/small-{run}-{column}.png": ("image/png", "A slide's scores, at most 64 px."),
     "/api/slides/{key}/slide.json": ("application/json", "A slide: size, scores' columns, certificate."),
     "/api/slides/{key}/evidence-{run}.bin": (
         "application/octet-stream",
@@ -23,6 +29,10 @@ _READ = {
     "/api/slides/{key}/thumbnail.jpeg": ("image/jpeg", "The whole slide, at most 256 px."),
     "/api/slides/{key}/patch-{run}-{index}.jpeg": ("image/jpeg", "A patch, at most 512 px."),
     "/api/slides/{key}/similar-{run}-{index}.json": ("application/json", "The patches most like one."),
+    "/api/slides/{key}/pairs-{run}.json": (
+        "application/json",
+        "Pairs of patches that act together, by target: rows of both, value, and whether it is sure.",
+    ),
     "/api/slides/{key}/inside-{run}.json": (
         "application/json",
         "Maps inside patches: level-0 boxes, values row by row, and score = sum + constant + other.",

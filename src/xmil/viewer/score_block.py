@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.patches import Patches, Placed
-from xmil.core.storage import KEY, RAW, SPREAD, patches_in, read_header
+from xmil.core.storage import KEY, RAW, SPREAD, STABLE, STDERR, patches_in, read_header
 from xmil.core.target import Target
 
 INT32 = 2**31
@@ -74,7 +75,7 @@ def read_evidence(path: Path) -> Evidence:
         columns = _columns(header["columns"], stored)
         shown = [column["name"] for column in columns]
         wanted = ["x0", "y0", *(name for name in RAW if name in stored), *shown]
-        table = pq.read_table(path, partitioning=None, columns=wanted)
+        table = read_parquet(path, wanted)
         if not names:
             raise ValueError("no scores in it")
         scores = [table[name].to_numpy().astype(np.float32) for name in shown]
@@ -114,20 +115,30 @@ def count_patches(path: Path) -> int:
     return int(found.num_rows)
 
 
+BESIDE = {SPREAD: "spread", STDERR: "standard error", STABLE: "stable"}
+
+
 def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
-    """The columns to show: each method and target, then an ensemble's spread as a method of its own."""
+    """The columns to show: each method and target, then what stands beside its scores.
+
+    `beside` names the column they belong to; `stable`, whether the sign is sure, is 0 or 1.
+    """
     columns = []
     for name, meta in metas.items():
         columns.append(found := _column(name, meta))
-        if name + SPREAD in stored:
-            facts = {"method": f"{found['method']} (spread)", "signed": False, "output": None, "audit": None}
-            columns.append({**found, "name": name + SPREAD, **facts})
+        for suffix, kind in BESIDE.items():
+            if name + suffix in stored:
+                facts = {"method": f"{found['method']} ({kind})", "signed": False, "output": None}
+                own = {"name": name + suffix, "beside": name, "kind": kind, "audit": None}
+                columns.append({**found, **facts, **own})
     return columns
 
 
 def _column(name: str, meta: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
+        "beside": None,
+        "kind": "scores",
         "method": str(meta["method"]),
         "target": str(Target(**meta["target"])),
         "signed": bool(meta["signed"]),

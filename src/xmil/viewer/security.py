@@ -39,7 +39,7 @@ class Rules:
         if self.token is not None and len(self.token) < MIN_TOKEN:
             raise InputError(f"A token needs at least {MIN_TOKEN} characters.")
         if self.token is None and not is_loopback(self.host):
-            raise InputError(f"Serving on {self.host} needs a token; pass --token, or use 127.0.0.1.")
+            raise InputError(f"Serving on {self.host} requires a token; pass --token, or use 127.0.0.1.")
 
     @property
     def policy(self) -> str:
@@ -105,7 +105,7 @@ class Guard:
         if _declared_length(headers) > MAX_BODY:
             return 413, "The body is too large."
         if self.rules.token is not None and not self._may_enter(scope, headers):
-            return 401, "A token is needed: open the address that the server printed."
+            return 401, "A token is required: open the address that the server printed."
         return None
 
     def _host_is_ours(self, headers: Headers) -> bool:
@@ -171,7 +171,7 @@ def _bounded(receive: Receive) -> Receive:
 
 
 async def _refuse(send: Send, scope: Scope, status: int, sentence: str) -> None:
-    """A person who opened the page gets words, a program gets JSON."""
+    """A person who opened the page gets text, a program gets JSON."""
     told = {"allow": _allowed(str(scope["path"]))} if status == 405 else {}
     if not Headers(scope=scope).get("accept", "").startswith("text/html"):
         return await _answer(send, status, sentence, told)

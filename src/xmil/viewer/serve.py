@@ -11,6 +11,7 @@ from urllib.parse import quote
 import uvicorn
 
 from xmil.core.errors import InputError
+from xmil.viewer.connections import PatientProtocol
 from xmil.viewer.security import Rules
 
 PORT = 8787
@@ -88,7 +89,7 @@ def _server(app: Any) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=PatientProtocol,
             ws="none",
             log_level="error",
             access_log=False,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 from typing import Any
 
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.runfiles import FAILURES, RUN, SLIDES, read_rows, read_run
 from xmil.core.task import TASKS
@@ -121,6 +123,14 @@ class ShownRun:
         """The file with the maps inside a slide's patches, where `xmil inside` wrote one."""
         return self._file("inside", slide_id, ".npz")
 
+    def pairs(self, slide_id: str) -> list[Path]:
+        """The files with a slide's interactions, one per target; a longer name may start like this one's."""
+        if not is_plain(slide_id):
+            return []
+        listed = sorted((self.folder / "interactions").glob(f"{escape(slide_id)}.*{SUFFIX}"))
+        found = (under(self.folder, path, follow_links=self.follow_links) for path in listed)
+        return [path for path in found if path is not None]
+
     def certificate(self, slide_id: str) -> dict[str, Any] | None:
         """A slide's certificate with each method's curves, where the run has one."""
         try:
@@ -190,10 +200,9 @@ def _read_rows(path: Path) -> dict[str, Row]:
 def _read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
     """The curves of a slide by method and mode."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path, columns=["method", "mode", "morf", "lerf"], partitioning=None).to_pylist()
+        rows = read_parquet(path, ["method", "mode", "morf", "lerf"]).to_pylist()
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise FileError(f"{path.name}: not a readable result ({str(error).splitlines()[0]}).") from None
     kept = {(str(row["method"]), str(row["mode"])): row for row in rows}

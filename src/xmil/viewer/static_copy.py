@@ -13,6 +13,7 @@ from typing import Any
 
 from xmil._version import __version__
 from xmil.core.errors import InputError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically, write_text
 from xmil.viewer.collection import Collection
 from xmil.viewer.deepzoom import TILE
@@ -92,7 +93,7 @@ def _prepare(folder: Path, names: list[str]) -> None:
 
 def _written(folder: Path) -> list[str]:
     try:
-        names = json.loads((folder / MARK).read_text(encoding="utf-8"))["written"]
+        names = parse_json((folder / MARK).read_text(encoding="utf-8"))["written"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [str(name) for name in names]
@@ -111,6 +112,8 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     place, error = folder / "api" / "slides" / str(key), about["error"]
     for found in about["sets"]:
         _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
+        if found["pairs"]:
+            _put(place / f"pairs-{found['run']}.json", to_json(collection.pairs(key, found["run"])))
         if found["inside"]:
             _put(place / f"inside-{found['run']}.json", to_json(collection.inside(key, found["run"])))
     if about["image"] is not None:

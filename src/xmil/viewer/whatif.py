@@ -111,7 +111,9 @@ class WhatIf:
         for model in models:
             with frozen(model), torch.no_grad():
                 parts = self._embedded(model, bag)
-                answers.append(torch.stack([parts.full[0], parts.nested(order, [left])[0]]).double())
+                answers.append(
+                    torch.stack([parts.full[0], parts.nested(order.unsqueeze(0), [left])[0, 0]]).double()
+                )
         return torch.stack(answers, dim=1).cpu().numpy(), left, models[0].spec
 
     def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
+from xmil.core.budget import check_budget, stored_bytes
 from xmil.core.errors import FileError
 
 Index = npt.NDArray[np.int64]
@@ -151,21 +152,6 @@ def check_chunks(written: int, chunks: int, *, name: str, path: Path) -> None:
         )
 
 
-def check_memory(nbytes: int, name: str, path: Path) -> None:
-    """Refuse to allocate more than the machine has free."""
-    free = available_memory()
-    if free is not None and nbytes > free:
-        raise FileError(
-            f"{path}: {name!r} needs {nbytes / 2**30:,.1f} GiB but {free / 2**30:,.1f} GiB are free; "
-            "read it in parts with rows=, or on a larger machine."
-        )
-
-
-def available_memory() -> int | None:
-    """Bytes the machine can still give, where the system tells."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            free = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(free.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
+def check_memory(nbytes: int, name: str, path: Path, *, stored: int | None = None) -> None:
+    """Refuse an array beyond the budget of its file or store."""
+    check_budget(nbytes, name, path, stored=stored_bytes(path) if stored is None else stored)

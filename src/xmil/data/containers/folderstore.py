@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError
+from xmil.core.parsing import small_number
 from xmil.data.containers.container import ArrayInfo, Contents, Index, Rows, check_memory
 
 _CELL = 1 << 22  # characters of one cell; longer ones are damage, not data
@@ -50,7 +51,7 @@ class FolderContents(Contents):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.ids = sorted(int(entry.stem) for entry in path.glob("*.pt") if entry.stem.isdecimal())
+        self.ids = sorted(n for entry in path.glob("*.pt") if (n := small_number(entry.stem)) is not None)
         vector = _vector(path, self.ids[0]) if self.ids else None
         if vector is not None and vector.ndim == 1:  # else a folder of bags whose slides are numbered
             self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
@@ -82,7 +83,7 @@ class FolderRows(Rows):
 
 def is_bag_folder(path: Path) -> bool:
     """Whether a folder is one bag: single vectors in numbered files."""
-    numbered = path.is_dir() and any(entry.stem.isdecimal() for entry in path.glob("*.pt"))
+    numbered = path.is_dir() and any(small_number(entry.stem) is not None for entry in path.glob("*.pt"))
     return numbered and bool(FolderContents(path).arrays)
 
 
@@ -132,7 +133,7 @@ def _columns(rows: list[list[str]], path: Path) -> dict[str, list[str | None]]:
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise FileError(
-                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; mend the row."
+                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; fix the row."
             )
     cells = zip(*rows[1:], strict=True) if len(rows) > 1 else [()] * len(header)
     return {

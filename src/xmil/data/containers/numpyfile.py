@@ -82,6 +82,7 @@ class NpzContents(Contents):
         return info
 
     def _read(self, name: str) -> npt.NDArray[Any]:
+        check_memory(self.arrays[name].nbytes, name, self.path)
         with _Readable(self.path), np.load(self.path, allow_pickle=False) as archive:
             return np.asarray(archive[name])
 

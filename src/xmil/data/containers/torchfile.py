@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
+from xmil.core.pickles import check_torch_file
 from xmil.data.containers.container import ArrayInfo, ArrayRows, Contents, Rows, check_stored
 
 TENSOR = "tensor"  # the name of a bare tensor, which has none of its own
@@ -41,6 +42,7 @@ def load(path: Path) -> Any:
         zipped = stream.read(2) == b"PK"
     if zipped:
         _check_zip(path)
+    check_torch_file(path)
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_safe_globals()):
             warnings.simplefilter("ignore")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
+from xmil.core.parsing import parse_json
 from xmil.data.containers.container import (
     ArrayInfo,
     Contents,
     Index,
     Rows,
     check_chunks,
+    check_memory,
     check_stored,
 )
 
@@ -75,7 +77,12 @@ class ZarrContents(Contents):
         folder = self.path / name
         stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
         check_stored(self.arrays[name].nbytes, stored, packed=True, name=name, path=self.path)
-        return _zarr(self.path).open_array(str(folder), mode="r")
+        array = _zarr(self.path).open_array(str(folder), mode="r")
+        edges = getattr(array, "shards", None) or array.chunks
+        chunk = math.prod(int(edge) for edge in edges) * self.arrays[name].dtype.itemsize
+        for nbytes, what in ((self.arrays[name].nbytes, name), (chunk, f"a chunk of {name}")):
+            check_memory(nbytes, what, self.path, stored=stored)
+        return array
 
 
 class ZarrRows(Rows):
@@ -143,7 +150,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 1 << 24:
             raise FileError(f"{path}: metadata of more than 16 MiB; it is not read.")
-        loaded = json.loads(path.read_bytes())
+        loaded = parse_json(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             f"{path}: not readable zarr metadata ({error}); write or copy the store again."

@@ -7,7 +7,6 @@ Features as `<slide>.pt` (n, d), as `<slide>.npz` with one vector for each patch
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.data.containers import Contents, Rows
 from xmil.data.containers.folderstore import FolderContents, read_csv
 from xmil.data.containers.numpyfile import NpzContents
@@ -116,7 +116,7 @@ def _annotations(columns: Columns, path: Path) -> dict[str, npt.NDArray[np.float
     if cells is None:
         return {}
     try:
-        parsed = [json.loads(cell) if cell else {} for cell in cells]
+        parsed = [parse_json(cell) if cell else {} for cell in cells]
         names = sorted({str(key) for row in parsed for key in row})
         return {
             ANNOTATION + name: np.array([float(row.get(name, 0)) for row in parsed], np.float32)

@@ -6,7 +6,6 @@ spacing in `tiles/<slide>.coordinates.meta.json`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from xmil.core.bag import LEVEL0
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.torchfile import TENSOR
 from xmil.data.header import Ask, Header, placed
@@ -90,7 +90,7 @@ def _beside(path: Path, ending: str) -> Path | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        loaded = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: not readable JSON ({type(error).__name__}).") from None
     return loaded if isinstance(loaded, dict) else {}

@@ -6,12 +6,12 @@ and `bags_config.json` with the tile size in microns, or as a magnification such
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.torchfile import TENSOR
 from xmil.data.header import Ask, Header, placed
@@ -57,7 +57,7 @@ def _config(path: Path) -> dict[str, Any]:
     if beside is None:
         return {}
     try:
-        loaded = json.loads(beside.read_text(encoding="utf-8"))
+        loaded = parse_json(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{beside}: not readable JSON ({error}); write the bags again.") from None
     return loaded if isinstance(loaded, dict) else {}

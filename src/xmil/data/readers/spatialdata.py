@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
 from xmil.data.containers.zarrstore import ZarrContents
@@ -127,13 +128,12 @@ def _matched(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes | 
 
 def _polygons(path: Path, tiles: str) -> tuple[npt.NDArray[np.int64], Boxes] | None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     file = path / "shapes" / tiles / "shapes.parquet"
     if not file.is_file():
         return None
     try:
-        table = pq.read_table(file)
+        table = read_parquet(file)
         shapes = table["geometry"].to_pylist()
         numbers = table["tile_id"].to_numpy() if "tile_id" in table.column_names else np.arange(len(shapes))
         bounds = [_bounds(shape) for shape in shapes]

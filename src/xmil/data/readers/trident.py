@@ -6,7 +6,6 @@ with `coords` alone: level-0 top-left corners, the edge in the attribute `patch_
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_json
 from xmil.data.containers import Contents
 from xmil.data.extras import stored_extras
 from xmil.data.header import Ask, Header, placed
@@ -83,7 +83,7 @@ def _ours(found: Contents) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        loaded = json.loads(text)
+        loaded = parse_json(text)
     except (TypeError, ValueError):
         raise FileError(f"{found.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
     return loaded if isinstance(loaded, dict) else {}

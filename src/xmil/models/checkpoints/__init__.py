@@ -34,6 +34,7 @@ from xmil.models.checkpoints.files import (
 from xmil.models.checkpoints.foreign import advice_for, stamps_advice
 from xmil.models.checkpoints.heads import one_output
 from xmil.models.checkpoints.side_files import outputs_beside
+from xmil.models.checkpoints.sizes import no_larger_than
 from xmil.models.registry import build
 
 __all__ = [
@@ -111,11 +112,13 @@ def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILMo
         if head is not None:
             converted = one_output(converted, head)
             says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
-        model = build(_spec({**_fields(converted), **says, **asked}))
+        with no_larger_than(converted.state):
+            model = build(_spec({**_fields(converted), **says, **asked}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({error!r}).") from None
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
+        told = " ".join(repr(error).split())[:300]
+        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({told}).") from None
     _fill(model, converted, weights.path)
     model.background = weights.background
     model.warnings = () if "task" in {**says, **asked} else (_assumed(model),)

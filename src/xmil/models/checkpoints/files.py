@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -16,7 +15,10 @@ import torch
 from torch import Tensor
 
 from xmil.core.background import Background
-from xmil.core.errors import CheckpointError
+from xmil.core.budget import check_budget
+from xmil.core.errors import CheckpointError, FileError
+from xmil.core.parsing import parse_json
+from xmil.core.pickles import check_torch_file
 from xmil.models.checkpoints.side_files import read_settings
 from xmil.models.checkpoints.stubs import read_lightning
 
@@ -50,7 +52,7 @@ def checkpoint_files(path: Path) -> list[Path]:
     if not path.is_dir() or not best.is_file():
         return [path]
     try:
-        names = list(json.loads(best.read_text(encoding="utf-8"))["models"])
+        names = list(parse_json(best.read_text(encoding="utf-8"))["models"])
         return [path / str(name) for name in names]
     except (ValueError, OSError, KeyError, TypeError):
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
@@ -66,10 +68,20 @@ def read_weights(path: Path) -> StoredWeights:
         return _read_safetensors(path)
     content = _load_tensors(path)
     state, notes = _state_dict(content, path)
+    _check_state(state, path)
     settings = read_settings(path.parent)
     if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
         settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
     return StoredWeights(path, state, settings, notes=tuple(notes))
+
+
+def _check_state(state: Mapping[str, Tensor], path: Path) -> None:
+    """Views can claim shapes far beyond the stored bytes."""
+    try:
+        nbytes = sum(value.numel() * value.element_size() for value in state.values())
+        check_budget(nbytes, "the weights", path)
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _in_folder(folder: Path) -> Path:
@@ -88,9 +100,9 @@ def _read_safetensors(path: Path) -> StoredWeights:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
-        spec = json.loads(metadata[SPEC_KEY]) if SPEC_KEY in metadata else None
+        spec = dict(parse_json(metadata[SPEC_KEY])) if SPEC_KEY in metadata else None
         background = _background(state, metadata)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
     return StoredWeights(path, state, read_settings(path.parent), spec, background=background)
 
@@ -100,14 +112,17 @@ def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Backgr
     if BACKGROUND_KEY not in metadata or not set(BACKGROUND.values()) <= state.keys():
         return None
     arrays = {name: state.pop(key).float().numpy() for name, key in BACKGROUND.items()}
-    return Background(n=int(json.loads(metadata[BACKGROUND_KEY])["n"]), **arrays)
+    return Background(n=int(parse_json(metadata[BACKGROUND_KEY])["n"]), **arrays)
 
 
 def _load_tensors(path: Path) -> Any:
     """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
     try:
+        check_torch_file(path)
         with torch.serialization.safe_globals(_numpy_scalars()):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except FileError as error:
+        raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path) and (content := _inert(path)) is not None:
             return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.errors import CheckpointError
+from xmil.core.parsing import parse_json
 
 SETTINGS = ("args.json", "config.json")  # of xMIL and of MIL-Lab
 REFERENCE, BINS = "ref_value.json", "survival_bins.npy"
@@ -96,7 +96,7 @@ def _is_number(value: Any) -> bool:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{path}: not readable JSON ({line}).") from None

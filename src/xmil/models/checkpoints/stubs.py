@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xmil.core.budget import allowance
 from xmil.core.errors import CheckpointError
+from xmil.core.pickles import PurePickle
 
 MARKS = ("state_dict", "pytorch-lightning_version")
 STORAGES = {
@@ -92,7 +94,7 @@ def read_lightning(path: Path) -> dict[str, Any] | None:
     return dict(content) if is_lightning else None
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(PurePickle):
     """Unpickles `data.pkl` of a zip that `torch.save` wrote."""
 
     def __init__(self, archive: zipfile.ZipFile, folder: str) -> None:
@@ -143,7 +145,10 @@ def _of_today(module: str, name: str) -> tuple[str, str]:
 
 def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
     """A view of a storage; torch refuses one that would reach beyond it."""
-    return storage.as_strided(tuple(size), tuple(stride), int(offset)).clone()
+    view = storage.as_strided(tuple(size), tuple(stride), int(offset))
+    if view.numel() * view.element_size() > allowance(storage.numel() * storage.element_size()):
+        raise CheckpointError("a tensor claims far more numbers than are stored.")
+    return view.clone()
 
 
 def _parameter(data: Tensor, *_: Any) -> Tensor:

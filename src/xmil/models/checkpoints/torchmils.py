@@ -55,6 +55,6 @@ def torchmil_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
         "query_layers": 2 if "query.2.weight" in state else 1,
         "values": "relu" if "values.0.weight" in state else None,
     }
-    notes = ["the mean of both streams, as torchmil's predict has it"]
+    notes = ["the mean of both streams, as in torchmil's predict"]
     notes += [f"ignored {len(unused)} keys of the loss"] if unused else []
     return Converted("dsmil", width, n_classes, params, state, notes, dict(ONE_LOGIT))

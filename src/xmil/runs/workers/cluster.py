@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from xmil.core.errors import InputError, StopError
+from xmil.runs.workers.drivers import Driver, leave_with, this_process
 from xmil.runs.workers.pool import (
     Item,
     Line,
@@ -28,67 +29,112 @@ _lines: dict[bytes, Line] = {}  # of this worker process: the last one made
 
 
 def process_on_ray(
-    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
-    """Outcomes from tasks on the cluster at the engine's address, or on a Ray started for this run."""
+    """Outcomes from tasks on the cluster at the workers' address, or on a Ray started for this run."""
     ray = _import_ray()
-    with _connected(ray, engine):
+    with _connected(ray, workers):
         task = ray.remote(_run).options(
-            num_cpus=engine.cpus, num_gpus=engine.gpus, max_retries=engine.retries, name="xmil"
+            num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
-        made = _pickled(make_worker)
-        running: dict[Any, Item] = {}
+        made, driver = _pickled(make_worker), this_process()
+        tasks = _Tasks(ray, workers, lambda item: task.remote(made, item, driver))
         try:
             for item in items:
-                while len(running) >= _places(ray, engine):
-                    yield from _finished(ray, running, engine)
-                running[task.remote(made, item)] = item
-            while running:
-                yield from _finished(ray, running, engine)
+                while len(tasks.running) >= _places(ray, workers):
+                    yield from tasks.finished()
+                tasks.submit(item, 0)
+            while tasks.running:
+                yield from tasks.finished()
         finally:
-            for reference in running:
-                ray.cancel(reference, force=True)
+            tasks.cancel()
 
 
-def _finished(ray: Any, running: dict[Any, Item], engine: Workers) -> Iterator[Outcome[Item, Any]]:
-    done, _ = ray.wait(list(running), num_returns=1)
-    for reference in done:
-        item = running.pop(reference)
+class _Tasks:
+    """The tasks under way, and how often Ray has failed each item.
+
+    An item whose worker died is to blame for it. Where Ray itself failed (a raylet, an agent, a node), the
+    item is handed over again, and once that does not help the run stops: what is left can be done later.
+    """
+
+    def __init__(self, ray: Any, workers: Workers, start: Callable[[Any], Any]) -> None:
+        self.ray, self.workers, self.start = ray, workers, start
+        self.running: dict[Any, tuple[Any, int]] = {}
+
+    def submit(self, item: Any, failures: int) -> None:
+        with self._stopping():
+            self.running[self.start(item)] = (item, failures)
+
+    def finished(self) -> Iterator[Outcome[Any, Any]]:
+        with self._stopping():
+            done, _ = self.ray.wait(list(self.running), num_returns=1)
+        for reference in done:
+            item, failures = self.running.pop(reference)
+            reply = self._reply(reference, item, failures)
+            if reply is not None:
+                yield outcome_of(item, reply)
+
+    def _reply(self, reference: Any, item: Any, failures: int) -> Reply | None:
+        """The reply, or None where the item is tried again."""
+        errors = self.ray.exceptions
         try:
-            reply = ray.get(reference)
-        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
-            reply = Reply(error=died(engine.retries + 1))
-        except ray.exceptions.RayError as error:
-            reply = Reply(error=f"Ray could not run it: {' '.join(str(error).split())[:300]}")
-        yield outcome_of(item, reply)
+            reply: Reply = self.ray.get(reference)
+            return reply
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError):
+            return Reply(error=died(self.workers.retries + 1))
+        except errors.RayError as error:
+            if failures >= self.workers.retries or isinstance(error, errors.LocalRayletDiedError):
+                raise _stopped(error) from None
+            self.submit(item, failures + 1)
+            return None
+
+    def cancel(self) -> None:
+        """Give up what is under way; a Ray that is gone has nothing to cancel."""
+        for reference in self.running:
+            with suppress(Exception):
+                self.ray.cancel(reference, force=True)
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except (self.ray.exceptions.RayError, ConnectionError) as error:
+            raise _stopped(error) from None
 
 
-def _places(ray: Any, engine: Workers) -> int:
+def _stopped(error: BaseException) -> StopError:
+    reason = " ".join(str(error).split())[:200]
+    return StopError(
+        f"Ray stopped working ({reason}); start it again and repeat the command: what is done is kept."
+    )
+
+
+def _places(ray: Any, workers: Workers) -> int:
     """Tasks to hand over at a time: twice what runs at once, as the cluster is now."""
-    if engine.workers:
-        return engine.workers if engine.address else QUEUED * engine.workers
+    if workers.workers:
+        return workers.workers if workers.address else QUEUED * workers.workers
     have = ray.cluster_resources()
-    by_cpu = have.get("CPU", 1) / engine.cpus if engine.cpus else float("inf")
-    by_gpu = have.get("GPU", 0) / engine.gpus if engine.gpus else float("inf")
+    by_cpu = have.get("CPU", 1) / workers.cpus if workers.cpus else float("inf")
+    by_gpu = have.get("GPU", 0) / workers.gpus if workers.gpus else float("inf")
     room = min(by_cpu, by_gpu)
     return QUEUED * max(1, int(room) if room < float("inf") else 1)
 
 
 @contextmanager
-def _connected(ray: Any, engine: Workers) -> Iterator[None]:
+def _connected(ray: Any, workers: Workers) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if engine.address is None:
+    if workers.address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        options |= {"num_cpus": max(1, round(engine.workers * engine.cpus))} if engine.workers else {}
+        options |= {"num_cpus": max(1, round(workers.workers * workers.cpus))} if workers.workers else {}
     else:
-        options |= {"address": engine.address}
+        options |= {"address": workers.address}
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        where = engine.address or "a local Ray"
+        where = workers.address or "a local Ray"
         raise InputError(f"{where}: no connection to Ray ({' '.join(str(error).split())[:300]}).") from None
     try:
         yield
@@ -111,10 +157,11 @@ def _pickled(make_worker: MakeWorker[Any, Any]) -> bytes:
     return bytes(cloudpickle.dumps(make_worker))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _run(made: bytes, item: Any) -> Reply:
+def _run(made: bytes, item: Any, driver: Driver) -> Reply:
     """One item in a worker process, with the worker of the items before it."""
     from ray import cloudpickle
 
+    leave_with(driver)
     try:
         if made not in _lines:
             _lines.clear()  # a worker of another run holds a model: let it go

@@ -1,7 +1,7 @@
 """A function over many items: in this process, in worker processes, or as tasks of a Ray cluster.
 
-Every engine gives the same outcomes; they come as the items are finished. What an item raises becomes the
-text of its outcome. A worker that dies is replaced and its item tried again. `StopError` ends the run.
+All kinds of workers give the same outcomes, in the order in which items finish. What an item raises becomes
+the text of its outcome. A worker that dies is replaced and its item tried again. `StopError` ends the run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Workers:
             raise unknown_name("engine", self.kind, KINDS)
         least = 0 if self.kind == "ray" else 1
         if self.workers < least:
-            raise bad_parameter("workers", "Engine", f"an int in the range [{least}, inf)", self.workers)
+            raise bad_parameter("workers", "Workers", f"an int in the range [{least}, inf)", self.workers)
         for name in ("cpus", "gpus", "retries"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise bad_parameter(name, "Engine", "a number in the range [0, inf)", getattr(self, name))
+                raise bad_parameter(name, "Workers", "a number in the range [0, inf)", getattr(self, name))
         if self.address is not None and self.kind != "ray":
-            raise InputError("An address is for --engine ray; the local engine has none.")
+            raise InputError("--address is for --engine ray; local workers have none.")
 
 
 def checked_device(name: str) -> str:
@@ -85,7 +85,7 @@ MakeWorker = Callable[[], Worker[Item, Result]]
 
 
 def process(
-    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers | None = None
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers | None = None
 ) -> Iterator[Outcome[Item, Result]]:
     """Run a worker over the items and give the outcomes in order of completion.
 
@@ -96,19 +96,19 @@ def process(
     >>> [(o.item, o.result) for o in process(["a", "bb"], partial(partial, len))]
     [('a', 1), ('bb', 2)]
     """
-    engine, source = engine or Workers(), iter(items)
+    workers, source = workers or Workers(), iter(items)
     first = list(islice(source, 1))
     if not first:
         return iter(())  # nothing to do: no worker is made, no Ray is started
     items = chain(first, source)
-    if engine.kind == "ray":
+    if workers.kind == "ray":
         from xmil.runs.workers.cluster import process_on_ray
 
-        return process_on_ray(items, make_worker, engine)
-    if engine.workers > 1:
+        return process_on_ray(items, make_worker, workers)
+    if workers.workers > 1:
         from xmil.runs.workers.processes import process_in_processes
 
-        return process_in_processes(items, make_worker, engine)
+        return process_in_processes(items, make_worker, workers)
     return _process_here(items, make_worker)
 
 

@@ -33,11 +33,11 @@ _make: MakeWorker[Any, Any] | None = None
 
 
 def process_in_processes(
-    items: Iterable[Item], make_worker: MakeWorker[Item, Result], engine: Workers
+    items: Iterable[Item], make_worker: MakeWorker[Item, Result], workers: Workers
 ) -> Iterator[Outcome[Item, Result]]:
     """Outcomes from worker processes; those under way are ended when the caller leaves early."""
     source = iter(items)
-    desks = [_Desk(number, make_worker, engine) for number in range(engine.workers)]
+    desks = [_Desk(number, make_worker, workers) for number in range(workers.workers)]
     try:
         for desk in desks:
             desk.take(source)
@@ -58,7 +58,7 @@ class _Desk:
 
     number: int
     make_worker: MakeWorker[Any, Any]
-    engine: Workers
+    workers: Workers
     future: Future[Reply] | None = None
     item: Any = None
     upcoming: list[Any] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _Desk:
         except BrokenProcessPool:
             self.close()
             self.deaths += 1
-            if self.deaths <= self.engine.retries:
+            if self.deaths <= self.workers.retries:
                 self._submit()
                 return
             reply = Reply(error=died(self.deaths))
@@ -109,8 +109,8 @@ class _Desk:
         if self.pool is None:
             context = get_context("spawn")
             watched, self.stop = context.Pipe(duplex=False)
-            threads = max(1, (os.cpu_count() or 1) // self.engine.workers)
-            settings = (self.make_worker, threads, visible_gpus(self.number, self.engine.gpus), watched)
+            threads = max(1, (os.cpu_count() or 1) // self.workers.workers)
+            settings = (self.make_worker, threads, visible_gpus(self.number, self.workers.gpus), watched)
             self.pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=settings)
             self.future = self.pool.submit(_run, self.item, self.upcoming)
             watched.close()
@@ -127,7 +127,7 @@ def _first(source: Iterator[Any]) -> Iterator[Any]:
 def died(times: int) -> str:
     """The reason of an item whose workers died."""
     return (
-        f"The worker process died {times} times without a word, as happens when memory runs out; "
+        f"The worker process died {times} times without an error message, as happens when memory runs out; "
         "use fewer --workers or a lower --memory."
     )
 

@@ -19,7 +19,7 @@ def plausible(mpp: float | None) -> float | None:
 
 
 def resolution_mpp(per_unit: float, unit: str) -> float | None:
-    """Microns a pixel from TIFF's resolution tags: pixels an inch or a centimetre.
+    """Microns per pixel from TIFF's resolution tags: pixels per inch or centimetre.
 
     >>> resolution_mpp(20_000, "centimeter"), resolution_mpp(72, "inch"), resolution_mpp(50_800, "inch")
     (0.5, None, 0.5)

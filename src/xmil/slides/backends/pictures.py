@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from xmil.core.errors import FileError
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError, XmilError
 from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
+STRIP = 256  # rows turned into colours in one go, to bound the memory beside the result
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
@@ -39,13 +42,30 @@ def open_(path: Path) -> Slide:
                     raise UnreadableSlideError(
                         f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
                     )
-                pixels = on_white(np.asarray(picture.convert("RGBA")))
+                check_budget(_needed(picture.size), "the picture", path)
+                pixels = _opaque(picture)
     except Image.DecompressionBombError:
         raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
     except UnidentifiedImageError:
         raise UnreadableSlideError("Pillow does not know the format") from None
-    except UnreadableSlideError:
+    except XmilError:
         raise
     except Exception as error:  # damaged pictures raise almost any type
         raise UnreadableSlideError(f"Pillow: {' '.join(str(error).split())}") from None
     return PictureSlide(path, pixels, kind=kind)
+
+
+def _needed(size: Size) -> int:
+    """Bytes for the decoded picture, at most four a pixel, and for its colours."""
+    return size[0] * size[1] * 7
+
+
+def _opaque(picture: Any) -> Pixels:
+    """The picture over white, strip by strip."""
+    width, height = picture.size
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    for top in range(0, height, STRIP):
+        bottom = min(top + STRIP, height)
+        strip = picture.crop((0, top, width, bottom)).convert("RGBA")
+        pixels[top:bottom] = on_white(np.asarray(strip))
+    return pixels

@@ -242,7 +242,7 @@ def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
 
 
 def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
-    """Microns a pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
+    """Microns per pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
     if file.is_ome:
         stored = told_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
         if stored[1] is not None:
@@ -266,7 +266,7 @@ def _per_unit(value: Any) -> float | None:
 
 
 def _ome_sizes(text: str) -> tuple[float | None, float | None]:
-    """Microns a pixel across and down."""
+    """Microns per pixel across and down."""
     pixels = _ome(text, "Pixels")
     if pixels is None:
         return None, None

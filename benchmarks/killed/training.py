@@ -1,16 +1,14 @@
-"""Kill -9 at random moments: `python -m benchmarks.killed train [CONFIG] [--kills 20]`.
+"""Kill -9 at random moments of a training: `python -m benchmarks.killed --random-training [--kills 20]`.
 
 The same config is trained once unbroken and once under kills; weights, logs and predictions must agree to the
-bit. Without a config a small cohort of random bags is made.
+bit.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -153,24 +151,3 @@ def write_cohort(folder: Path, n: int = 60) -> Path:
     (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
     (folder / "config.toml").write_text(SETTINGS.format(folder))
     return folder / "config.toml"
-
-
-def main() -> None:
-    """Kill a training and say what it came to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("train",), nargs="?", default="train")
-    parser.add_argument("config", type=Path, nargs="?")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        config = args.config or write_cohort(Path(folder))
-        report = kill_training(config, Path(folder) / "work", kills=args.kills, seed=args.seed)
-    print(f"{report.kills} kills in {report.starts} starts")
-    print(f"differences from the unbroken run: {report.differences or 'none'}")
-    print(f"half files: {report.half_files or 'none'}")
-    sys.exit(1 if report.differences or report.half_files else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,201 @@
+"""Small inputs for every command that writes a folder, and what of its results must be equal."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import typer
+from PIL import Image
+from torch import nn
+
+import xmil
+from xmil.core.errors import XmilError
+from xmil.models.checkpoints.files import read_weights
+
+WIDTH, SLIDES, PATCHES = 12, 4, 20
+NEVER_EQUAL = {
+    "seconds",
+    "written",
+    "started",
+    "time",
+    "created",
+    "host",
+    "machine",
+    "date",
+    "finished",
+    "id",
+}
+CONFIG = """
+[data]
+features = "{0}/features"
+cohort = "{0}/cohort.csv"
+[model]
+name = "attnmil"
+dim = 8
+[train]
+epochs = 3
+batch = 2
+repeats = 2
+device = "cpu"
+"""
+
+
+class Means(nn.Module):
+    """An encoder that needs no weights: mean colours of the quarters of a patch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool2d(x, 2).flatten(1)
+
+
+def network() -> nn.Module:
+    """What `--encoder benchmarks.killed.commands:network` makes."""
+    return Means()
+
+
+def prepare(folder: Path) -> None:
+    """Slides, features, a table, a model and a finished explanation of a small cohort."""
+    rng = np.random.default_rng(0)
+    for name in ("slides", "features"):
+        (folder / name).mkdir(parents=True)
+    lines = ["slide_id,case_id,label,split,site"]
+    corners = np.stack(np.divmod(np.arange(PATCHES), 5), axis=1) * 64
+    for i in range(SLIDES):
+        pixels = rng.integers(60, 200, size=(192, 256, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / "slides" / f"s{i}.png")
+        x = np.abs(rng.normal(size=(PATCHES, WIDTH))).astype(np.float32)
+        bag = xmil.Bag(x, coords=corners, patch_size=64, mpp=0.5, slide_id=f"s{i}")
+        xmil.write_bag(bag, folder / "features" / f"s{i}.h5")
+        lines.append(f"s{i},c{i},{i % 2},{('train', 'train', 'val', 'val')[i]},{'ab'[i % 2]}")
+    (folder / "cohort.csv").write_text("\n".join(lines) + "\n")
+    (folder / "config.toml").write_text(CONFIG.format(folder))
+    xmil.save_model(
+        xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, seed=0, dim=8), folder / "m.safetensors"
+    )
+    for name in ("explain", "tile"):  # what other commands build on
+        run([*COMMANDS[name](folder), "--out", str(folder / f"done_{name}")])
+
+
+def run(arguments: list[str]) -> int:
+    """One command as `xmil` runs it, without importing the others; its exit code."""
+    name = arguments[0]
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    app.command(name)(getattr(import_module(f"xmil.cli.{name}"), name))
+    try:
+        return int(app(arguments, standalone_mode=False) or 0)
+    except (XmilError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 2
+
+
+def _model(folder: Path) -> list[str]:
+    return ["--model", f"{folder}/m.safetensors", "--features", f"{folder}/features"]
+
+
+def _evaluate(folder: Path) -> list[str]:
+    few = ["--methods", "lrp,attention", "--modes", "remove", "--steps", "4", "--orders", "2"]
+    return ["evaluate", *_model(folder), "--cohort", f"{folder}/cohort.csv", *few]
+
+
+def _heatmap(folder: Path) -> list[str]:
+    small = ["--size", "60", "--top", "1", "--pictures", "map", "--exports", "geojson,csv"]
+    return ["heatmap", f"{folder}/done_explain", *small]
+
+
+def _embed(folder: Path) -> list[str]:
+    tiles = ["--tiles", f"{folder}/done_tile", "--slides", f"{folder}/slides"]
+    return ["embed", *tiles, "--encoder", "benchmarks.killed.commands:network", "--device", "cpu"]
+
+
+def _insight(folder: Path) -> list[str]:
+    inputs = ["--features", f"{folder}/features", "--cohort", f"{folder}/cohort.csv"]
+    return [
+        "insight",
+        f"{folder}/done_explain",
+        *inputs,
+        "--model",
+        f"{folder}/m.safetensors",
+        "--concepts",
+        "2",
+    ]
+
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "tile": lambda d: ["tile", f"{d}/slides", "--size", "64", "--slide-mpp", "0.5", "--min-tissue", "0"],
+    "embed": _embed,
+    "train": lambda d: ["train", f"{d}/config.toml"],
+    "predict": lambda d: ["predict", *_model(d), "--cohort", f"{d}/cohort.csv", "--draws", "5"],
+    "explain": lambda d: ["explain", *_model(d), "--methods", "lrp,attention", "--target", "1"],
+    "evaluate": _evaluate,
+    "insight": _insight,
+    "heatmap": _heatmap,
+    "export": lambda d: ["export", f"{d}/done_explain", "--to", "qupath"],
+}
+IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "heatmap")  # take --workers
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every result under its final name, by a digest of what it says; clocks and machines do not count."""
+    logs = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != ".")
+    files = (path for path in found if not path.name.startswith(logs))
+    return {str(path.relative_to(folder)): digest(path, folder) for path in files}
+
+
+def digest(path: Path, root: Path) -> str:
+    """A digest of the content; raises where the file is not whole."""
+    parts = {".parquet": _table, ".json": _json, ".csv": _rows, ".safetensors": _weights, ".h5": _bag}
+    made = hashlib.sha256()
+    for part in parts.get(path.suffix, _bytes)(path):
+        made.update(str(part).replace(str(root), "OUT").encode())
+    return made.hexdigest()[:16]
+
+
+def _bytes(path: Path) -> Iterator[Any]:
+    yield path.read_bytes()
+
+
+def _table(path: Path) -> Iterator[Any]:
+    table = pq.read_table(path, partitioning=None)
+    yield table.drop_columns([name for name in table.column_names if name in NEVER_EQUAL]).to_pydict()
+    for key, value in sorted((table.schema.metadata or {}).items()):
+        yield key
+        yield _without(json.loads(value)) if value[:1] in (b"{", b"[") else value
+
+
+def _json(path: Path) -> Iterator[Any]:
+    yield _without(json.loads(path.read_text()))
+
+
+def _without(value: Any) -> Any:
+    """The same without what differs from run to run."""
+    if isinstance(value, dict):
+        return {key: _without(held) for key, held in value.items() if key not in NEVER_EQUAL}
+    return [_without(held) for held in value] if isinstance(value, list) else value
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            yield {key: value for key, value in row.items() if key not in NEVER_EQUAL}
+
+
+def _weights(path: Path) -> Iterator[Any]:
+    for name, value in sorted(read_weights(path).state.items()):
+        yield name
+        yield value.numpy().tobytes()
+
+
+def _bag(path: Path) -> Iterator[Any]:
+    header = xmil.open_bag(path)
+    bag = header.read()
+    yield from (bag.features.tobytes(), None if bag.coords is None else bag.coords.tolist(), bag.encoder)

@@ -1,0 +1,59 @@
+"""Points at which a process may die: every file and folder made, half written, renamed.
+
+Used by `benchmarks.killed` and its tests only, in processes of their own: the calls of the system are
+wrapped. Points are counted over all processes of a command through a shared file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+AT, COUNTER, ALL = "KILL_AT", "KILL_COUNTER", "KILL_ALL"
+
+
+def install(at: int, counter: Path, *, everyone: bool) -> None:
+    """Die at the point of that number, alone or with every process of the group; 0 only counts."""
+    points = _Points(at, counter, everyone)
+    os.environ.update({AT: str(at), COUNTER: str(counter), ALL: str(int(everyone))})
+    replace, mkstemp, mkdir = os.replace, tempfile.mkstemp, os.mkdir
+
+    def dying_replace(source: Any, target: Any, **more: Any) -> None:
+        points.reach(lambda: os.truncate(source, os.path.getsize(source) // 2))  # half written
+        points.reach()
+        replace(source, target, **more)
+        points.reach()
+
+    def dying_mkstemp(*args: Any, **more: Any) -> tuple[int, str]:
+        made = mkstemp(*args, **more)
+        points.reach()
+        return made
+
+    def dying_mkdir(*args: Any, **more: Any) -> None:
+        mkdir(*args, **more)
+        points.reach()
+
+    os.replace, os.mkdir = dying_replace, dying_mkdir
+    tempfile.mkstemp = dying_mkstemp  # type: ignore[assignment]
+
+
+class _Points:
+    """Counts the points of all processes by the length of a file they append to."""
+
+    def __init__(self, at: int, counter: Path, everyone: bool) -> None:
+        self.at, self.everyone = at, everyone
+        self.handle = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def reach(self, first: Callable[[], None] | None = None) -> None:
+        os.write(self.handle, b".")
+        if os.lseek(self.handle, 0, os.SEEK_CUR) != self.at:
+            return
+        if first is not None:
+            first()
+        if self.everyone:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)

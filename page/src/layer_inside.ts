@@ -1,0 +1,67 @@
+/** Maps inside patches: zoomed in, the places that a patch's score goes to. */
+
+import type { InsideMap, InsideMaps } from "./api";
+import { shown, type Evidence } from "./evidence";
+import type { Layer, LayerData } from "./layers";
+import { windowOf } from "./overlay";
+import { LAST, words } from "./palette";
+
+const NEAR = 120; // CSS pixels along a patch's edge, from which on its inside is drawn
+
+/** The maps, where they are of the evidence that is shown. */
+export function insideOf(evidence: Evidence, { inside }: LayerData): InsideMaps | null {
+  const { method, target, against, minus } = evidence.choice;
+  return inside && !minus && method === "lrp" && inside.target === target && against === null ? inside : null;
+}
+
+/** What part of a patch's score has a place inside it, in a line. */
+export function insideLine(found: InsideMaps, patch: number): string | null {
+  const map = found.maps.find((each) => each.patch === patch);
+  if (!map || !map.score) return null;
+  const share = (part: number) => `${((100 * part) / map.score).toFixed(0)} %`;
+  return `Inside (${found.method}, ${found.encoder}): ${share(map.spatial)} of the score has a place, ${share(map.constant)} constant.`;
+}
+
+const pictures = new WeakMap<InsideMap, { palette: string; canvas: HTMLCanvasElement }>();
+
+/** One pixel per place of the map, in the signed colours. */
+function picture(map: InsideMap, found: InsideMaps, palette: string): HTMLCanvasElement {
+  const known = pictures.get(map);
+  if (known?.palette === palette) return known.canvas;
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas, { width: found.width, height: found.height });
+  const image = new ImageData(found.width, found.height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const colours = words(palette, true, true);
+  map.values.forEach((value, i) => (pixels[i] = colours[Math.round((LAST / 2) * (1 + Math.max(-1, Math.min(1, value / (found.limit || 1)))))]));
+  canvas.getContext("2d")!.putImageData(image, 0, 0);
+  pictures.set(map, { palette, canvas });
+  return canvas;
+}
+
+export const insideLayer: Layer = {
+  name: "inside",
+  label: "Inside patches (zoom in)",
+  place: "evidence",
+  needs: "inside",
+  offers: (evidence) => evidence.scores.set.inside && evidence.choice.method === "lrp" && evidence.choice.against === null && !evidence.choice.minus,
+  legend(evidence, data) {
+    const found = insideOf(evidence, data);
+    if (!data.inside) return "Fetching the maps…";
+    if (!found) return `The maps are of the evidence for ${data.inside.target}.`;
+    return `${found.maps.length} patches with a map of the places their score goes to (${found.method}); its colours saturate at ±${shown(found.limit)}.`;
+  },
+  draw(context, { evidence, display, data, transform: t, unit }) {
+    const found = insideOf(evidence, data);
+    if (!found) return;
+    const { left, top, right, bottom } = windowOf(context.canvas, t);
+    for (const map of found.maps) {
+      const [x0, y0, x1, y1] = map.box;
+      const [x, y, w, h] = [t.x + x0 * t.scale, t.y + y0 * t.scale, (x1 - x0) * t.scale, (y1 - y0) * t.scale];
+      if (w < NEAR * unit || x > right || y > bottom || x + w < left || y + h < top) continue;
+      context.clearRect(x, y, w, h); // in place of the patch's one colour
+      context.imageSmoothingEnabled = true;
+      context.drawImage(picture(map, found, display.palette), x, y, w, h);
+    }
+  },
+};

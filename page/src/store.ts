@@ -1,0 +1,75 @@
+/** The state of a slide's view: one typed object. Views read it, changes go through `set`, listeners draw. */
+
+import type { Annotation } from "./annotations";
+import type { Point, Polygon } from "./geometry";
+import { INITIAL_LAYERS } from "./layers";
+import type { PanelName } from "./panels";
+import { initialDisplay, type Display } from "./settings";
+import type { Tool } from "./tools";
+
+/** A patch of a run. */
+export interface Place {
+  run: number;
+  index: number;
+}
+
+export interface Selection {
+  polygons: Polygon[];
+  patches: number[];
+}
+
+export interface SlideState {
+  display: Display;
+  panel: PanelName;
+  tool: Tool;
+  /** Names of the layers that are switched on. */
+  layers: readonly string[];
+  selection: Selection | null;
+  /** By run: 1 for each patch that what-if has taken out. */
+  removed: ReadonlyMap<number, Uint8Array>;
+  annotations: readonly Annotation[];
+  focused: string | null;
+  draft: { points: Point[]; width: number; closed: boolean; text: string } | null;
+  picked: Place | null;
+  hovered: Place | null;
+  similar: { run: number; indices: number[] } | null;
+}
+
+export function initialState(): SlideState {
+  return {
+    display: initialDisplay(),
+    panel: "evidence",
+    tool: "move",
+    layers: INITIAL_LAYERS,
+    selection: null,
+    removed: new Map(),
+    annotations: [],
+    focused: null,
+    draft: null,
+    picked: null,
+    hovered: null,
+    similar: null,
+  };
+}
+
+/** Holds a state; listeners are told once for each change of what they listen to. */
+export class Store<S extends object> {
+  private readonly listeners: { keys: (keyof S)[]; draw: () => void }[] = [];
+
+  constructor(private held: S) {}
+
+  get state(): Readonly<S> {
+    return this.held;
+  }
+
+  set(change: Partial<S>): void {
+    const changed = (Object.keys(change) as (keyof S)[]).filter((key) => this.held[key] !== change[key]);
+    if (!changed.length) return;
+    this.held = { ...this.held, ...change };
+    for (const { keys, draw } of this.listeners) if (keys.some((key) => changed.includes(key))) draw();
+  }
+
+  on(keys: (keyof S)[], draw: () => void): void {
+    this.listeners.push({ keys, draw });
+  }
+}

@@ -1,0 +1,163 @@
+"""One allocation budget for every reader: a small file may not ask for gigabytes.
+
+An input may take as much memory as its bytes on disk can sensibly give: `RATIO` times its size, `FLOOR` where
+that is more, and never more than is free. `XMIL_MEMORY` (bytes, or `4G`) raises the floor for a file that is
+rightly packed that well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zipfile
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xmil.core.errors import FileError, bad_parameter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FLOOR = 1 << 28
+RATIO = 64  # features, scores and pictures pack a few times over; what packs a hundredfold is empty
+VARIABLE = "XMIL_MEMORY"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+Path_ = str | PathLike[str]
+
+
+def allowance(stored: int) -> int:
+    """Bytes that an input of so many bytes on disk may take once read."""
+    given = os.environ.get(VARIABLE)
+    return max(FLOOR if given is None else _bytes(given), RATIO * stored)
+
+
+def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = None) -> None:
+    """Refuse an allocation beyond the budget of its file, or beyond what the machine has free."""
+    stored = os.stat(path).st_size if stored is None else stored
+    free = available_memory()
+    if free is not None and nbytes > free:
+        raise FileError(
+            f"{path}: {name!r} needs {nbytes / 2**30:,.1f} GiB but {free / 2**30:,.1f} GiB are free; "
+            "read it in parts with rows=, or on a larger machine."
+        )
+    if nbytes > allowance(stored):
+        raise FileError(
+            f"{path}: {name!r} asks for {nbytes / 2**30:,.1f} GiB, more than {stored:,} bytes on disk hold: "
+            f"the file is damaged or a memory bomb; where it is sound, set {VARIABLE}={_gib(nbytes)}G."
+        )
+
+
+def check_regular(path: Path_) -> None:
+    """Refuse pipes, sockets and devices, whose reading may never end; a missing file is the reader's."""
+    try:
+        kind = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
+
+
+def check_archive(path: Path_) -> int:
+    """The bytes in a zip once unpacked, refused where they are beyond the budget."""
+    with zipfile.ZipFile(path) as archive:
+        total = sum(member.file_size for member in archive.infolist())
+    check_budget(total, "the archive", path)
+    return total
+
+
+def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
+    """A Parquet table, once its footer says that it stays within the budget.
+
+    Text is read as a dictionary and only spread out when that fits: repeats cost nothing on disk.
+    """
+    import pyarrow.parquet as pq
+
+    check_regular(path)
+    with pq.ParquetFile(path, page_checksum_verification=checksums) as file:
+        check_budget(_declared(file, columns), "the table", path)
+        texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
+    options: dict[str, Any] = {"partitioning": None, "page_checksum_verification": checksums}
+    table = pq.read_table(path, columns=columns, read_dictionary=texts, **options)
+    return _spread(table, path)
+
+
+def _declared(file: Any, columns: list[str] | None) -> int:
+    """Bytes that the columns to be read take in memory, by the counts in the footer."""
+    widths = [_width(file.schema.column(i).physical_type) for i in range(len(file.schema))]
+    total = 0
+    for group in range(file.metadata.num_row_groups):
+        for i, width in enumerate(widths):
+            column = file.metadata.row_group(group).column(i)
+            if columns is None or column.path_in_schema.split(".")[0] in columns:
+                total += column.num_values * width + _packed_text(column)
+    return total
+
+
+def _width(physical: str) -> int:
+    return {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}.get(physical, 8)
+
+
+def _packed_text(column: Any) -> int:
+    """What text can grow to: in lists and behind shared prefixes each value may repeat all that is stored."""
+    nested = "." in column.path_in_schema and column.physical_type == "BYTE_ARRAY"
+    if nested or "DELTA_BYTE_ARRAY" in column.encodings:
+        return int(column.num_values * column.total_uncompressed_size)
+    return int(column.total_uncompressed_size)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in plain)
+
+
+def _spread(table: pa.Table, path: Path_) -> pa.Table:
+    """The table with its dictionaries as plain columns, where they fit."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for i, column in enumerate(table.columns):
+        if not pa.types.is_dictionary(column.type) or not _is_text(column.type.value_type):
+            continue
+        sizes = [pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks]
+        check_budget(sum(sizes), table.column_names[i], path)
+        table = table.set_column(i, table.field(i).with_type(column.type.value_type), _plain_text(column))
+    return table
+
+
+def _plain_text(column: Any) -> Any:
+    import pyarrow as pa
+
+    chunks = [chunk.dictionary_decode() for chunk in column.chunks]
+    return pa.chunked_array(chunks, type=column.type.value_type)
+
+
+def available_memory() -> int | None:
+    """Bytes the machine can still give, where the system tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            free = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(free.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+def stored_bytes(path: Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise bad_parameter(VARIABLE, "the environment", "a number of bytes such as 4G", text)
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _gib(nbytes: int) -> int:
+    return max(1, -(-nbytes // (1 << 30)))

@@ -1,0 +1,105 @@
+"""Files that are whole or absent, also after a power loss: written aside, synced, renamed, folder synced.
+
+`XMIL_SYNC=0` leaves the syncing out, for disks where it is slow and results can be made again: a killed
+process still leaves whole files or none, a power loss may not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+
+from xmil.core.errors import FileError, WriteError, bad_parameter
+
+SYNC = "XMIL_SYNC"
+_UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # file systems that sync nothing
+
+
+def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) -> None:
+    """Let `write` fill a temporary file beside `path`, then rename: the file is whole or absent."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:
+        raise _not_written(target, error) from None
+    os.close(handle)
+    try:
+        write(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())
+        _sync_file(temporary)
+        os.replace(temporary, target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise _not_written(target, error) from None
+    finally:
+        with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
+            Path(temporary).unlink(missing_ok=True)
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_atomically(path, lambda temporary: _put(temporary, text))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder last; nothing where the system cannot."""
+    if not syncs() or os.name != "posix":
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno in _UNABLE:
+            return
+        raise
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)
+
+
+def syncs() -> bool:
+    """Whether files are synced before they count as written."""
+    given = os.environ.get(SYNC, "1")
+    if given not in ("0", "1"):
+        raise bad_parameter(SYNC, "the environment", "0 or 1", given)
+    return given == "1"
+
+
+def _sync_file(path: str) -> None:
+    if not syncs():
+        return
+    handle = os.open(path, os.O_RDWR)
+    try:
+        _sync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+
+
+def _not_written(target: Path, error: OSError) -> FileError:
+    if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
+        return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
+    reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
+
+
+def _put(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

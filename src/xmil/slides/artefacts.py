@@ -1,0 +1,138 @@
+"""What is on a slide and is no tissue: pen marks, folds, blur, the edge of the coverslip; told per patch.
+
+A patch is looked at in cells of a few microns, in optical density (Beer and Lambert: what lies on top of each
+other adds up). Haematoxylin and eosin take most light from green. Blue and green ink take more from red,
+black ink as much from every colour, red ink as much from blue as from green: where a share of the cells does
+so strongly, the patch is inked. A fold is tissue lying on tissue, far denser than the slide's own. Blur lacks
+detail of a pixel's size beside its contrast. A coverslip's edge is a thin, dark, colourless, straight line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+from xmil.slides.slide import Pixels
+
+Floats = npt.NDArray[np.float64]
+KINDS = ("pen", "fold", "blur", "coverslip")
+CELLS = 32  # across a patch, for ink and lines
+COARSE = 8  # across a patch, for density
+INKED = 0.15  # share of a patch's cells, from which on it is inked
+FOLDED = 0.25  # share of its coarse cells that are far denser than the slide's
+DENSE = 3.0  # robust standard deviations above the slide's median density
+SHARPEST_BLUR = 0.045  # detail beside contrast, below which a patch is blurred
+LINE_DARKER, LINE_GREY = 0.12, 0.12  # optical density: above its surroundings; between the colours
+LINE_STRAIGHT, LINE_LONG = 0.85, 0.9  # share of the cells within one of the line; length in patch edges
+_GREY = np.array([0.299, 0.587, 0.114])
+
+
+@dataclass(frozen=True)
+class PatchLook:
+    """What one patch shows: shares and measures; the fold is told once all patches of a slide are seen."""
+
+    ink: float
+    detail: float
+    line: bool
+    density: Floats
+
+    @classmethod
+    def at(cls, patch: Pixels) -> PatchLook:
+        """Look at the pixels of a patch."""
+        fine, coarse = density(patch, CELLS), density(patch, COARSE)
+        return cls(ink_share(fine), detail(patch), has_line(fine), coarse.sum(axis=2).ravel())
+
+
+def find_artefacts(looks: Sequence[PatchLook]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which patches of a slide show each kind of artefact."""
+    inked = np.array([look.ink >= INKED for look in looks], dtype=np.bool_)
+    return {
+        "pen": inked,
+        "fold": _folded(looks, inked) & ~inked,
+        "blur": np.array([look.detail < SHARPEST_BLUR for look in looks], dtype=np.bool_) & ~inked,
+        "coverslip": np.array([look.line for look in looks], dtype=np.bool_) & ~inked,
+    }
+
+
+def density(patch: Pixels, cells: int) -> Floats:
+    """Optical density (cells, cells, 3) of the mean light of each cell."""
+    steps = [np.linspace(0, edge, min(cells, edge) + 1).astype(int)[:-1] for edge in patch.shape[:2]]
+    light = patch.astype(np.float64)
+    for axis, starts in enumerate(steps):
+        counts = np.diff(np.append(starts, patch.shape[axis]))
+        shape = [1, 1, 1]
+        shape[axis] = len(counts)
+        light = np.add.reduceat(light, starts, axis=axis) / counts.reshape(shape)
+    return np.asarray(-np.log10(np.clip(light, 1, 255) / 255))
+
+
+def ink_share(cells: Floats) -> float:
+    """The share of cells (h, w, 3), in optical density, that ink of some colour covers.
+
+    >>> blue, tissue = np.full((1, 1, 3), (1.7, 1.2, 0.2)), np.full((1, 1, 3), (0.4, 0.8, 0.4))
+    >>> ink_share(blue), ink_share(tissue)
+    (1.0, 0.0)
+    """
+    r, g, b = np.moveaxis(cells, -1, 0)
+    total = r + g + b + 0.1
+    low, high = cells.min(axis=-1), cells.max(axis=-1)
+    blue = (r > 0.5) & (r - b > 0.13 * total) & (r > 0.8 * g)
+    green = (r > 0.5) & (r > g) & (b - g > -0.06 * total)
+    red = (g > 0.6) & (b - g > -0.14 * total) & (r - b < -0.16 * total)
+    black = (low > 0.55) & (low > 0.6 * high)
+    return float(np.mean(blue | green | red | black))
+
+
+def detail(patch: Pixels) -> float:
+    """Detail of a pixel's size beside the contrast of the patch, in grey values."""
+    grey = patch @ _GREY
+    fine = grey - ndimage.gaussian_filter(grey, 1.0)
+    return float(fine.std() / (grey.std() + 1.0))
+
+
+def has_line(cells: Floats) -> bool:
+    """Whether a thin, dark, colourless, straight line crosses the cells (h, w, 3)."""
+    grey = cells.mean(axis=2)
+    darker = grey - ndimage.median_filter(grey, size=7)
+    marked = (darker > LINE_DARKER) & (np.ptp(cells, axis=2) < LINE_GREY)
+    points = np.argwhere(marked).astype(np.float64)
+    if len(points) < LINE_LONG * min(marked.shape) / 2:
+        return False
+    centred = points - points.mean(axis=0)
+    along, across = np.linalg.svd(centred, full_matrices=False)[2]
+    straight = float(np.mean(np.abs(centred @ across) <= 1.0))
+    length = float(np.ptp(centred @ along)) + 1
+    return straight >= LINE_STRAIGHT and length >= LINE_LONG * min(marked.shape)
+
+
+def _folded(looks: Sequence[PatchLook], inked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    clean = [look.density for look, ink in zip(looks, inked, strict=True) if not ink]
+    if not clean:
+        return np.zeros(len(looks), dtype=np.bool_)
+    every = np.concatenate(clean)
+    middle = float(np.median(every))
+    limit = middle + DENSE * 1.4826 * float(np.median(np.abs(every - middle)))
+    return np.array([np.mean(look.density > limit) >= FOLDED for look in looks], dtype=np.bool_)
+
+
+def counted_kinds(found: dict[str, int]) -> str:
+    """Artefacts in words, those that were found.
+
+    >>> counted_kinds({"pen": 12, "fold": 0, "blur": 1})
+    '12 pen, 1 blur'
+    """
+    return ", ".join(f"{n:,} {kind}" for kind, n in found.items() if n)
+
+
+def dropped_mask(
+    found: dict[str, npt.NDArray[np.bool_]], kinds: Iterable[str], n: int
+) -> npt.NDArray[np.bool_]:
+    """The patches with an artefact of some of the kinds."""
+    mask = np.zeros(n, dtype=np.bool_)
+    for kind in kinds:
+        mask |= found[kind]
+    return mask

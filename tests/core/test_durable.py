@@ -1,0 +1,125 @@
+"""Power loss: every state a disk may be in after a crash holds each file whole, or not at all.
+
+The writes, renames and syncs of a run are recorded. What was synced is on the disk; of the rest any part may
+be: the contents of a file that was not synced are lost, and names in a folder not synced since may be old or
+new. Every prefix of the log is replayed with all that was not synced dropped, and with all names kept.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import xmil
+from xmil.core import durable
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.runfiles import RunFolder
+
+Names = dict[str, bytes]
+
+
+class Recorder:
+    """The log of what reached the system."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self._calls = {"replace": os.replace, "fsync": os.fsync}
+        monkeypatch.setattr(os, "replace", self.replace)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def replace(self, source: Any, target: Any) -> None:
+        self.log.append(("rename", str(source), str(target), Path(source).read_bytes()))
+        self._calls["replace"](source, target)
+
+    def fsync(self, handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        content = None if os.path.isdir(path) else Path(path).read_bytes()
+        self.log.append(("sync", path, content))
+        self._calls["fsync"](handle)
+
+
+def after_crash(log: list[tuple[Any, ...]], *, names_kept: bool) -> Names:
+    """What the disk holds: names renamed to count once their folder is synced, or at once."""
+    synced: Names = {}
+    on_disk: Names = {}
+    pending: list[tuple[str, bytes]] = []
+    for entry in log:
+        if entry[0] == "sync" and entry[2] is not None:
+            synced[entry[1]] = entry[2]
+        elif entry[0] == "rename":
+            content = synced.get(entry[1], b"")  # a file that was never synced has a name and no content
+            pending.append((entry[2], content))
+            if names_kept:
+                on_disk[entry[2]] = content
+        else:
+            lasting = [(name, content) for name, content in pending if str(Path(name).parent) == entry[1]]
+            on_disk.update(lasting)
+            pending = [item for item in pending if item not in lasting]
+    return on_disk
+
+
+def run_of_writes(folder: Path) -> dict[str, list[bytes]]:
+    """A small run; for each name the contents it may have, in the order they were written."""
+    run = RunFolder(folder / "run", "explain", {"a": 1})
+    with run.opened({"slides": 2}, folders=["slides"]):
+        for i in range(3):
+            write_text(run.path / "slides" / f"s{i}.txt", f"scores of {i}" * 50)
+            run.write_slides(["slide_id"], [{"slide_id": f"s{k}"} for k in range(i + 1)])
+        run.write_failures({})
+    return {str(path): [path.read_bytes()] for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("names_kept", [False, True])
+def test_every_prefix_of_the_log_leaves_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_kept: bool
+) -> None:
+    recorder = Recorder(monkeypatch)
+    last = run_of_writes(tmp_path)
+    written: dict[str, set[bytes]] = {}
+    for entry in recorder.log:
+        if entry[0] == "rename":
+            written.setdefault(entry[2], set()).add(entry[3])
+    for stop in range(len(recorder.log) + 1):
+        for name, content in after_crash(recorder.log[:stop], names_kept=names_kept).items():
+            assert content in written[name], (stop, name)
+            assert content
+    everything = after_crash(recorder.log, names_kept=names_kept)
+    assert {name: [content] for name, content in everything.items()} == {
+        name: contents for name, contents in last.items() if not name.endswith(".lock")
+    }
+
+
+def test_without_syncing_the_replay_finds_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay can tell: with the option for slow disks it finds empty files."""
+    monkeypatch.setenv("XMIL_SYNC", "0")
+    recorder = Recorder(monkeypatch)
+    run_of_writes(tmp_path)
+    assert [entry for entry in recorder.log if entry[0] == "sync"] == []
+    assert b"" in after_crash(recorder.log, names_kept=True).values()
+    monkeypatch.setenv("XMIL_SYNC", "often")
+    with pytest.raises(xmil.XmilError, match="must be 0 or 1"):
+        write_text(tmp_path / "x", "")
+
+
+def test_a_sync_that_fails_is_told_and_one_that_cannot_be_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "kept", "old")
+
+    def fail(number: int) -> Any:
+        def fsync(_: int) -> None:
+            raise OSError(number, "")
+
+        return fsync
+
+    monkeypatch.setattr(durable.os, "fsync", fail(5))
+    with pytest.raises(xmil.XmilError, match="cannot be written"):
+        write_atomically(tmp_path / "kept", lambda path: Path(path).write_text("new") and None)
+    assert (tmp_path / "kept").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    monkeypatch.setattr(durable.os, "fsync", fail(22))
+    write_text(tmp_path / "kept", "new")
+    assert (tmp_path / "kept").read_text() == "new"

@@ -1,0 +1,1 @@
+"""Hostile inputs for everything that reads: structure-aware, seeded, in sacrificial processes."""

@@ -1,0 +1,46 @@
+"""What fuzzing found stays found: the kept inputs, and some fresh ones, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import judged
+from tests.fuzz.entries import ENTRIES
+
+ROOT = Path(__file__).parents[2]
+CORPUS = Path(__file__).parent / "corpus"
+KEPT = sorted(path for path in CORPUS.glob("*/*") if path.parent.name.replace("_", " ") in ENTRIES)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_is_not_damaged_is_read(name: str, tmp_path: Path) -> None:
+    """Otherwise fuzzing would only knock at a closed door."""
+    if ENTRIES[name].lacks:
+        pytest.skip(f"needs {', '.join(ENTRIES[name].lacks)}")
+    assert judged(name, ENTRIES[name].make(tmp_path)) == ("read", "")
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_kept_inputs(path: Path) -> None:
+    """Each input lies under the name of its entry point, as the one file or folder of a folder."""
+    (held,) = path.iterdir()
+    assert judged(path.parent.name.replace("_", " "), held)[0] in ("read", "refused")
+
+
+def test_every_entry_point_withstands_fresh_inputs() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", os.environ.get("XMIL_FUZZ", "400")]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run([*command, "--processes", "2"], cwd=ROOT, env=env, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert found["faults"] == []
+    assert found["inputs"] >= 400

@@ -1,0 +1,130 @@
+"""Idle and slow connections: they are closed in time, and never keep others out."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xmil.cli.view import _token
+from xmil.core.errors import InputError
+from xmil.viewer.connections import PatientProtocol
+from xmil.viewer.security import Guard, Rules
+from xmil.viewer.serve import BackgroundServer, open_socket
+
+GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] != "http":
+        return
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        if not message.get("more_body"):
+            break
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[str, int]]:
+    listening = open_socket("127.0.0.1", 0)
+    server = BackgroundServer(Guard(hello, Rules()), listening)
+    yield listening.getsockname()
+    server.stop()
+
+
+def talk(place: tuple[str, int], content: bytes = GET) -> bytes:
+    with socket.create_connection(place, timeout=20) as client:
+        client.sendall(content)
+        return client.recv(1000)
+
+
+def _answer(client: socket.socket) -> bytes:
+    found = b""
+    while not found.endswith(b"hi"):
+        found += client.recv(1000)
+    return found
+
+
+def closed(client: socket.socket) -> bool:
+    client.settimeout(20)
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_idle_sockets_do_not_keep_others_out(place: tuple[str, int]) -> None:
+    idle = [socket.create_connection(place, timeout=20) for _ in range(530)]
+    try:
+        assert b"200 OK" in talk(place)
+        assert closed(idle[0])  # the oldest made room
+    finally:
+        for client in idle:
+            client.close()
+
+
+@pytest.mark.parametrize(
+    "part", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nab"]
+)
+def test_requests_that_never_end_are_closed(
+    place: tuple[str, int], part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PatientProtocol, "wait", 0.2)
+    with socket.create_connection(place, timeout=20) as client:
+        client.sendall(part)
+        assert closed(client)
+    with socket.create_connection(place, timeout=20) as client:  # nor may one follow a whole request
+        client.sendall(GET)
+        assert _answer(client).endswith(b"hi")
+        client.sendall(part or b"G")
+        assert closed(client)
+
+
+def test_an_answer_under_way_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only arriving is limited: an answer may take longer than that."""
+    monkeypatch.setattr(PatientProtocol, "wait", 0.1)
+    monkeypatch.setattr(PatientProtocol, "per_client", 1)
+    go = threading.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        import asyncio
+
+        while scope["type"] == "http" and not go.is_set():
+            await asyncio.sleep(0.01)
+        await hello(scope, receive, send)
+
+    listening = open_socket("127.0.0.1", 0)
+    server = BackgroundServer(slow, listening)
+    with socket.create_connection(listening.getsockname(), timeout=20) as client:
+        client.sendall(GET)
+        time.sleep(0.3)
+        with socket.create_connection(listening.getsockname(), timeout=20) as second:
+            go.set()
+            assert b"200 OK" in client.recv(1000)
+            second.close()
+    server.stop()
+
+
+def test_tokens_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("a long secret\nmore\n")
+    assert _token(None, tmp_path / "token") == "a long secret"
+    (tmp_path / "empty").write_text("")
+    for name in ("empty", "none"):
+        with pytest.raises(InputError, match="holds no token"):
+            _token(None, tmp_path / name)
+    monkeypatch.setenv("XMIL_TOKEN", "from the shell")
+    assert _token("from the shell", None) == "from the shell"
+    assert capsys.readouterr().err == ""
+    assert _token("seen by all", None) == "seen by all"
+    assert "list of processes" in capsys.readouterr().err
