@@ -3,7 +3,8 @@ PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
 JOBS      ?= 2
-EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight
+DEMO      ?= slides,train,viewer
+EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight,export,dicom
 BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
@@ -15,6 +16,7 @@ help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
 	@echo "make test        lint, types, import layers, tests with doctests and coverage"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
+	@echo "                 (COVERAGE=95 makes a lower coverage an error)"
 	@echo "make lint        the first three of these"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
@@ -29,7 +31,13 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(EXTRAS)]"
 	touch $@
 
-demo: $(STAMP)
+# What the demonstration needs, and no more; a full installation has it too.
+$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(DEMO)]"
+	touch $@
+
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.demo)
 	$(BIN)/xmil demo --out demo-out
 
 lint: $(STAMP)
@@ -40,7 +48,8 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --cov --cov-report=term
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	    --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

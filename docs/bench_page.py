@@ -1,4 +1,4 @@
-"""`python docs/bench_page.py RUN [NAME]`: the page of a run of `xmil bench`, for the documentation to embed."""
+"""`python docs/bench_page.py RUN [NAME]`: the page of a run of `xmil bench`, for the docs to embed."""
 
 from __future__ import annotations
 

@@ -4,11 +4,14 @@
     table     AUPRC-2 of Shapley values and of contexts beside plain LRP, on the same models (--models)
     pairs     interactions against the true partners of Adjacent Pairs: one-hot digits, bags of 12
     partners  the same on features of real digits, bags of 30 (--models)
+    features  the same on features, with models that see new bags in each step; --models keeps what is done
     signs     interactions in Context Flip, and in sums, which have none
     errors    how often intervals from the standard errors hold the long-run mean
     sets      minimal sets against exhaustive search, and how far their bounds lie apart
+    rivals    Shapley values and interactions beside those of shapiq, which must be installed
 
-Each prints its figures, and with `--out` writes them as JSON.
+Each prints its figures, and with `--out` writes them as JSON. The studies of trained
+models run over many processes by `python -m benchmarks.beyond.everything`.
 """
 
 from __future__ import annotations
@@ -20,16 +23,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.beyond import errors, pairs, sets, speed, table
+from benchmarks.beyond import errors, features, pairs, rivals, sets, speed, table
 
 STUDIES = {
     "speed": speed.study,
     "table": table.study,
     "pairs": pairs.study,
     "partners": pairs.partners,
+    "features": features.study,
     "signs": pairs.signs,
     "errors": errors.study,
     "sets": sets.study,
+    "rivals": rivals.study,
 }
 
 

@@ -31,11 +31,14 @@ class Course:
     steps: int = 2000
     smaller: bool = False
     lr: float = 2e-3
+    data: str = ""  # features of digits; one-hot vectors where it is empty
+    seed: int = 0
 
     def configuration(self, repetitions: int, device: str = "cpu") -> Configuration:
         """The models and test bags, as the toy benchmark has them."""
-        protocol = Protocol(repetitions=repetitions, sizes=(16, 16, 300), bag_size=self.n)
-        return Configuration(TASKS[self.task], SETUPS[self.model], one_hot(), protocol, device)
+        protocol = Protocol(repetitions, self.seed, sizes=(200, 16, 300), bag_size=self.n)
+        instances = load_instances(self.data) if self.data else one_hot()
+        return Configuration(TASKS[self.task], SETUPS[self.model], instances, protocol, device)
 
 
 def one_hot() -> Instances:
@@ -55,7 +58,7 @@ def learn(course: Course, *, repetitions: int, device: str = "cpu") -> Stacked:
         n = int(rng.integers(1, course.n)) if course.smaller and step % 2 else course.n
         drawn = draw_bags(
             configuration.task, configuration.prepared, "train",
-            n_bags=BATCH * repetitions, n=n, seed=(1, step),
+            n_bags=BATCH * repetitions, n=n, seed=(1 + course.seed, step),
         )  # fmt: skip
         optimizer.lr = course.lr * 0.5 * (1 + float(np.cos(np.pi * step / course.steps)))
         _step(models, table, drawn, optimizer, repetitions)

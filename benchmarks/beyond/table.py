@@ -15,6 +15,7 @@ from benchmarks.beyond.digits import Trained, stored
 from xmil.evaluate.evidence_batch import score_evidence
 from xmil.methods import explain_classes
 from xmil.methods.contexts import deal
+from xmil.models import MILModel
 from xmil.toy.digit_tasks import TASKS
 from xmil.toy.scoring import MethodSpec, score_bags
 
@@ -48,7 +49,7 @@ def measured(one: Trained, task: str, model: str, *, bags: int | None) -> dict[s
     found = {
         "auroc": one.auroc,
         "lrp": auprc2(evidence, score_bags(one.model, one.x, spec)),
-        f"contexts={CONTEXTS}": auprc2(evidence, in_contexts(one, spec)),
+        f"contexts={CONTEXTS}": auprc2(evidence, in_contexts(one.model, one.x, spec, seed=one.repetition)),
         "lrp, as shapley": auprc2(evidence[:few], score_bags(one.model, one.x[:few], spec)),
     }
     shapley = [
@@ -59,13 +60,13 @@ def measured(one: Trained, task: str, model: str, *, bags: int | None) -> dict[s
     return {**found, "shapley": auprc2(evidence[:few], torch.from_numpy(np.array(shapley)))}
 
 
-def in_contexts(one: Trained, spec: MethodSpec) -> Tensor:
-    """What `explain(..., contexts=24, keep=0.5, seed=repetition)` gives, for all bags at once."""
-    b, n = one.x.shape[:2]
-    total, counts = torch.zeros(b, one.model.n_classes, n), torch.zeros(n)
-    for rows in deal(n, contexts=CONTEXTS, keep=0.5, seed=one.repetition):
+def in_contexts(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int) -> Tensor:
+    """What `explain(..., contexts=24, keep=0.5, seed=seed)` gives, for all bags at once."""
+    b, n = x.shape[:2]
+    total, counts = torch.zeros(b, model.n_classes, n), torch.zeros(n)
+    for rows in deal(n, contexts=CONTEXTS, keep=0.5, seed=seed):
         at = torch.from_numpy(rows)
-        total[:, :, at] += score_bags(one.model, one.x[:, at], spec)
+        total[:, :, at] += score_bags(model, x[:, at], spec)
         counts[at] += 1
     return total / counts
 

@@ -27,6 +27,8 @@ def measure(args: argparse.Namespace) -> None:
     work = args.work or args.out
     for folder in (args.out, work):
         folder.mkdir(parents=True, exist_ok=True)
+    shared = {"data": str(args.data), "work": str(work), "device": args.device, "parts": args.parts}
+    shared |= {"draws": args.draws, "maps": args.maps, "most": args.most}
     jobs: list[Job] = []
     for name in args.encoders.split(","):
         if name == "vit":
@@ -35,7 +37,7 @@ def measure(args: argparse.Namespace) -> None:
         net = network_of(name, str(args.data), str(work), args.device)
         (work / f"{name}.pickle").write_bytes(pickle.dumps(embed(net, args.data, args.device, args.images)))
         jobs += [
-            (name, str(args.data), str(work), args.device, fold, part, args.parts, args.draws)
+            Job(**shared, encoder=name, fold=fold, part=part)
             for part in range(args.parts)
             for fold in range(FOLDS)
         ]
@@ -67,6 +69,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--parts", type=int, default=3, help="Jobs per fold.")
     parser.add_argument("--draws", type=int, default=20, help="Redrawn networks per image.")
+    parser.add_argument("--maps", default="", help="These maps alone, with commas between.")
+    parser.add_argument("--most", type=int, default=3, help="Tiles per image.")
     parser.add_argument("--steps", type=int, default=3000, help="Training steps of the transformer.")
     parser.add_argument("--images", type=int, help="The first images alone, to try it out.")
     args = parser.parse_args()

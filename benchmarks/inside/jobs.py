@@ -6,14 +6,28 @@ import pickle
 import traceback
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from benchmarks.inside import networks
 from benchmarks.inside.measure import Row, Seat, fold_model
-from benchmarks.inside.pictures import TiledImage
+from benchmarks.inside.pictures import PER_IMAGE, TiledImage
 
-Job = tuple[str, str, str, str, int, int, int, int]  # encoder, data, work, device, fold, part, parts, draws
+
+class Job(NamedTuple):
+    """A part of a fold."""
+
+    encoder: str
+    data: str
+    work: str
+    device: str
+    fold: int
+    part: int
+    parts: int
+    draws: int
+    maps: str = ""
+    most: int = PER_IMAGE
 
 
 @cache
@@ -26,21 +40,24 @@ def network_of(name: str, data: str, work: str, device: str) -> torch.nn.Module:
 
 
 @cache
-def _images(name: str, work: str) -> list[TiledImage]:
+def images_of(name: str, work: str) -> list[TiledImage]:
+    """The images with an encoder's features, as the study keeps them."""
     found: list[TiledImage] = pickle.loads((Path(work) / f"{name}.pickle").read_bytes())  # noqa: S301  # written by this run
     return found
 
 
 def job_rows(job: Job) -> list[Row]:
     """The rows of a part of a fold's test images."""
-    encoder, data, work, device, fold, part, parts, draws = job
-    net, images = network_of(encoder, data, work, device), _images(encoder, work)
-    model, test, bags = fold_model(images, fold)
+    net = network_of(job.encoder, job.data, job.work, job.device)
+    images = images_of(job.encoder, job.work)
+    model, test, bags = fold_model(images, job.fold)
     positive = [i for i in test if images[i].label]
-    found = [] if part else bags
-    for i in positive[part::parts]:
-        found += Seat(Path(data), images[i], model, net, device).rows(draws)
-    return [{"encoder": encoder, "fold": fold, **row} for row in found]
+    found = [] if job.part else bags
+    maps = frozenset(job.maps.split(",")) - {""}
+    for i in positive[job.part :: job.parts]:
+        seat = Seat(Path(job.data), images[i], model, net, job.device, maps, job.most)
+        found += seat.rows(job.draws)
+    return [{"encoder": job.encoder, "fold": job.fold, **row} for row in found]
 
 
 def tried(job: Job) -> list[Row]:

@@ -13,8 +13,8 @@ from xmil.methods.inside_layers import is_cut, spatial_layers
 from xmil.methods.inside_maps import PIXELS, MapSettings
 
 Variant = tuple[str, str, str, MapSettings]  # map, variant, method, settings
-RULES = {
-    "plain": {},
+RULES: dict[str, dict[str, float]] = {
+    "plain": {"gamma": 0.0, "epsilon": 0.0},
     "gamma 0.25": {"gamma": 0.25},
     "gamma 10": {"gamma": 10.0},
     "epsilon 0.25": {"epsilon": 0.25},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import xmil
 from benchmarks.inside.maps import BACKWARD, Variant, counted, random_map, variants
 from benchmarks.inside.pictures import (
+    PER_IMAGE,
     SEEN,
     TILE,
     TiledImage,
@@ -71,6 +72,8 @@ class Seat:
     model: nn.Module
     net: nn.Module
     device: str
+    maps: frozenset[str] = frozenset()  # all, where empty
+    most: int = PER_IMAGE
 
     def explained(self, features: Tensor, model: nn.Module) -> tuple[np.ndarray, Tensor]:
         """Scores (n,) and weights per unit of feature (n, d)."""
@@ -93,7 +96,7 @@ class Seat:
     def rows(self, draws: int) -> list[Row]:
         """Rows of the image: every map on its telling tiles, then the redrawn networks."""
         scores, g = self.explained(self.image.features, self.model)
-        telling = list(telling_tiles(self.image, scores))
+        telling = list(telling_tiles(self.image, scores, most=self.most))
         if not telling:
             return []
         whole = picture(self.data, self.image.name)
@@ -104,6 +107,8 @@ class Seat:
             tile = self.tile(whole, row, g[row])
             about = {"image": self.image.name, "tile": row, "score": float(scores[row])}
             for variant in variants(self.net, tile.pixels):
+                if self.maps and variant[0] not in self.maps:
+                    continue
                 told, values = self._measured(
                     network, tile, variant, row, float(scores[row]), (centres, positive)
                 )
@@ -141,12 +146,13 @@ class Seat:
 
     def _judged(self, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]) -> Row:
         drawn = upsampled(values)
-        gone, come = self._curves(tile, drawn, row)
-        return {"auroc": at_nuclei(drawn, *truth), "deletion": gone, "insertion": come}
+        return {"auroc": at_nuclei(drawn, *truth), **self._curves(tile, drawn, row)}
 
-    def _curves(self, tile: Tile, drawn: np.ndarray, row: int) -> tuple[float, float]:
-        """Mean margin of the whole image's prediction while the tile's highest places lose their pixels
-        (deletion), or alone have them (insertion)."""
+    def _curves(self, tile: Tile, drawn: np.ndarray, row: int) -> Row:
+        """Means while the tile's highest places lose their pixels (deletion), or alone have them (insertion).
+
+        Of the margin of the whole image's prediction, and of the patch's score g . f over its present value.
+        """
         pooled = F.avg_pool2d(torch.from_numpy(drawn)[None, None], TILE // GRID)[0, 0]
         order = pooled.flatten().argsort(descending=True)
         blank = tile.pixels.mean(dim=(2, 3), keepdim=True).expand_as(tile.pixels)
@@ -158,8 +164,12 @@ class Seat:
         pictures = torch.cat([torch.where(wide, blank, tile.pixels), torch.where(wide, tile.pixels, blank)])
         bags = self.image.features.expand(len(pictures), -1, -1).clone()
         bags[:, row] = features_of(self.net, pictures, self.device)
-        curve = margins(self.model, bags)
-        return float(curve[: STEPS + 1].mean()), float(curve[STEPS + 1 :].mean())
+        own = (bags[:, row] @ tile.weights.cpu()).numpy()
+        found: Row = {}
+        for name, curve in (("", margins(self.model, bags)), ("patch_", own / own[0])):
+            found[f"{name}deletion"] = float(curve[: STEPS + 1].mean())
+            found[f"{name}insertion"] = float(curve[STEPS + 1 :].mean())
+        return found
 
     def _redrawn(self, whole: Tensor, tokens: dict[int, Tensor], draws: int) -> list[Row]:
         """Rank correlation of the tokens' maps with those under redrawn weights, the pipeline run anew."""

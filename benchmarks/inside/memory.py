@@ -17,10 +17,8 @@ from xmil.nn.frozen import frozen
 
 CASES = {
     "tokens": ("tokens", MapSettings()),
-    "lrp, middle block": ("lrp", MapSettings()),
     "lrp to the pixels": ("lrp", MapSettings(layer="pixels")),
     "lrp to the pixels, gamma 0.25": ("lrp", MapSettings(layer="pixels", gamma=0.25)),
-    "ig": ("ig", MapSettings(steps=2)),
     "occlusion, batches of 32": ("occlusion", MapSettings(square=0.5)),
 }
 

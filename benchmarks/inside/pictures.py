@@ -87,7 +87,9 @@ def folds(images: list[TiledImage], *, seed: int = 0) -> list[np.ndarray]:
     return [np.flatnonzero(fold == k) for k in range(FOLDS)]
 
 
-def telling_tiles(image: TiledImage, scores: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def telling_tiles(
+    image: TiledImage, scores: np.ndarray, *, most: int = PER_IMAGE
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Strongly positive tiles with nuclei of both kinds: row, centres inside the tile, epithelial or not."""
     found = 0
     for row in np.argsort(-scores, kind="stable")[:STRONGEST]:
@@ -97,5 +99,5 @@ def telling_tiles(image: TiledImage, scores: np.ndarray) -> Iterator[tuple[int, 
         if scores[row] > 0 and positive.sum() >= LEAST and (~positive).sum() >= LEAST:
             yield int(row), inside[held], positive
             found += 1
-            if found == PER_IMAGE:
+            if found == most:
                 return

@@ -154,10 +154,10 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     return [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others] + left
 
 
-def plan(points: dict[tuple[str, int], int], kills: int) -> list[Trial]:
+def plan(points: dict[tuple[str, int], int], kills: int, first: int = 0) -> list[Trial]:
     """Every point in turn, each command the same number of times, alone and with all by turns."""
     trials: list[Trial] = []
-    turn = 0
+    turn = first
     while len(trials) < kills and points:
         for (command, workers), number in points.items():
             trials.append(
@@ -176,13 +176,20 @@ def _judge(trial: Trial, until: float) -> Result:
 
 
 def kill_commands(
-    folder: Path, commands: list[str], *, workers: list[int], kills: int, processes: int, seconds: float
+    folder: Path,
+    commands: list[str],
+    *,
+    workers: list[int],
+    kills: int,
+    processes: int = 1,
+    seconds: float = float("inf"),
+    first: int = 0,
 ) -> dict[str, object]:
     """The counts of a study, and every fault."""
     global _study
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
-    trials = plan(_study.points, kills)
+    trials = plan(_study.points, kills, first)
     judge = partial(_judge, until=time.monotonic() + seconds)
     if processes > 1:
         with get_context("fork").Pool(processes) as pool:
@@ -208,6 +215,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--first", type=int, default=0, help="the point to begin at")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no kill after so many")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
@@ -226,7 +234,7 @@ def main() -> None:
             }
         else:
             options = {"workers": args.workers, "kills": args.kills, "processes": args.processes}
-            options["seconds"] = args.seconds
+            options |= {"seconds": args.seconds, "first": args.first}
             found = kill_commands(Path(folder), args.commands, **options)
     found["seconds"] = round(time.monotonic() - begun, 1)
     print(json.dumps(found, indent=1))

@@ -23,6 +23,7 @@ from xmil.models.checkpoints.files import read_weights
 
 WIDTH, SLIDES, PATCHES = 12, 4, 20
 NEVER_EQUAL = {
+    "commit",
     "seconds",
     "written",
     "started",

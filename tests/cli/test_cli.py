@@ -328,3 +328,12 @@ def test_real_folders_are_known(capsys: pytest.CaptureFixture[str]) -> None:
         ([4443, 3567], None),
     ]
     assert (colon["what"], colon["problems"]) == ("a folder of slides", [])
+
+
+def test_split_reports_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "cohort.csv"
+    table.write_text("slide_id,case_id\n" + "".join(f"s{i},c{i // 2}\n" for i in range(8)))
+    code, out, _ = run("split", table, "--folds", "2", "--json", capsys=capsys)
+    told = json.loads(out)
+    assert (code, told["column"]) == (0, "fold")
+    assert told["sides"] == {"0": {"slides": 4, "cases": 2}, "1": {"slides": 4, "cases": 2}}

@@ -86,7 +86,7 @@ def test_bad_data_takes_one_line(tmp_path, capsys):
     images.parent.mkdir()
     write_idx(images.parent, "train", 2)
     images.write_bytes(images.read_bytes()[:-7])
-    assert f"{images}: (20, 4, 4) promises 320 bytes" in bad("--data", images.parent, capsys=capsys)
+    assert f"{images}: (20, 4, 4) declares 320 bytes" in bad("--data", images.parent, capsys=capsys)
 
 
 def test_an_out_that_is_a_file_takes_one_line(tmp_path, capsys):

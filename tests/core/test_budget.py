@@ -108,6 +108,12 @@ def buffers(path: Path) -> Path:
     )
 
 
+def hashed(path: Path) -> Path:
+    """A key of tuples within tuples: its hash would take two to the sixtieth steps."""
+    body = b"}K\x01" + b"2\x86" * 60 + b"K\x01s."
+    return zip_of(path, b"\x80\x02" + body)
+
+
 def deflated(path: Path) -> Path:
     rows = 3 * GIB // 4 // 10
     held = b"\x80\x02}" + text("w") + tensor("0", (rows, 1), (1, 1), rows) + b"s."
@@ -189,6 +195,8 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str, Callable[[Path], Any]]] = {
     "expanded features": (expanded, "s.pt", xmil.read_bag),
     "among stubs": (stubbed, "s.ckpt", xmil.load_model),
     "buffer": (buffers, "s.pt", xmil.read_bag),
+    "hash": (hashed, "s.pt", xmil.load_model),
+    "hash as features": (hashed, "s.pt", xmil.read_bag),
     "deflated": (deflated, "s.pt", xmil.load_model),
     "width": (lambda path: settings(path, in_dim=1 << 28), "s.safetensors", xmil.load_model),
     "layers": (

@@ -23,7 +23,7 @@ pytest.importorskip("openslide")
 pytest.importorskip("tifffile")
 pytest.importorskip("lightning_fabric")
 
-LITTLE = Size(train=240, validation=40, test=40, slides=2, epochs=5, steps=4, orders=2)
+LITTLE = Size(train=200, validation=24, test=24, slides=2, epochs=5, steps=4, orders=2)
 
 
 @pytest.fixture(scope="module")

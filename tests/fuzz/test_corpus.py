@@ -15,7 +15,8 @@ from tests.fuzz.entries import ENTRIES
 
 ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
-KEPT = sorted(path for path in CORPUS.glob("*/*") if path.parent.name.replace("_", " ") in ENTRIES)
+NAMES = {name.replace(" ", "_"): name for name in ENTRIES}
+KEPT = sorted(CORPUS.glob("*/*"))
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -29,8 +30,11 @@ def test_what_is_not_damaged_is_read(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_kept_inputs(path: Path) -> None:
     """Each input lies under the name of its entry point, as the one file or folder of a folder."""
+    name = NAMES[path.parent.name]
+    if ENTRIES[name].lacks:
+        pytest.skip(f"needs {', '.join(ENTRIES[name].lacks)}")
     (held,) = path.iterdir()
-    assert judged(path.parent.name.replace("_", " "), held)[0] in ("read", "refused")
+    assert judged(name, held)[1] == ""
 
 
 def test_every_entry_point_withstands_fresh_inputs() -> None:

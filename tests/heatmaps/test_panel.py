@@ -7,6 +7,7 @@ import io
 import operator
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,3 +274,18 @@ def test_text_is_measured():
     assert shown.endswith("…")
     assert text_width(shown, points * DPI / 72) <= 200
     assert text_width("a $5 b $6", 20) > text_width("a 5 b 6", 20)
+
+
+def test_names_in_any_script_are_drawn(tmp_path: Path) -> None:
+    """The font may lack the letters: that is no reason to fail or to warn, and file names have no spaces."""
+    e = xmil.Explanation(
+        np.array([1.0, -1.0], np.float32), np.array([0.0, 1.0], np.float32), 1.0, "lrp",
+        xmil.Target(1, name="腫瘍 \N{SLIGHTLY SMILING FACE}"), True, bag="スライド",
+        coords=np.array([[0, 0], [256, 0]]), patch_size=256,
+    )  # fmt: skip
+    (tmp_path / "slides").mkdir()
+    e.save(tmp_path / "slides" / "スライド.parquet")
+    drawn = xmil.draw_slides(tmp_path, pictures="panel,overlay", exports=())
+    assert not drawn.failed
+    names = [path.name for path in (tmp_path / "heatmaps" / "overlay").iterdir()]
+    assert names == ["スライド.lrp.腫瘍_\N{SLIGHTLY SMILING FACE}.png"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 import xmil
 from xmil.cli import main
+from xmil.core.errors import FileError
 from xmil.core.storage import write_explanations
 from xmil.heatmaps.exports import read_geojson
+from xmil.heatmaps.standards import read_asap
 
 
 @pytest.fixture
@@ -58,6 +61,54 @@ def test_asap_has_a_rectangle_per_patch_in_its_group(run: Path) -> None:
         assert np.float32(note.get("Name").split()[-1]) == e.scores[i]
         assert note.get("PartOfGroup") in groups
         assert ("against" in note.get("PartOfGroup")) == (e.scores[i] < 0)
+
+
+def test_asap_comes_back(run: Path, tmp_path: Path) -> None:
+    tiles = read_asap(exported(run, "asap"))
+    e = xmil.open_run(run).explanation("s")
+    np.testing.assert_array_equal(tiles.boxes, e.boxes())
+    np.testing.assert_array_equal(tiles.measurements["lrp:1"].astype(np.float32), e.scores)
+    foreign = tmp_path / "a.xml"
+    foreign.write_text(
+        '<ASAP_Annotations><Annotations><Annotation Name="Annotation 0" Type="Polygon" PartOfGroup="None">'
+        '<Coordinates><Coordinate Order="0" X="1.5" Y="2" /><Coordinate Order="1" X="9" Y="4" />'
+        "</Coordinates></Annotation></Annotations></ASAP_Annotations>"
+    )
+    found = read_asap(foreign)
+    assert (found.boxes.tolist(), found.measurements, found.classes) == ([[1.5, 2, 9, 4]], {}, (None,))
+    foreign.write_text("<ASAP_Annotations><Annotations>")
+    with pytest.raises(FileError, match="not a readable file"):
+        read_asap(foreign)
+
+
+def test_dicom_maps_and_annotations_come_back(run: Path) -> None:
+    hd = pytest.importorskip("highdicom")
+    e = xmil.open_run(run).explanation("s")
+    held = [i for i in range(12) if i != 5]  # a hole
+    write_explanations([e.take(held)], run / "slides" / "s.parquet")
+    e = xmil.open_run(run).explanation("s")
+    made = hd.pm.ParametricMap.from_dataset(pydicom_read(exported(run, "dicom")))
+    pixels = made.get_total_pixel_matrix(apply_real_world_transform=False, dtype=np.float32)
+    pixels = np.where(pixels == np.float32(made.FloatPixelPaddingValue), np.nan, pixels)
+    assert pixels.shape == (3, 4)
+    assert np.isnan(pixels).sum() == 1
+    for (x, y), score in zip(e.coords, e.scores, strict=True):
+        assert pixels[y // 64, x // 64] == score
+    assert made.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].PixelSpacing == [0.032, 0.032]
+    notes = hd.ann.MicroscopyBulkSimpleAnnotations.from_dataset(
+        pydicom_read(exported(run, "dicom-annotations"))
+    )
+    (group,) = notes.get_annotation_groups()
+    drawn = group.get_graphic_data("2D")
+    assert [[*d.min(0), *d.max(0)] for d in drawn] == e.boxes().tolist()
+    _, values, _ = group.get_measurements()
+    np.testing.assert_array_equal(values[:, 0].astype(np.float32), e.scores)
+
+
+def pydicom_read(path: Path) -> Any:
+    import pydicom
+
+    return pydicom.dcmread(path)
 
 
 def test_an_unknown_format_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations, permutations
 from math import factorial
 
@@ -21,6 +22,10 @@ SMALL = {
     "transmil": {"dim": 16},
     "addmil": {"hidden": 8},
     "attnmil": {"dim": 8, "attention_dim": 4},
+    "mambamil": {"dim": 8, "attention_dim": 4},
+    "stamp_vit": {"dim": 16, "heads": 2, "feedforward": 16},
+    "clam_sb": {"dim": 8, "attention_dim": 4},
+    "clam_mb": {"dim": 8, "attention_dim": 4},
 }
 Value = Callable[[tuple[int, ...]], float]
 
@@ -59,12 +64,23 @@ def by_formula(value: Value, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", xmil.list_models())
-def test_enumeration_is_the_formula(name: str) -> None:
-    model, bag = model_of(name), bag_of(6)
-    e = xmil.explain(model, bag, method="shapley", target=1)
-    np.testing.assert_allclose(e.scores, by_formula(value_of(model, bag), 6), atol=1e-5)
-    assert e.stderr is not None
-    assert not e.stderr.any()
+def test_values_are_those_of_the_formula(name: str) -> None:
+    """All coalitions give the formula's values, samples come within three standard errors; both add up."""
+    model, bag, n = model_of(name), bag_of(8), 8
+    value = cache(value_of(model, bag))
+    expected = by_formula(value, n)
+    exact = xmil.explain(model, bag, method="shapley", target=1)
+    sampled = xmil.explain(
+        model, bag, method="shapley", target=1, exact=False, precision=None, permutations=100, seed=1
+    )
+    assert exact.stderr is not None
+    assert sampled.stderr is not None
+    np.testing.assert_allclose(exact.scores, expected, atol=1e-5)
+    assert not exact.stderr.any()
+    assert (sampled.stderr > 0).all()
+    assert (np.abs(sampled.scores - expected) <= 3 * sampled.stderr + 1e-5).all()
+    for e in (exact, sampled):
+        assert float(e.scores.sum()) == pytest.approx(value(tuple(range(n))) - value(()), abs=1e-5)
 
 
 def test_the_formula_is_the_mean_over_all_orders() -> None:
@@ -78,19 +94,7 @@ def test_the_formula_is_the_mean_over_all_orders() -> None:
 
 
 @pytest.mark.parametrize("name", xmil.list_models())
-def test_samples_agree_with_enumeration(name: str) -> None:
-    model, bag = model_of(name), bag_of(7)
-    truth = xmil.explain(model, bag, method="shapley", target=1, exact=True)
-    e = xmil.explain(
-        model, bag, method="shapley", target=1, exact=False, precision=None, permutations=200, seed=1
-    )
-    assert e.stderr is not None
-    assert (e.stderr > 0).all()
-    assert (np.abs(e.scores - truth.scores) <= 3 * e.stderr + 1e-5).all()
-
-
-@pytest.mark.parametrize("name", xmil.list_models())
-@pytest.mark.parametrize("n", [1, 2, 19])
+@pytest.mark.parametrize("n", [1, 19])
 def test_efficiency(name: str, n: int) -> None:
     model, bag = model_of(name), bag_of(n)
     e = xmil.explain(model, bag, method="shapley", target=1, permutations=4, exact=False if n > 1 else None)

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from benchmarks.killed.__main__ import Study, Trial, plan
 
+import xmil
+from tests.training.cohorts import config_of, write_cohort
+from xmil.core.runfiles import RunFolder
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
@@ -26,6 +30,31 @@ def test_kills_change_nothing(study: Study, command: str) -> None:
     for at in (2, last // 2, last - 1):
         result = study.judge(Trial(command, 1, at, everyone=bool(at % 2)))
         assert (result.killed, result.faults) == (True, [])
+
+
+def test_what_kills_leave_behind_is_swept(tmp_path: Path) -> None:
+    """Half files lie in every folder of a run; the next run removes them, and nothing else."""
+    out = tmp_path / "run"
+    for folder in ("", "slides", "summary", "qupath"):
+        (out / folder).mkdir(exist_ok=True)
+        (out / folder / ".s1.csv.ab12.part").write_text("half")
+        (out / folder / "mine.part").write_text("whole")
+    with RunFolder(out, "explain", {}).opened({}):
+        pass
+    assert sorted(path.name for path in out.rglob("*.part")) == ["mine.part"] * 4
+
+
+def test_a_training_killed_before_its_log_writes_it_when_it_goes_on(tmp_path: Path) -> None:
+    """The state is written first; a kill between the two must not cost the log's last row."""
+    folder = write_cohort(tmp_path, n=20)
+    config = config_of(folder, train={"epochs": 2})
+    xmil.train(config)
+    job = next(path for path in (folder / "out").rglob("log.csv"))
+    whole = job.read_text()
+    job.write_text(whole.rpartition("\n2,")[0] + "\n")
+    (job.parent / "metrics.json").unlink()
+    xmil.train(config)
+    assert job.read_text() == whole
 
 
 def test_a_lost_file_would_be_found(study: Study, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 
 from tests.runs.workers import make, make_broken, make_staged
 from xmil.core.errors import InputError, StopError, UnknownNameError
-from xmil.runs.workers.pool import Workers, process
+from xmil.runs.workers.pool import Stages, Workers, process
 
 HERE, TWO, RAY = Workers(), Workers(workers=2), Workers("ray", workers=2)
 ENGINES = [pytest.param(HERE, id="here"), pytest.param(TWO, id="processes"), pytest.param(RAY, id="ray")]
@@ -92,6 +93,37 @@ def test_the_next_item_is_read_while_this_one_is_worked_on(engine: Workers, tmp_
         assert lines.index("read 1") < lines.index("done 0")
         assert lines.index("read 4") < lines.index("done 3")
     assert sum(line.startswith("read") for line in lines) == 6
+
+
+def test_a_result_is_written_while_the_next_item_is_worked_on() -> None:
+    """The first write ends only once the second item is at work; a write that fails is its item's fault."""
+    second = threading.Event()
+
+    def work(item: int, content: int) -> int:
+        if item == 1:
+            second.set()
+        return content
+
+    def write(content: int) -> int:
+        assert second.wait(30)
+        if content == 20:
+            raise InputError("No ink.")
+        return content + 1
+
+    stages = Stages(lambda item: item * 10, work, write)
+    outcomes = list(process(range(4), lambda: stages, HERE))
+    assert [(o.item, o.result, o.error) for o in outcomes] == [
+        (0, 1, None),
+        (1, 11, None),
+        (2, None, "No ink."),
+        (3, 31, None),
+    ]
+
+    def full(_: int) -> int:
+        raise StopError("The disk is full.")
+
+    with pytest.raises(StopError, match="disk is full"):
+        list(process(range(4), lambda: Stages(lambda i: i, work, full), HERE))
 
 
 def test_leaving_early_ends_the_workers() -> None:

@@ -15,6 +15,7 @@ from xmil.bench.entries import Exam, MethodEntry
 from xmil.bench.learning import logits_of
 from xmil.bench.measuring import Measure, Values
 from xmil.bench.problems import Block
+from xmil.core.task import TASKS
 from xmil.evaluate.evidence_batch import correlation, ranks
 from xmil.evaluate.flip import flip_order, step_counts
 from xmil.evaluate.minimal import minimal_set
@@ -154,7 +155,7 @@ def probabilities(model: nn.Module, x: Tensor) -> npt.NDArray[np.float64]:
     step = max(1, CHUNK[x.device.type] // (x.shape[1] * x.shape[2]))
     with frozen(model), torch.no_grad():
         logits = torch.cat([logits_of(model, list(part.unbind())) for part in x.split(step)])
-    return np.asarray(torch.softmax(logits.double(), dim=-1).cpu().numpy())
+    return TASKS["classification"].numbers(logits.double().cpu())
 
 
 def _at_zero(model: nn.Module, block: Block, scores: npt.NDArray[np.float64]) -> Values:

@@ -54,6 +54,11 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
     "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
     "ray": ("runs on many machines (--engine ray)", {"ray": "ray"}),
     "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
+    "export": ("DICOM exports (xmil export --to dicom)", {"highdicom": "highdicom"}),
+    "dicom": (
+        "DICOM, JPEG 2000 and WebP slides",
+        {"wsidicom": "wsidicom", "imagecodecs": "imagecodecs"},
+    ),
     "zarr": ("Zarr feature files (TIAToolbox, SpatialData)", {"zarr": "zarr"}),
 }
 

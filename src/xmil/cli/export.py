@@ -16,7 +16,8 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            help="Of qupath (gzipped GeoJSON), asap (XML), geojson, scores, colours (OME-TIFF), csv, parquet."
+            help="Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, "
+            "geojson, scores, colours (OME-TIFF), csv, parquet."
         ),
     ],
     slides: Annotated[

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xmil.cli._options import Json
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ def split(
     column: Annotated[str | None, typer.Option(help="Column to write: `fold` or `split` by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write; the table itself by default.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the column if it exists.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Split a cohort by case, so that no case lies on two sides, and write the split as a column."""
     from xmil.data import read_cohort, split_folds, split_fractions
@@ -45,6 +48,9 @@ def split(
     if target.is_dir():
         raise InputError(f"{target}: is a folder; name the table to write with --out.")
     done.save(target)
+    if as_json:
+        print(json.dumps({"out": str(target), "column": name, "sides": _sides(done, name)}, indent=2))
+        return
     _say(done, name, target, stratify=stratify)
 
 
@@ -54,6 +60,14 @@ def _shares(text: str) -> dict[str, float]:
         return {name.strip(): float(share) for name, share in pairs}
     except ValueError:
         raise InputError(f"Shares must look like train=0.8,test=0.2. Got {text!r} instead.") from None
+
+
+def _sides(cohort: Cohort, column: str) -> dict[str, dict[str, int]]:
+    """Slides and cases of each side; those on none under an empty name."""
+    sides: dict[str, list[str]] = {}
+    for cell, case in zip(cohort.column(column), cohort.cases, strict=True):
+        sides.setdefault(cell or "", []).append(case)
+    return {side: {"slides": len(cases), "cases": len(set(cases))} for side, cases in sorted(sides.items())}
 
 
 def _say(cohort: Cohort, column: str, path: Path, *, stratify: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from xmil.cli._options import Json
 from xmil.cli._report import print_failures
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def train(
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
     ] = False,
+    as_json: Json = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the resolved settings, check the cohort's columns and stop."),
@@ -87,7 +89,8 @@ def train(
         print(dumps(plain(settings)), end="")
         check_columns(settings)
         return 0
-    return _report(settings, _train(settings, restart=restart))
+    outcome = _train(settings, restart=restart)
+    return _json_report(settings, outcome) if as_json else _report(settings, outcome)
 
 
 def _one_or_many(folders: list[Path] | None) -> str | list[str] | None:
@@ -136,10 +139,25 @@ def _watch(job: Job, progress: Any) -> OnStep:
     return hear
 
 
+def _code(outcome: TrainOutcome) -> int:
+    return (0 if not outcome.failed else 1) if outcome.best else 2
+
+
+def _json_report(settings: Config, outcome: TrainOutcome) -> int:
+    """The same for programs."""
+    import json
+
+    if not outcome.reports:
+        return _code(outcome)
+    told = {name: getattr(outcome, name) for name in ("best", "notes", "trained", "found", "failed")}
+    print(json.dumps({"out": str(settings.out), **told}, indent=2, default=str))
+    return _code(outcome)
+
+
 def _report(settings: Config, outcome: TrainOutcome) -> int:
     """A few lines on the screen; the exit code."""
     best = outcome.best
-    code = (0 if not outcome.failed else 1) if best else 2
+    code = _code(outcome)
     if not outcome.reports:
         return code
     for note in outcome.notes:

@@ -9,6 +9,10 @@ from difflib import get_close_matches
 class XmilError(Exception):
     """Base of every error this package raises on purpose."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show: the sentence, which names the fault, without the way through our files."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class InputError(XmilError, ValueError):
     """A bag, target or parameter that cannot be used."""

@@ -10,19 +10,37 @@ import io
 import pickle
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from xmil.core.budget import allowance, check_archive, check_budget
 from xmil.core.errors import FileError
 
-# Without one of these names in it a pickle of torch's can make nothing larger than itself.
-MAKERS = (b"_codecs", b"bytearray", b"Tensor", b"Counter", b"numpy", b"_rebuild_nested", b"_rebuild_sparse")
+DEEP = 16  # tuples within tuples; hashing one takes time that doubles with each level
 _LEGACY = 6  # pickles at the head of a file of torch's old layout
 
 
 class PurePickle(pickle._Unpickler):
-    """Python's own unpickler in Python: its memo is a dictionary, not an array as long as the file says."""
+    """Python's own unpickler in Python: its memo is a dictionary, not an array as long as the file says.
+
+    Tuples of tuples of tuples are refused: as keys of a dictionary they would be hashed for ever.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def _tuple(self, opcode: int) -> None:
+        plain: Any = pickle._Unpickler.dispatch[opcode]
+        plain(self)
+        made = self.stack[-1]  # type: ignore[attr-defined]
+        depths = self.__dict__.setdefault("_depths", {})
+        deepest = max((depths.get(id(held), (0,))[0] for held in made), default=0)
+        depths[id(made)] = (deepest + 1, made)  # held, so that the number stays its own
+        if deepest >= DEEP:
+            raise FileError("its pickle nests tuples too deeply; it is damaged or a trap.")
+
+    for _code in (*pickle.TUPLE, *pickle.TUPLE1, *pickle.TUPLE2, *pickle.TUPLE3):
+        dispatch[_code] = partial(lambda self, opcode: self._tuple(opcode), opcode=_code)
 
 
 def check_torch_file(path: Path) -> None:
@@ -44,9 +62,7 @@ def _check_members(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.filename.endswith(".pkl") and member.compress_type == zipfile.ZIP_STORED:
-                content = archive.read(member)
-                if any(name in content for name in MAKERS):
-                    _dry_run(io.BytesIO(content), path, pickles=1)
+                _dry_run(io.BytesIO(archive.read(member)), path, pickles=1)
 
 
 def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:
@@ -55,8 +71,9 @@ def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:
     for _ in range(pickles):
         try:
             _DryRun(stream, ledger).load()
-        except FileError:
-            raise
+        except FileError as error:
+            told = str(error)
+            raise FileError(told if told.startswith(str(path)) else f"{path}: {told}") from None
         except Exception:
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -144,13 +145,14 @@ class Run:
     def file(self, slide: str) -> Path:
         """The file of a slide's explanations."""
         path = self.path / "slides" / f"{slide}.parquet"
-        if is_plain(slide) and path.is_symlink():
-            raise FileError(f"{path}: a link; a run's folder is read without following links.")
-        if is_plain(slide) and path.is_file():
-            return path
+        with suppress(OSError):  # a name that is too long for a file is that of no slide
+            if is_plain(slide) and path.is_symlink():
+                raise FileError(f"{path}: a link; a run's folder is read without following links.")
+            if is_plain(slide) and path.is_file():
+                return path
         if slide in self.failed:
             raise InputError(f"{self.path}: {slide!r} has no explanation: {self.failed[slide]}")
-        raise unknown_name("slide", slide, [path.stem for path in self._files()])
+        raise unknown_name("slide", slide[:80], [path.stem for path in self._files()])
 
     def _files(self) -> list[Path]:
         found = sorted((self.path / "slides").glob("*.parquet"))

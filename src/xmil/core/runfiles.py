@@ -67,7 +67,6 @@ class RunFolder:
                 self._clear(outputs)
             for name in folders:
                 make_folder(self.path / name)
-                _sweep(self.path / name)
             _sweep(self.path)
             self.write(about)
             yield
@@ -251,11 +250,13 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the unfinished files of a run that was killed."""
+def _sweep(folder: Path, *, below: bool = False) -> None:
+    """Remove the unfinished files of a run that was killed, from its folder and those in it."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") and entry.name.endswith(".part"):
+            if entry.is_dir(follow_symlinks=False) and not below:
+                _sweep(Path(entry.path), below=True)
+            elif entry.name.startswith(".") and entry.name.endswith(".part"):
                 Path(entry.path).unlink(missing_ok=True)
 
 

@@ -83,22 +83,21 @@ def _cropped(slide: DigitSlide) -> tuple[Array, Array]:
     low = slide.coords.min(axis=0) - TILE // 8
     high = slide.coords.max(axis=0) + TILE + TILE // 8
     image = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]
-    return image[:: SCALE // 2, :: SCALE // 2].astype(np.float64) / 255, low
+    return image[::SCALE, ::SCALE].astype(np.float64) / 255, low
 
 
 def _draw(axis: Axes, panel: SlidePanel, image: Array, corners: Array, truth: Array) -> None:
     shown = image.copy()
-    step = SCALE // 2
     if panel.scores is not None:
-        for (x, y), colour in zip(corners // step, colours(panel.scores, signed=panel.signed), strict=True):
-            area = shown[y : y + TILE // step, x : x + TILE // step]
+        for (x, y), colour in zip(corners // SCALE, colours(panel.scores, signed=panel.signed), strict=True):
+            area = shown[y : y + TILE // SCALE, x : x + TILE // SCALE]
             darkness = 1 - area.mean(axis=-1, keepdims=True)  # ink stays ink
             area[:] = (1 - STRENGTH) * area + STRENGTH * colour * np.clip(1.35 - 1.1 * darkness, 0, 1)
     axis.imshow(np.clip(shown, 0, 1))
     axis.set_title(panel.title, fontsize=9.5)
-    for (x, y), sign in zip(corners / step, truth, strict=True):
+    for (x, y), sign in zip(corners / SCALE, truth, strict=True):
         if sign:
-            _mark(axis, x + 0.17 * TILE / step, y + 0.17 * TILE / step, MARKS[int(sign)])
+            _mark(axis, x + 0.17 * TILE / SCALE, y + 0.17 * TILE / SCALE, MARKS[int(sign)])
 
 
 def _mark(axis: Axes, x: float, y: float, sign: str) -> None:

@@ -6,6 +6,7 @@ It has no weights, so that it needs no download. Installed packages find it thro
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ def _digits(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]: 
     return StainFields(), Transform(size=TILE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
+@lru_cache(maxsize=1)
 def encode_digits() -> FloatArray:
     """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
     encoder = load_encoder(NAME)

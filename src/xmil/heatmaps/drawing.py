@@ -19,6 +19,7 @@ from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
 from xmil.heatmaps.canvas import TISSUES
+from xmil.heatmaps.dicoms import write_annotations, write_parametric_map
 from xmil.heatmaps.exports import write_geojson, write_table
 from xmil.heatmaps.ometiff import Pyramid, write_colours, write_scores
 from xmil.heatmaps.pairs import DRAWN, write_pairs
@@ -315,6 +316,8 @@ def _pyramid(given: Exported) -> Pyramid:
 EXPORTS.add("geojson", Export(_geojson, "geojson"))
 EXPORTS.add("qupath", Export(write_qupath, "geojson.gz"))
 EXPORTS.add("asap", Export(write_asap, "xml", each=True))
+EXPORTS.add("dicom", Export(write_parametric_map, "map.dcm", each=True))
+EXPORTS.add("dicom-annotations", Export(write_annotations, "annotations.dcm", each=True))
 EXPORTS.add("scores", Export(_scores, "scores.ome.tif"))
 EXPORTS.add("colours", Export(_colours, "colours.ome.tif", each=True))
 EXPORTS.add("csv", Export(_table, "csv"))
@@ -326,9 +329,9 @@ def _current(path: Path, changed: int) -> bool:
 
 
 def _safe(name: str) -> str:
-    """A name without what file systems refuse.
+    """A name without spaces and what file systems refuse.
 
     >>> _safe("HPV+/-: yes")
-    'HPV+_-_ yes'
+    'HPV+_-__yes'
     """
-    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "_", name)
+    return re.sub(r'[<>:"/\\|?*\s\x00-\x1f]', "_", name)

@@ -6,7 +6,9 @@ A pixel of a picture is a pixel of the figure. Text is measured and made to fit 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -46,10 +48,23 @@ class Picture(Figure):
         about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # same input, same file
         write_atomically(path, lambda part: self.savefig(part, format=kind, dpi=DPI, metadata=about))
 
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """As matplotlib does; letters that its font lacks are boxes, without a warning for each."""
+        with quiet_glyphs():
+            super().savefig(*args, **kwargs)
+
     def _repr_png_(self) -> bytes:
         held = io.BytesIO()
         self.savefig(held, format="png", dpi=DPI)
         return held.getvalue()
+
+
+@contextmanager
+def quiet_glyphs() -> Iterator[None]:
+    """Names in any script are drawn, as far as the font goes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +306,8 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """Pixels that a line of text takes at a size in pixels, with room for the rounding of small letters."""
     font = FontProperties(weight=weight, size=size)
-    wide, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    with quiet_glyphs():
+        wide, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(wide) * 1.06
 
 

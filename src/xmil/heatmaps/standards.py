@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+from os import PathLike
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import numpy.typing as npt
 
+from xmil.core.errors import FileError
 from xmil.core.storage import write_atomically
-from xmil.heatmaps.exports import AGAINST, SUPPORTS, write_geojson
+from xmil.heatmaps.exports import AGAINST, SUPPORTS, Tiles, write_geojson
 from xmil.heatmaps.registry import Exported
 from xmil.heatmaps.words import ends
 
@@ -44,6 +47,40 @@ def write_asap(path: Path, given: Exported) -> None:
         )
     data = ET.tostring(root, encoding="utf-8", xml_declaration=True)
     write_atomically(path, lambda part: _put(part, data))
+
+
+def read_asap(path: str | PathLike[str]) -> Tiles:
+    """Rectangles and polygons of ASAP's XML as boxes, with their groups; scores of ours by their column."""
+    data = Path(path).read_bytes() if Path(path).is_file() else b""
+    if not data:
+        raise FileError(f"{path}: no such file, or an empty one.")
+    if b"<!DOCTYPE" in data:  # entities could blow it up
+        raise FileError(f"{path}: has a document type, which ASAP does not write.")
+    try:
+        notes = ET.fromstring(data).findall("./Annotations/Annotation")  # noqa: S314 - no document type
+        points = [
+            [(float(c.attrib["X"]), float(c.attrib["Y"])) for c in note.iter("Coordinate")] for note in notes
+        ]
+        boxes = [[*np.min(each, axis=0), *np.max(each, axis=0)] for each in points]
+    except (ET.ParseError, KeyError, ValueError) as error:
+        raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
+    groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
+    return Tiles(
+        np.array(boxes, dtype=np.float64).reshape(-1, 4), _scores([n.get("Name", "") for n in notes]), groups
+    )
+
+
+def _scores(names: list[str]) -> dict[str, npt.NDArray[np.float64]]:
+    """Scores in the names of annotations that we wrote: number, column, score."""
+    parts = [name.split(" ", 1) for name in names]
+    held = [
+        part[1].rpartition(" ") if len(part) == 2 and part[0].isdecimal() else ("", "", "") for part in parts
+    ]
+    columns = dict.fromkeys(column for column, _, _ in held if column)
+    return {
+        column: np.array([float(score) if own == column else np.nan for own, _, score in held])
+        for column in columns
+    }
 
 
 def _rectangle(

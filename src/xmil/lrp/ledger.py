@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,13 @@ class Ledger:
         amount = amount.detach().double()
         self._totals[share] = self._totals[share] + amount if share in self._totals else amount
 
-    def totals(self) -> dict[str, float]:
-        """The shares by name."""
-        return {share: float(self._totals.get(share, 0.0)) for share in SHARES}
+    def totals(self, *others: Tensor) -> tuple[dict[str, float], list[float]]:
+        """The shares by name, and other scalars with them: the device is waited for once."""
+        booked = list(self._totals)
+        held = [*(self._totals[share] for share in booked), *(other.detach().double() for other in others)]
+        numbers = torch.stack(held).tolist() if held else []
+        shares = dict.fromkeys(SHARES, 0.0) | dict(zip(booked, numbers, strict=False))
+        return shares, numbers[len(booked) :]
 
     def keep(self, share: str, constant: Tensor | float, out: Tensor) -> None:
         """Book what a constant term of `out` will receive: the sum of constant times gradient."""
@@ -41,8 +47,9 @@ def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:
 
     An infinite constant only ever stands where a softmax leaves no gradient.
     """
-    if not isinstance(constant, Tensor):
-        constant = torch.tensor(float(constant), device=gradient.device)
+    if not isinstance(constant, Tensor):  # no tensor is made: that would wait for the device
+        value = float(constant)
+        return gradient.real.sum().double() * (value if math.isfinite(value) else 0.0)
     if gradient.is_complex() or constant.is_complex():  # gradients of real and imaginary part as one number
         return (gradient.conj() * constant).real.sum().double()
     constant = constant.to(gradient.dtype).nan_to_num(posinf=0.0, neginf=0.0)

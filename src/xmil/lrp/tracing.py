@@ -101,20 +101,20 @@ class Trace:
         wanted = [self._x, *self._layers.values()]
         gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
         at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
-        shares = ledger.totals()
         terms = seed.double() * self.logits.double()
-        rest = float((value.detach().double() - terms.sum(dim=-1)).sum())
-        size = max(abs(rest), float(terms.abs().max()))
-        shares["cut"] += (bent := _bent(output, self.logits, rest, size))
+        beside = (value.detach().double() - terms.sum(dim=-1)).sum()
+        with torch.no_grad():
+            empty = output(torch.zeros_like(self.logits)).double().sum()
+        shares, (rest, largest, at_zero) = ledger.totals(beside, terms.abs().max(), empty)
+        size = max(abs(rest), largest)
+        shares["cut"] += (bent := _bent(rest, at_zero, size))
         shares["bias"] += rest - bent
         layers = dict(zip(self._layers, at[1:], strict=True))
         return Relevance(value.detach(), at[0], layers, shares, size, tuple(self._engine.cuts))
 
 
-def _bent(output: OutputFunction, logits: Tensor, rest: float, size: float) -> float:
+def _bent(rest: float, at_zero: float, size: float) -> float:
     """The part of an output beside its logits that depends on them: zero where the output is linear."""
-    with torch.no_grad():
-        at_zero = float(output(torch.zeros_like(logits)).double().sum())
     return rest - at_zero if abs(rest - at_zero) > LINEAR * size else 0.0
 
 

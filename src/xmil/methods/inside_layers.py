@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from xmil.core.errors import UnsupportedError, unknown_name
 
+GAMMA = 0.25  # of networks with batch norm
 HELD = 32  # outputs of layers that are held at once
 PREFIX = 8  # class and register tokens that may stand before the patch tokens
 
@@ -147,6 +149,15 @@ def last_layers(module: nn.Module, pixels: Tensor) -> Iterator[str]:
         found.append(name)
         yield name
     yield from (name for name in names if name not in found)
+
+
+def preset_gamma(module: nn.Module) -> float:
+    """The gamma `lrp` takes by itself: above zero with batch norm, whose activations are positive.
+
+    ResNets and their like gain by it (docs/inside.md); behind layer norm (ViT, Swin, ConvNeXt) signs carry as
+    much as sizes, and the plain rule stays.
+    """
+    return GAMMA if any(isinstance(part, _BatchNorm) for part in module.modules()) else 0.0
 
 
 def finer_layer(module: nn.Module, pixels: Tensor) -> str:

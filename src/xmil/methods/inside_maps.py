@@ -7,7 +7,7 @@ gives this patch. Every map here shares that one number among places of the tile
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,15 @@ from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
 from xmil.lrp import Composite, trace
 from xmil.lrp.composite import AffineRule
-from xmil.methods.inside_layers import finer_layer, grid_of, last_layers, on_grid, output_of, replaced
+from xmil.methods.inside_layers import (
+    finer_layer,
+    grid_of,
+    last_layers,
+    on_grid,
+    output_of,
+    preset_gamma,
+    replaced,
+)
 from xmil.nn.folded import fold_batch_norm
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
@@ -55,8 +63,8 @@ class MapSettings:
     square: float = 1 / 6
     steps: int = 16
     stride: float = 0.25
-    epsilon: float = 0.0
-    gamma: float = 0.0
+    epsilon: float | None = None
+    gamma: float | None = None
     batch: int = 32
     parts: int = 2
 
@@ -140,6 +148,8 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 @MAPS.register("lrp")
 def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'."""
+    if settings.gamma is None and settings.epsilon is None:
+        settings = replace(settings, gamma=preset_gamma(network.seen()))
     used = network.folded(tile.pixels) if settings.gamma or settings.epsilon else network
     if settings.layer is None and "lrp" not in network.layers:
         network.layers["lrp"] = finer_layer(network.seen(), tile.pixels)
@@ -235,7 +245,7 @@ def fine(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
 def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: MapSettings) -> TileMap:
     """Relevance of g . f at the output of a layer, the network below it left alone."""
     module = network.seen()
-    rules = Composite(default=AffineRule(settings.epsilon, settings.gamma, signed=True))
+    rules = Composite(default=AffineRule(settings.epsilon or 0.0, settings.gamma or 0.0, signed=True))
     start = tile.pixels if layer is None else output_of(module, layer, tile.pixels)
     if layer is not None and grid_of(start) is None:
         raise UnsupportedError(

@@ -202,15 +202,16 @@ def _attribution(
     feature_level: bool,
 ) -> Attribution:
     ((scores,), kept), features, shares = _centred(flow, centre), None, dict(relevance.shares)
-    if kept is not None:
-        shares["baseline"] = float(kept.double().sum())
+    sums = [relevance.output.double().reshape(()), scores.double().sum()]
+    sums += [] if kept is None else [kept.double().sum()]
+    value, instances, *booked = torch.stack(sums).tolist()  # the device is waited for once
+    shares |= dict(zip(["baseline"], booked, strict=False))
     if feature_level:
         shift = 0.0 if centre is None else centre.shift
         features = replace(flow, tensor=flow.tensor - shift).features[0]
-    value = float(relevance.output)
     audit, warnings = None, tuple[str, ...]()
     if whole:
-        audit = Audit.close(output=value, instances=float(scores.double().sum()), **shares)
+        audit = Audit.close(output=value, instances=instances, **shares)
         warnings = account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
     extra = described(centre)
     extra["warnings"] += warnings

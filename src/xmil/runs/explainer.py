@@ -67,11 +67,22 @@ class Explained:
     rows: list[Row]
 
 
+@dataclass(frozen=True)
+class Unwritten:
+    """A case that is explained; its files are still to be written."""
+
+    case: Case
+    read: Read
+    explanations: list[Explanation]
+    logits: list[list[float]]
+    seconds: float
+
+
 def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
     """The worker of a job, with the models that are loaded, or with a copy of its own from the same files."""
     models = loaded or Ensemble.load(job.paths, job.device, digests=job.digests, unsaid=job.unsaid)
     explainer = Explainer(job, models)
-    return Stages(explainer.read, explainer.work)
+    return Stages(explainer.read, explainer.work, explainer.write)
 
 
 class Explainer:
@@ -95,24 +106,23 @@ class Explainer:
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
         return Read(bag, parts, rows, sources, time.perf_counter() - start)
 
-    def work(self, case: Case, read: Read) -> Explained:
-        """Explain a case and write its slides' files."""
+    def work(self, case: Case, read: Read) -> Unwritten:
+        """Explain a case."""
         start = time.perf_counter()
         explanations, logits = self._within_memory(case, read.bag)
         if self.job.settings.interactions:
             self._write_pairs(case, read.bag, explanations)
-        for place in range(len(read.parts)):
-            self._write(case, read, place, explanations, logits)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
-        said = warnings_of(explanations)
-        rows = [
-            {
-                **slide_row(case, i, logits=logits, spec=vars(self.spec), n=len(part), seconds=seconds),
-                "warnings": said,
-            }
-            for i, part in enumerate(read.parts)
-        ]
-        return Explained(rows)
+        return Unwritten(case, read, explanations, logits, seconds)
+
+    def write(self, made: Unwritten) -> Explained:
+        """Write the files of a case's slides, while the next case is explained."""
+        for place in range(len(made.read.parts)):
+            self._write(made, place)
+        said = {"warnings": warnings_of(made.explanations)}
+        about: dict[str, Any] = {"logits": made.logits, "spec": vars(self.spec), "seconds": made.seconds}
+        parts = enumerate(made.read.parts)
+        return Explained([{**slide_row(made.case, i, n=len(part), **about), **said} for i, part in parts])
 
     def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
@@ -152,14 +162,8 @@ class Explainer:
             if self.job.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _write(
-        self,
-        case: Case,
-        read: Read,
-        place: int,
-        explanations: list[Explanation],
-        logits: list[list[float]],
-    ) -> None:
+    def _write(self, made: Unwritten, place: int) -> None:
+        case, read, explanations, logits = made.case, made.read, made.explanations, made.logits
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
         about = {**file_provenance(self.job, case), "source": read.sources[place]}

@@ -35,7 +35,7 @@ def grouped(notes: Mapping[str, str]) -> list[str]:
     """One line for all slides that the same is said of.
 
     >>> grouped({"a": "a.svs: blank", "b": "b.svs: blank", "c": "mpp given"})
-    ['2 slides (a, b): a.svs: blank', 'c: mpp given']
+    ['a, b: a.svs: blank', 'c: mpp given']
     """
     held: dict[str, list[str]] = {}
     for name, note in notes.items():
@@ -44,7 +44,5 @@ def grouped(notes: Mapping[str, str]) -> list[str]:
 
 
 def _line(names: list[str], note: str) -> str:
-    if len(names) == 1:
-        return f"{names[0]}: {note}"
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{len(names)} slides ({', '.join(names[:NAMED])}{more}): {note}"
+    return f"{', '.join(names[:NAMED])}{more}: {note}"

@@ -79,7 +79,11 @@ def _attributes(tiling: Tiling) -> dict[str, Any]:
 
 
 def _ours(tiling: Tiling, source: str | None) -> dict[str, Any]:
-    extra = {"source": source, "tissue_share": tiling.tissue.share, "flat_patches": tiling.flat}
+    extra: dict[str, Any] = {
+        "source": source,
+        "tissue_share": tiling.tissue.share,
+        "flat_patches": tiling.flat,
+    }
     extra["artefacts"] = {kind: len(corners) for kind, corners in tiling.artefacts.items()}
     return {
         "version": __version__,

@@ -14,6 +14,7 @@ from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Slide
 
 INSTALL = "pip install 'xmil[slides]'"
+WIDER, MORE = "pip install 'xmil[dicom]'", ("wsidicom", "imagecodecs")
 SCANNERS = (".svs", ".ndpi", ".mrxs", ".scn", ".bif", ".vms", ".vmu", ".svslide", ".dcm")
 
 
@@ -71,7 +72,7 @@ def _opened(path: Path) -> Slide:
         try:
             return backend(path)
         except ImportError as error:
-            reasons.append(f"{error.name} is not installed: {INSTALL}")
+            reasons.append(f"{error.name} is not installed: {WIDER if error.name in MORE else INSTALL}")
         except UnreadableSlideError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
@@ -83,8 +84,10 @@ def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:
 
     A cut-off SVS is still a TIFF in part: another library would show it with tiles and metadata missing.
     """
-    from xmil.slides.backends import openslides, pictures, tiffs
+    from xmil.slides.backends import openslides, pictures, tiffs, wsidicoms
 
+    if path.name.lower().endswith(".dcm"):
+        return openslides.open_, wsidicoms.open_
     if path.name.lower().endswith(SCANNERS):
         return (openslides.open_,)
     return tiffs.open_ome, openslides.open_, tiffs.open_, pictures.open_

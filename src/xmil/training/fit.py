@@ -27,7 +27,7 @@ from xmil.training.losses import bag_weights, make_loss
 from xmil.training.optimizers import make_optimizer, make_scheduler
 from xmil.training.progress import Measures, measure
 from xmil.training.site_balance import SiteGroups
-from xmil.training.state import MODEL, BestEpoch, State, read_state, write_state
+from xmil.training.state import MODEL, BestEpoch, State, read_state, write_log, write_state
 from xmil.training.targets import Goal, Rows
 
 logger = logging.getLogger(__name__)
@@ -176,6 +176,8 @@ class Fit:
         self.optimizer.load_state_dict(state.optimizer)
         self.scheduler.load_state_dict(state.scheduler)
         self.fabric.strategy.precision.load_state_dict(state.precision)
+        if self._writes:
+            write_log(state, self.folder)
         if self._writes and state.best.epoch:
             self._write_model(state)
         return state

@@ -107,7 +107,8 @@ def _held_sites(found: TrainingSet, rows: Rows, data: Data, *, seed: int) -> Row
     cohort = found.cohort.with_column(STRATUM, found.targets.strata).take(rows.tolist())
     shares = {"train": 1 - data.validation_share, "val": data.validation_share}
     split = split_fractions(cohort, shares, stratify=STRATUM, seed=seed, column="part", sites=data.site)
-    return rows[np.array([cell == "val" for cell in split.column("part")])]
+    held: Rows = rows[np.array([cell == "val" for cell in split.column("part")])]
+    return held
 
 
 def _held_out(found: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:

@@ -60,6 +60,11 @@ def write_state(state: State, folder: Path) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)  # in memory first: a full disk is then an OSError, told in one line
     write_atomically(folder / LAST, lambda temporary: _put(temporary, buffer))
+    write_log(state, folder)
+
+
+def write_log(state: State, folder: Path) -> None:
+    """Write the log that belongs to a state: a kill may have come between the two."""
     write_text(folder / LOG, log_text(state.log))
 
 

@@ -130,7 +130,7 @@ def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
     from PIL import Image
 
     if evidence.coords is None or not evidence.n:
-        raise MissingError("The positions of this slide's patches are unknown.")
+        raise MissingError("The positions of this slide's patches are not known.")
     edge = evidence.patch_size or 1
     corner = evidence.coords.min(axis=0)
     places = evidence.coords - corner + edge // 2

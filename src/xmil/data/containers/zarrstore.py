@@ -183,9 +183,10 @@ def _array_info(mark: Path, store: Path) -> ArrayInfo:
         shape = tuple(int(length) for length in meta["shape"])
         kind = meta["dtype"] if mark.name == ".zarray" else meta["data_type"]
         dtype = np.dtype(kind if isinstance(kind, str) and kind != "string" else object)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
+        told = " ".join(str(error).split())[:200]
         raise FileError(
-            f"{store}: the metadata of {name!r} is damaged ({error}); write the store again."
+            f"{store}: the metadata of {name!r} is damaged ({told}); write the store again."
         ) from None
     if any(length < 0 for length in shape):
         raise FileError(f"{store}: {name!r} declares the impossible shape {shape}; the store is damaged.")

@@ -2,8 +2,8 @@
 
 A reader claims a container by what is inside it and turns it into a `Header`. To add one, write a module with
 
-    @reader("mytool", kinds=("h5",), claims=lambda found: "my_features" in found)
-    def read(found: Contents, ask: Ask) -> Header: ...
+    @reader("mytool", kinds=("h5",), claims=lambda contents: "my_features" in contents)
+    def read(contents: Contents, ask: Ask) -> Header: ...
 
 and name it under the entry point group `xmil.readers`; `xmil.read_bag` and `xmil inspect` take it from there.
 """
@@ -65,20 +65,22 @@ def reader(
     return register
 
 
-def find_reader(found: Contents, format: str) -> Reader:  # noqa: A002 - the public parameter's name
+def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the public parameter's name
     """The reader named, or the one that claims the container."""
     _load_built_in()
     if format != "auto":
-        return _named(found, format)
+        return _named(contents, format)
     fitting = [
-        entry for name in READERS if found.kind in (entry := READERS[name]).kinds and entry.claims(found)
+        entry
+        for name in READERS
+        if contents.kind in (entry := READERS[name]).kinds and entry.claims(contents)
     ]
     chosen = [entry for entry in fitting if not entry.fallback] or fitting
     if not chosen:
-        raise FileError(_unknown(found))
+        raise FileError(_unknown(contents))
     if len(chosen) > 1:
         names = ", ".join(entry.name for entry in chosen)
-        raise FileError(f"{found.path}: fits several layouts ({names}); choose one with format=.")
+        raise FileError(f"{contents.path}: fits several layouts ({names}); choose one with format=.")
     return chosen[0]
 
 
@@ -92,24 +94,26 @@ def list_formats() -> list[str]:
     return list(READERS)
 
 
-def _named(found: Contents, name: str) -> Reader:
+def _named(contents: Contents, name: str) -> Reader:
     entry = READERS[name]
-    if found.kind not in entry.kinds:
+    if contents.kind not in entry.kinds:
         kinds = " or ".join(entry.kinds)
-        raise InputError(f"{found.path}: is a {found.kind} container, but {name!r} files are {kinds}.")
+        raise InputError(f"{contents.path}: is a {contents.kind} container, but {name!r} files are {kinds}.")
     return entry
 
 
-def _unknown(found: Contents) -> str:
-    tried = ", ".join(name for name in READERS if found.kind in READERS[name].kinds) or "none"
-    if found.kind == "folder":
-        return f"{found.path}: a folder, not one bag; name a file in it. `xmil inspect` lists what it holds."
+def _unknown(contents: Contents) -> str:
+    tried = ", ".join(name for name in READERS if contents.kind in READERS[name].kinds) or "none"
+    if contents.kind == "folder":
+        return (
+            f"{contents.path}: a folder, not one bag; name a file in it. `xmil inspect` lists what it holds."
+        )
     advice = (
         "is it a checkpoint? xmil.load_model reads those"
-        if found.kind == "pt"
+        if contents.kind == "pt"
         else "pass format= to force one"
     )
-    return f"{found.path}: of an unknown layout; it holds {found.describe()}; tried {tried}; {advice}."
+    return f"{contents.path}: of an unknown layout; it holds {contents.describe()}; tried {tried}; {advice}."
 
 
 def _load_built_in() -> None:

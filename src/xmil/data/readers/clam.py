@@ -25,78 +25,82 @@ from xmil.data.siblings import find_beside, index_beside, patch_table, slide_nam
 _GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
-def _coords_attrs(found: Contents) -> Any:
-    return found.arrays["coords"].attrs if "coords" in found else {}
+def _coords_attrs(contents: Contents) -> Any:
+    return contents.arrays["coords"].attrs if "coords" in contents else {}
 
 
-def _claims_patches(found: Contents) -> bool:
-    about = _coords_attrs(found)
+def _claims_patches(contents: Contents) -> bool:
+    about = _coords_attrs(contents)
     return "patch_level" in about and not {"patch_size_level0", "patch_spacing_um_px"} & set(about)
 
 
-def _claims_features(found: Contents) -> bool:
-    named = found.kind == "h5" and "features" in found and "coords" in found
-    about = set(_coords_attrs(found))
+def _claims_features(contents: Contents) -> bool:
+    named = contents.kind == "h5" and "features" in contents and "coords" in contents
+    about = set(_coords_attrs(contents))
     known = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
-    return named and not about & known and "imgs" not in found
+    return named and not about & known and "imgs" not in contents
 
 
-def _claims_tensor(found: Contents) -> bool:
+def _claims_tensor(contents: Contents) -> bool:
     if (
-        found.kind != "pt"
-        or list(found.arrays) != [TENSOR]
-        or index_beside(found.path)
-        or patch_table(found.path)
+        contents.kind != "pt"
+        or list(contents.arrays) != [TENSOR]
+        or index_beside(contents.path)
+        or patch_table(contents.path)
     ):
         return False
-    return _h5_beside(found.path) is not None
+    return _h5_beside(contents.path) is not None
 
 
 @reader("clam-patches", kinds=("h5",), claims=_claims_patches)
-def read_patches(found: Contents, ask: Ask) -> Header:
+def read_patches(contents: Contents, ask: Ask) -> Header:
     """Corners only: level-0 pixels, the edge at `patch_level` times the whole part of the downsample."""
-    features = found.rows("features") if "features" in found else None
-    header = Header(found.path, "clam-patches", features, slide_id=slide_name(found.path))
-    edge, note = _patch_edge(_coords_attrs(found), found.path)
+    features = contents.rows("features") if "features" in contents else None
+    header = Header(contents.path, "clam-patches", features, slide_id=slide_name(contents.path))
+    edge, note = _patch_edge(_coords_attrs(contents), contents.path)
     header = replace(header, inferred=(note,) if note else ())
-    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
 
 
-@reader("clam", kinds=("h5", "pt"), claims=lambda found: _claims_features(found) or _claims_tensor(found))
-def read_features(found: Contents, ask: Ask) -> Header:
+@reader(
+    "clam", kinds=("h5", "pt"), claims=lambda contents: _claims_features(contents) or _claims_tensor(contents)
+)
+def read_features(contents: Contents, ask: Ask) -> Header:
     """Features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
-    if found.kind == "pt":
-        return _join_h5(Header(found.path, "clam", found.rows(TENSOR), slide_id=slide_name(found.path)), ask)
-    header = Header(found.path, "clam", found.rows("features"), slide_id=slide_name(found.path))
-    edge = _stored_edge(_coords_attrs(found))
+    if contents.kind == "pt":
+        return _join_h5(
+            Header(contents.path, "clam", contents.rows(TENSOR), slide_id=slide_name(contents.path)), ask
+        )
+    header = Header(contents.path, "clam", contents.rows("features"), slide_id=slide_name(contents.path))
+    edge = _stored_edge(_coords_attrs(contents))
     if edge is None or ask.patch_size is not None:
-        return _with_edge(header, corners(found), ask=ask)
+        return _with_edge(header, corners(contents), ask=ask)
     note = f"patch edge {edge} from the attribute patch_size, taken as level-0 pixels"
     header = replace(header, inferred=(note,))
-    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
 
 
 @reader("gigapath", kinds=("h5",), claims=lambda _: False)
-def read_gigapath(found: Contents, ask: Ask) -> Header:
+def read_gigapath(contents: Contents, ask: Ask) -> Header:
     """The same layout, asked for by name: patches of 256 px at 20x, so the slide's mpp gives the edge."""
-    header = Header(found.path, "gigapath", found.rows("features"), slide_id=slide_name(found.path))
+    header = Header(contents.path, "gigapath", contents.rows("features"), slide_id=slide_name(contents.path))
     if ask.mpp is None or ask.patch_size is not None:
-        return _with_edge(header, corners(found), ask=ask)
+        return _with_edge(header, corners(contents), ask=ask)
     edge = round(_GIGAPATH_EDGE_UM / ask.mpp)
     header = replace(header, inferred=(f"patch edge {edge} from 256 px at 20x and mpp {ask.mpp:g}",))
-    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
 
 
-@reader("clam-images", kinds=("h5",), claims=lambda found: "imgs" in found and "coords" in found)
-def read_images(found: Contents, ask: Ask) -> Header:
+@reader("clam-images", kinds=("h5",), claims=lambda contents: "imgs" in contents and "coords" in contents)
+def read_images(contents: Contents, ask: Ask) -> Header:
     """Old CLAM files with the patch images inside: corners are divided by the downsample."""
-    about = found.arrays["imgs"].attrs
-    scale = _pair(about.get("downsample"), found.path)
-    shape = found.arrays["imgs"].shape
+    about = contents.arrays["imgs"].attrs
+    scale = _pair(about.get("downsample"), contents.path)
+    shape = contents.arrays["imgs"].shape
     edge = shape[1] * scale[0] if len(shape) == 4 else None
-    header = Header(found.path, "clam-images", None, slide_id=slide_name(found.path))
+    header = Header(contents.path, "clam-images", None, slide_id=slide_name(contents.path))
     header = replace(header, inferred=(f"level-0 corners: stored ones times the downsample {scale[0]:g}",))
-    return replace(header, **placed(header, corners(found) * scale, "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, corners(contents) * scale, "px", edge=edge, ask=ask))
 
 
 def _join_h5(header: Header, ask: Ask) -> Header:
@@ -143,9 +147,9 @@ def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, s
     if beside is None or beside.resolve() == path.resolve():
         return None, None
     try:
-        found = open_contents(beside)
-        same = np.array_equal(corners(found), coords)
-        about = _coords_attrs(found)
+        contents = open_contents(beside)
+        same = np.array_equal(corners(contents), coords)
+        about = _coords_attrs(contents)
         edge = (
             float(about["patch_size_level0"])
             if "patch_size_level0" in about

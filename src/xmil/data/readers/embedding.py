@@ -14,15 +14,17 @@ VECTORS = ("slide_embedding", "slide_features", "embedding", *NAMES)
 
 
 @reader("embedding", kinds=("h5", "pt", "npy", "npz"), claims=lambda _: False)
-def read(found: Contents, ask: Ask) -> Header:  # noqa: ARG001  # a slide's vector has no patches to place
+def read(contents: Contents, ask: Ask) -> Header:  # noqa: ARG001  # a slide's vector has no patches to place
     """The vector of the slide; patch features are refused."""
-    name = next((name for name in VECTORS if name in found), None)
+    name = next((name for name in VECTORS if name in contents), None)
     if name is None:
-        raise FileError(f"{found.path}: holds no slide embedding; it holds {found.describe()}.")
-    values = found.read(name)
+        raise FileError(f"{contents.path}: holds no slide embedding; it holds {contents.describe()}.")
+    values = contents.read(name)
     if values.ndim == 0 or values.shape[:-1] not in ((), (1,), (1, 1)):
         raise FileError(
-            f"{found.path}: {name!r} has the shape {values.shape}, not that of one vector for the slide; "
+            f"{contents.path}: {name!r} has the shape {values.shape}, not that of one vector for the slide; "
             "train from patches instead."
         )
-    return Header(found.path, "embedding", ArrayRows(values.reshape(1, -1)), slide_id=slide_name(found.path))
+    return Header(
+        contents.path, "embedding", ArrayRows(values.reshape(1, -1)), slide_id=slide_name(contents.path)
+    )

@@ -28,38 +28,38 @@ Columns = dict[str, list[str | None]]
 ANNOTATION = "annotation:"  # prefix of the per-instance columns made of `annotation_classes`
 
 
-def _claims(found: Contents) -> bool:
-    if found.kind == "pt":
+def _claims(contents: Contents) -> bool:
+    if contents.kind == "pt":
         return (
-            list(found.arrays) == [TENSOR]
-            and not index_beside(found.path)
-            and patch_table(found.path) is not None
+            list(contents.arrays) == [TENSOR]
+            and not index_beside(contents.path)
+            and patch_table(contents.path) is not None
         )
-    if found.kind == "npz":
-        return bool(found.arrays) and all(name.isdecimal() for name in found.arrays)
-    return bool(found.arrays)
+    if contents.kind == "npz":
+        return bool(contents.arrays) and all(name.isdecimal() for name in contents.arrays)
+    return bool(contents.arrays)
 
 
 @reader("xmil", kinds=("pt", "npz", "folder"), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Vectors in ascending patch number, with boxes and annotations where the patch table is near."""
-    rows, numbers = _rows(found)
-    header = Header(found.path, "xmil", rows, slide_id=slide_name(found.path))
+    rows, numbers = _rows(contents)
+    header = Header(contents.path, "xmil", rows, slide_id=slide_name(contents.path))
     if numbers is not None:
         header = replace(header, columns={"patch_id": numbers})
-    table = patch_table(found.path)
+    table = patch_table(contents.path)
     if table is None:
         return replace(header, **placed(header, None, "px", edge=None, ask=ask))
     return _with_table(header, table, ask=ask)
 
 
-def _rows(found: Contents) -> tuple[Rows, npt.NDArray[np.int64] | None]:
-    if isinstance(found, NpzContents):
-        names = sorted(found.arrays, key=int)
-        return found.stacked(names), np.array([int(name) for name in names])
-    if isinstance(found, FolderContents):
-        return found.rows("vectors"), np.array(found.ids)
-    return found.rows(TENSOR), None
+def _rows(contents: Contents) -> tuple[Rows, npt.NDArray[np.int64] | None]:
+    if isinstance(contents, NpzContents):
+        names = sorted(contents.arrays, key=int)
+        return contents.stacked(names), np.array([int(name) for name in names])
+    if isinstance(contents, FolderContents):
+        return contents.rows("vectors"), np.array(contents.ids)
+    return contents.rows(TENSOR), None
 
 
 def _with_table(header: Header, table: Path, *, ask: Ask) -> Header:
@@ -79,7 +79,7 @@ def _with_table(header: Header, table: Path, *, ask: Ask) -> Header:
 
 def _ascending(columns: Columns, path: Path) -> Columns:
     if "patch_id" not in columns:
-        raise FileError(f"{path}: has no column 'patch_id'; found {', '.join(columns)}.")
+        raise FileError(f"{path}: has no column 'patch_id'; contents {', '.join(columns)}.")
     try:
         order = sorted(range(len(columns["patch_id"])), key=lambda i: int(columns["patch_id"][i] or ""))
     except ValueError:

@@ -20,28 +20,28 @@ from xmil.data.siblings import slide_name
 NAMES = (TENSOR, ARRAY, "features", "feats", "embeddings", "tile_embeds", "x", "X", "arr_0")
 
 
-def _features(found: Contents) -> str | None:
-    if found.kind == "h5" and "coords" in found:  # its layout says what they mean, or nothing does
+def _features(contents: Contents) -> str | None:
+    if contents.kind == "h5" and "coords" in contents:  # its layout says what they mean, or nothing does
         return None
-    return next((name for name in NAMES if name in found), None)
+    return next((name for name in NAMES if name in contents), None)
 
 
 @reader(
     "plain",
     kinds=("pt", "npy", "npz", "h5"),
-    claims=lambda found: _features(found) is not None,
+    claims=lambda contents: _features(contents) is not None,
     fallback=True,
 )
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Features, and level-0 corners where an array is named `coords`."""
-    name = _features(found) or next(iter(found.arrays), TENSOR)
-    header = Header(found.path, "plain", found.rows(name), slide_id=slide_name(found.path))
+    name = _features(contents) or next(iter(contents.arrays), TENSOR)
+    header = Header(contents.path, "plain", contents.rows(name), slide_id=slide_name(contents.path))
     if name not in (TENSOR, ARRAY):
         header = replace(header, inferred=(f"features from the array {name!r}",))
-    header = replace(header, extras=named_graphs(found, len(header)))
-    if "coords" not in found:
+    header = replace(header, extras=named_graphs(contents, len(header)))
+    if "coords" not in contents:
         return replace(header, **placed(header, None, "px", edge=None, ask=ask))
-    coords = corners(found)
+    coords = corners(contents)
     notes = [*header.inferred, "coordinates taken as level-0 top-left corners"]
     edge = None if ask.patch_size is not None else smallest_gap(coords)
     notes += [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []

@@ -25,49 +25,49 @@ from xmil.data.siblings import find_beside, slide_name
 TILES, REGIONS = "tile_embeddings", "hierarchical_embeddings"
 
 
-def _claims(found: Contents) -> bool:
-    named = list(found.arrays) == [TENSOR] if found.kind == "pt" else "features" in found
-    return named and _about(found.path).get("artifact_type") in (TILES, REGIONS)
+def _claims(contents: Contents) -> bool:
+    named = list(contents.arrays) == [TENSOR] if contents.kind == "pt" else "features" in contents
+    return named and _about(contents.path).get("artifact_type") in (TILES, REGIONS)
 
 
 @reader("slide2vec", kinds=("pt", "npz"), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Features with level-0 corners; edge, mpp and slide size from the files of the tiling."""
-    about, tiling = _about(found.path), _json_beside(found.path, "coordinates.meta.json")
+    about, tiling = _about(contents.path), _json_beside(contents.path, "coordinates.meta.json")
     if about.get("artifact_type") == REGIONS:
         raise FileError(
-            f"{found.path}: holds features of regions (regions, tiles, width), not of patches; embed tiles "
-            "with slide2vec, or save the tiles of all regions as one (n, width) array."
+            f"{contents.path}: holds features of regions (regions, tiles, width), not of patches; embed "
+            "tiles with slide2vec, or save the tiles of all regions as one (n, width) array."
         )
     slide = tiling.get("slide") or {}
     header = Header(
-        found.path,
+        contents.path,
         "slide2vec",
-        found.rows(TENSOR if found.kind == "pt" else "features"),
-        slide_id=slide_name(found.path),
+        contents.rows(TENSOR if contents.kind == "pt" else "features"),
+        slide_id=slide_name(contents.path),
         encoder=str(about["encoder_name"]) if about.get("encoder_name") else None,
         mpp=_number(slide.get("base_spacing_um")),
         extra=_size(slide.get("dimensions")),
     )
     edge = _number(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
-    return replace(header, **placed(header, _corners(found), "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, _corners(contents), "px", edge=edge, ask=ask))
 
 
-def _corners(found: Contents) -> npt.NDArray[np.int64] | None:
+def _corners(contents: Contents) -> npt.NDArray[np.int64] | None:
     """Corners in the order of the features, by the numbers of the tiles where both files have them."""
-    beside = _beside(found.path, "coordinates.npz")
+    beside = _beside(contents.path, "coordinates.npz")
     if beside is None:
         return None
     stored = open_contents(beside)
     if "x" not in stored or "y" not in stored:
         raise FileError(f"{beside}: holds no 'x' and 'y'; slide2vec stores the corners of tiles there.")
     corners = np.stack([stored.read("x"), stored.read("y")], axis=1)
-    if "tile_index" not in found or "tile_index" not in stored:
+    if "tile_index" not in contents or "tile_index" not in stored:
         return corners
     places = {int(tile): row for row, tile in enumerate(stored.read("tile_index"))}
-    wanted = [int(tile) for tile in found.read("tile_index")]
+    wanted = [int(tile) for tile in contents.read("tile_index")]
     if missing := [tile for tile in wanted if tile not in places]:
-        raise FileError(f"{beside}: lacks the tile {missing[0]}, which {found.path.name} has features of.")
+        raise FileError(f"{beside}: lacks the tile {missing[0]}, which {contents.path.name} has features of.")
     return np.asarray(corners[[places[tile] for tile in wanted]], dtype=np.int64).reshape(-1, 2)
 
 

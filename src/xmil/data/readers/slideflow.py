@@ -19,26 +19,26 @@ from xmil.data.readers import reader
 from xmil.data.siblings import find_beside, index_beside, slide_name
 
 
-def _claims(found: Contents) -> bool:
-    return list(found.arrays) == [TENSOR] and index_beside(found.path) is not None
+def _claims(contents: Contents) -> bool:
+    return list(contents.arrays) == [TENSOR] and index_beside(contents.path) is not None
 
 
 @reader("slideflow", kinds=("pt",), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Corners are the centres less half an edge, and the edge is the tile's microns by the slide's mpp."""
-    config = _config(found.path)
+    config = _config(contents.path)
     header = Header(
-        found.path,
+        contents.path,
         "slideflow",
-        found.rows(TENSOR),
-        slide_id=slide_name(found.path),
+        contents.rows(TENSOR),
+        slide_id=slide_name(contents.path),
         encoder=_encoder(config),
         version=_text(config.get("slideflow_version")),
         extra={key: config[key] for key in ("tile_px", "tile_um") if key in config},
     )
     edge, note = _edge_um(config)
     header = replace(header, inferred=(note,) if note else ())
-    return replace(header, **placed(header, _centres(found.path), "px-centre", edge=edge, ask=ask))
+    return replace(header, **placed(header, _centres(contents.path), "px-centre", edge=edge, ask=ask))
 
 
 def _centres(path: Path) -> Any:

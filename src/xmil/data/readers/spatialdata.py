@@ -26,14 +26,14 @@ Boxes = npt.NDArray[np.float64]
 _POLYGON = 3
 
 
-def _claims(found: Contents) -> bool:
-    return bool(_tables(found)) and "features" not in found
+def _claims(contents: Contents) -> bool:
+    return bool(_tables(contents)) and "features" not in contents
 
 
 @reader("spatialdata", kinds=("zarr",), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """The one feature table of the store; where there are several, its folder is named in the path."""
-    store, table = _table(found)
+    store, table = _table(contents)
     about = store.group_attrs(table)
     tiles = _region(store, table, about)
     spec = _tile_spec(store, tiles)
@@ -56,23 +56,23 @@ def read(found: Contents, ask: Ask) -> Header:
     return replace(header, **placed(header, boxes[:, :2], "px", edge=_edge(boxes, store.path), ask=ask))
 
 
-def _tables(found: Contents) -> list[str]:
+def _tables(contents: Contents) -> list[str]:
     """Tables with a dense two-dimensional `X`, in a whole store or in one table's folder."""
-    named = [name for name, info in found.arrays.items() if len(info.shape) == 2]
+    named = [name for name, info in contents.arrays.items() if len(info.shape) == 2]
     tables = [name.removesuffix("/X") for name in named if name.startswith("tables/") and name.endswith("/X")]
-    return sorted(tables) or (["."] if "X" in found and found.path.parent.name == "tables" else [])
+    return sorted(tables) or (["."] if "X" in contents and contents.path.parent.name == "tables" else [])
 
 
-def _table(found: Contents) -> tuple[ZarrContents, str]:
-    tables = _tables(found)
+def _table(contents: Contents) -> tuple[ZarrContents, str]:
+    tables = _tables(contents)
     if tables == ["."]:
-        return ZarrContents(found.path.parent.parent), f"tables/{found.path.name}"
+        return ZarrContents(contents.path.parent.parent), f"tables/{contents.path.name}"
     if len(tables) > 1:
         names = ", ".join(tables)
         raise FileError(
-            f"{found.path}: holds several feature tables ({names}); name one: {found.path}/{tables[0]}."
+            f"{contents.path}: holds several feature tables ({names}); name one: {contents.path}/{tables[0]}."
         )
-    return ZarrContents(found.path), tables[0]
+    return ZarrContents(contents.path), tables[0]
 
 
 def _region(store: ZarrContents, table: str, about: dict[str, Any]) -> str:
@@ -111,10 +111,10 @@ def _version(store: ZarrContents) -> str | None:
 
 def _matched(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes | None:
     """Boxes in the table's row order, joined by tile number."""
-    found = _polygons(store.path, tiles)
-    if found is None:
+    contents = _polygons(store.path, tiles)
+    if contents is None:
         return None
-    numbers, boxes = found
+    numbers, boxes = contents
     key = f"{table}/obs/tile_id"
     wanted = store.read(key).astype(np.int64) if key in store else np.arange(n)
     order = np.argsort(numbers, kind="stable")

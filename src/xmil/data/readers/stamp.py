@@ -22,33 +22,33 @@ from xmil.data.siblings import slide_name
 _OLD_STRIDE, _OLD_TILE_UM = 224.0, 256.0
 
 
-@reader("stamp", kinds=("h5",), claims=lambda found: "stamp_version" in found.attrs)
-def read(found: Contents, ask: Ask) -> Header:
+@reader("stamp", kinds=("h5",), claims=lambda contents: "stamp_version" in contents.attrs)
+def read(contents: Contents, ask: Ask) -> Header:
     """STAMP 2: microns from the top left; the slide's mpp turns them into level-0 pixels."""
-    level = found.attrs.get("feat_type", "tile")
+    level = contents.attrs.get("feat_type", "tile")
     if level != "tile":
         raise FileError(
-            f"{found.path}: holds one {level}-level embedding, not a bag; give the tile features."
+            f"{contents.path}: holds one {level}-level embedding, not a bag; give the tile features."
         )
-    header = _header(found, "stamp", version=str(found.attrs["stamp_version"]))
-    edge = found.attrs.get("tile_size_um", found.attrs.get("tile_size"))
-    if "coords" not in found:
+    header = _header(contents, "stamp", version=str(contents.attrs["stamp_version"]))
+    edge = contents.attrs.get("tile_size_um", contents.attrs.get("tile_size"))
+    if "coords" not in contents:
         return replace(header, **placed(header, None, "um", edge=None, ask=ask))
-    unit = "um" if found.attrs.get("unit", "um") == "um" else "unknown"
-    return replace(header, **placed(header, _kept(found, header), unit, edge=_number(edge), ask=ask))
+    unit = "um" if contents.attrs.get("unit", "um") == "um" else "unknown"
+    return replace(header, **placed(header, _kept(contents, header), unit, edge=_number(edge), ask=ask))
 
 
-def _claims_old(found: Contents) -> bool:
-    return "feats" in found and "stamp_version" not in found.attrs
+def _claims_old(contents: Contents) -> bool:
+    return "feats" in contents and "stamp_version" not in contents.attrs
 
 
 @reader("marugoto", kinds=("h5",), claims=_claims_old)
-def read_old(found: Contents, ask: Ask) -> Header:
+def read_old(contents: Contents, ask: Ask) -> Header:
     """STAMP 1 and marugoto: a stride of about 224 stands for 256 µm; augmented rows are left out."""
-    header = _header(found, "marugoto", version=None)
-    if "coords" not in found:
+    header = _header(contents, "marugoto", version=None)
+    if "coords" not in contents:
         return replace(header, **placed(header, None, "um", edge=None, ask=ask))
-    coords = _kept(found, header)
+    coords = _kept(contents, header)
     stride = smallest_gap(coords)
     if stride is None or abs(stride - _OLD_STRIDE) > 2:
         note = f"coordinates of an unknown unit (stride {stride}, not about 224)"
@@ -60,40 +60,41 @@ def read_old(found: Contents, ask: Ask) -> Header:
     return replace(header, **placed(header, microns, "um", edge=_OLD_TILE_UM, ask=ask))
 
 
-def _header(found: Contents, name: str, *, version: str | None) -> Header:
-    rows = found.rows("feats")
-    keep, note = _originals(found, rows.shape[0])
-    extractor = found.attrs.get("extractor")
+def _header(contents: Contents, name: str, *, version: str | None) -> Header:
+    rows = contents.rows("feats")
+    keep, note = _originals(contents, rows.shape[0])
+    extractor = contents.attrs.get("extractor")
     return Header(
-        found.path,
+        contents.path,
         name,
         rows,
-        slide_id=slide_name(found.path),
+        slide_id=slide_name(contents.path),
         encoder=None if extractor is None else str(extractor),
         version=version,
         keep=keep,
         inferred=(note,) if note else (),
-        extra={key: found.attrs[key] for key in ("tile_size_px", "code_hash") if key in found.attrs},
+        extra={key: contents.attrs[key] for key in ("tile_size_px", "code_hash") if key in contents.attrs},
     )
 
 
-def _originals(found: Contents, n: int) -> tuple[IntArray | None, str | None]:
-    if "augmented" not in found:
+def _originals(contents: Contents, n: int) -> tuple[IntArray | None, str | None]:
+    if "augmented" not in contents:
         return None, None
-    flags = found.read("augmented")
+    flags = contents.read("augmented")
     if flags.shape != (n,):
-        raise FileError(f"{found.path}: 'augmented' must have {n} rows. Got shape {flags.shape} instead.")
+        raise FileError(f"{contents.path}: 'augmented' must have {n} rows. Got shape {flags.shape} instead.")
     keep = np.flatnonzero(flags == 0).astype(np.int64)
     dropped = n - len(keep)
     return (keep, f"left out {dropped} augmented rows of {n}") if dropped else (None, None)
 
 
-def _kept(found: Contents, header: Header) -> Any:
-    coords = corners(found)
+def _kept(contents: Contents, header: Header) -> Any:
+    coords = corners(contents)
     rows = header.features.shape[0] if header.features is not None else 0
     if coords.shape != (rows, 2):
         raise FileError(
-            f"{found.path}: has {rows} feature rows but coordinates of shape {coords.shape}; they must match."
+            f"{contents.path}: has {rows} feature rows but coordinates of shape {coords.shape}; "
+            "they must match."
         )
     return coords if header.keep is None else coords[header.keep]
 

@@ -17,19 +17,25 @@ from xmil.data.readers import reader
 from xmil.data.siblings import slide_name
 
 
-@reader("tiatoolbox", kinds=("zarr",), claims=lambda found: "features" in found and "coordinates" in found)
-def read(found: Contents, ask: Ask) -> Header:
+@reader(
+    "tiatoolbox",
+    kinds=("zarr",),
+    claims=lambda contents: "features" in contents and "coordinates" in contents,
+)
+def read(contents: Contents, ask: Ask) -> Header:
     """Boxes in reading-resolution pixels, scaled where `patch_size` is given."""
-    header = Header(found.path, "tiatoolbox", found.rows("features"), slide_id=slide_name(found.path))
-    boxes = found.read("coordinates")
+    header = Header(
+        contents.path, "tiatoolbox", contents.rows("features"), slide_id=slide_name(contents.path)
+    )
+    boxes = contents.read("coordinates")
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise FileError(
-            f"{found.path}: 'coordinates' must have shape (instances, 4). Got {boxes.shape} instead."
+            f"{contents.path}: 'coordinates' must have shape (instances, 4). Got {boxes.shape} instead."
         )
     edges = np.unique(boxes[:, 2:] - boxes[:, :2])
     if len(edges) > 1 or (len(edges) == 1 and not edges[0] > 0):
         raise FileError(
-            f"{found.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
+            f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
         )
     edge = float(edges[0]) if len(edges) else None
     return replace(header, **placed(header, boxes[:, :2], "px-read", edge=edge, ask=ask))

@@ -23,69 +23,71 @@ from xmil.data.siblings import slide_name
 OURS = "xmil"  # the root attribute that carries what TRIDENT's layout has no place for
 
 
-def _claims(found: Contents) -> bool:
-    return ("coords" in found and "patch_size_level0" in found.arrays["coords"].attrs) or OURS in found.attrs
+def _claims(contents: Contents) -> bool:
+    return (
+        "coords" in contents and "patch_size_level0" in contents.arrays["coords"].attrs
+    ) or OURS in contents.attrs
 
 
 @reader("trident", kinds=("h5",), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Features and corners as stored; magnifications are buckets, so no mpp is made of them."""
-    ours = _ours(found)
-    about = found.arrays["coords"].attrs if "coords" in found else {}
-    features = found.rows("features") if "features" in found else None
-    stored = found.arrays["features"].attrs if features is not None else {}
+    ours = _ours(contents)
+    about = contents.arrays["coords"].attrs if "coords" in contents else {}
+    features = contents.rows("features") if "features" in contents else None
+    stored = contents.arrays["features"].attrs if features is not None else {}
     header = Header(
-        path=found.path,
+        path=contents.path,
         format="trident",
         features=features,
-        slide_id=ours.get("slide_id") or slide_name(found.path),
+        slide_id=ours.get("slide_id") or slide_name(contents.path),
         encoder=_text(stored.get("encoder")),
         mpp=_positive(about.get("mpp") or ours.get("mpp")),
         version=ours.get("version"),
         inferred=tuple(map(str, ours.get("inferred", ()))),
-        columns=_columns(found),
+        columns=_columns(contents),
         extra=_extra(about, ours),
     )
-    header = replace(header, extras=stored_extras(found, len(header)))
-    return replace(header, **_place(found, header, ours=ours, ask=ask))
+    header = replace(header, extras=stored_extras(contents, len(header)))
+    return replace(header, **_place(contents, header, ours=ours, ask=ask))
 
 
-def _place(found: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -> dict[str, Any]:
-    if "coords" not in found:
-        if "raw_coords" in found:
+def _place(contents: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    if "coords" not in contents:
+        if "raw_coords" in contents:
             edge = _positive(ours.get("raw_edge"))
-            return placed(header, found.read("raw_coords"), str(ours.get("unit")), edge=edge, ask=ask)
+            return placed(header, contents.read("raw_coords"), str(ours.get("unit")), edge=edge, ask=ask)
         return placed(header, None, "px", edge=None, ask=ask)
-    edge = _positive(found.arrays["coords"].attrs.get("patch_size_level0"))
-    fields = placed(header, corners(found), "px", edge=edge, ask=ask)
-    if "raw_coords" in found:
-        raw, unit = found.read("raw_coords"), ours.get("unit")
+    edge = _positive(contents.arrays["coords"].attrs.get("patch_size_level0"))
+    fields = placed(header, corners(contents), "px", edge=edge, ask=ask)
+    if "raw_coords" in contents:
+        raw, unit = contents.read("raw_coords"), ours.get("unit")
         where = replace(fields["patches"], raw_coords=raw, unit=unit, raw_edge=ours.get("raw_edge"))
         fields["patches"] = where
     return fields
 
 
-def corners(found: Contents) -> npt.NDArray[Any]:
+def corners(contents: Contents) -> npt.NDArray[Any]:
     """`coords` as (n, 2): a leading axis of 1 is dropped, (0,) is the empty bag."""
-    coords = found.read("coords")
+    coords = contents.read("coords")
     if coords.ndim == 3 and coords.shape[0] == 1:
         coords = coords[0]
     return coords.reshape(0, 2) if coords.size == 0 else coords
 
 
-def _columns(found: Contents) -> dict[str, npt.NDArray[Any]]:
-    names = [name for name in found.arrays if name.startswith("columns/")]
-    return {name.removeprefix("columns/"): found.read(name) for name in names}
+def _columns(contents: Contents) -> dict[str, npt.NDArray[Any]]:
+    names = [name for name in contents.arrays if name.startswith("columns/")]
+    return {name.removeprefix("columns/"): contents.read(name) for name in names}
 
 
-def _ours(found: Contents) -> dict[str, Any]:
-    text = found.attrs.get(OURS)
+def _ours(contents: Contents) -> dict[str, Any]:
+    text = contents.attrs.get(OURS)
     if text is None:
         return {}
     try:
         loaded = parse_json(text)
     except (TypeError, ValueError):
-        raise FileError(f"{found.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
+        raise FileError(f"{contents.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
     return loaded if isinstance(loaded, dict) else {}
 
 

@@ -20,31 +20,31 @@ from xmil.data.siblings import bare_name, slide_name
 _BOX = ("minx", "miny", "width", "height")
 
 
-def _claims(found: Contents) -> bool:
-    if found.kind == "csv":
-        return all(name in found for name in _BOX)
-    return "coords" in found and "patch_spacing_um_px" in found.arrays["coords"].attrs
+def _claims(contents: Contents) -> bool:
+    if contents.kind == "csv":
+        return all(name in contents for name in _BOX)
+    return "coords" in contents and "patch_spacing_um_px" in contents.arrays["coords"].attrs
 
 
 @reader("wsinfer", kinds=("h5", "csv"), claims=_claims)
-def read(found: Contents, ask: Ask) -> Header:
+def read(contents: Contents, ask: Ask) -> Header:
     """Boxes without features."""
-    if found.kind == "csv":
-        return _read_csv(found, ask)
-    about = found.arrays["coords"].attrs
-    header = Header(found.path, "wsinfer", None, slide_id=slide_name(found.path))
+    if contents.kind == "csv":
+        return _read_csv(contents, ask)
+    about = contents.arrays["coords"].attrs
+    header = Header(contents.path, "wsinfer", None, slide_id=slide_name(contents.path))
     edge = about.get("patch_size")
     edge = float(edge) if isinstance(edge, int | float) and edge > 0 else None
     header = replace(header, extra={"patch_mpp": about.get("patch_spacing_um_px")})
-    return replace(header, **placed(header, corners(found), "px", edge=edge, ask=ask))
+    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
 
 
-def _read_csv(found: Contents, ask: Ask) -> Header:
-    x, y, width, height = (found.read(name) for name in _BOX)
+def _read_csv(contents: Contents, ask: Ask) -> Header:
+    x, y, width, height = (contents.read(name) for name in _BOX)
     edges = np.unique(np.concatenate([width, height]))
     if len(edges) != 1 or not edges[0] > 0:
         raise FileError(
-            f"{found.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
+            f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
         )
-    header = Header(found.path, "wsinfer", None, slide_id=bare_name(found.path.stem))
+    header = Header(contents.path, "wsinfer", None, slide_id=bare_name(contents.path.stem))
     return replace(header, **placed(header, np.stack([x, y], axis=1), "px", edge=float(edges[0]), ask=ask))

@@ -33,6 +33,7 @@ from xmil.models.checkpoints.files import (
 )
 from xmil.models.checkpoints.foreign import advice_for, stamps_advice
 from xmil.models.checkpoints.heads import one_output
+from xmil.models.checkpoints.pretrained import WEIGHTS, is_folder_name, write_config
 from xmil.models.checkpoints.side_files import outputs_beside
 from xmil.models.checkpoints.sizes import no_larger_than
 from xmil.models.registry import build
@@ -72,13 +73,19 @@ def load_model(
 
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
-    """Write a model as safetensors with its spec in the header; `load_model` reads it back."""
+    """Write a model as safetensors with its spec in the header; `load_model` reads it back.
+
+    A folder, or a name without a suffix, gets `config.json`, `model.safetensors` and a card, `README.md`.
+    """
     from safetensors.torch import save
 
     if not isinstance(model, MILModel) or not hasattr(model, "spec"):
         raise CheckpointError(
             f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
         )
+    if is_folder_name(Path(path)):
+        write_config(model, Path(path))
+        path = Path(path) / WEIGHTS
     if Path(path).suffix != ".safetensors":
         raise CheckpointError(f"{path}: save_model writes safetensors; end the name in .safetensors.")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}

@@ -104,7 +104,10 @@ def _read_safetensors(path: Path) -> StoredWeights:
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
-    return StoredWeights(path, state, read_settings(path.parent), spec, background=background)
+    settings = read_settings(path.parent)
+    if spec is None and isinstance(settings.get(SPEC_KEY), Mapping):
+        spec = settings[SPEC_KEY]  # the folder's config.json: another tool has written the weights anew
+    return StoredWeights(path, state, settings, spec, background=background)
 
 
 def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Background | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
@@ -74,10 +75,15 @@ class Outcome(Generic[Item, Result]):
 
 @dataclass(frozen=True)
 class Stages(Generic[Item, Result]):
-    """A worker in two stages: `read` runs ahead in a thread for the item that comes next, `work` follows."""
+    """A worker in stages: `read` runs ahead in a thread for the item that comes next, then `work`.
+
+    Where there is a `write`, it takes what `work` gives and makes the result of it, in a thread of its own
+    while the next item is worked on.
+    """
 
     read: Callable[[Item], Any]
-    work: Callable[[Item, Any], Result]
+    work: Callable[[Item, Any], Any]
+    write: Callable[[Any], Result] | None = None
 
 
 Worker = Callable[[Item], Result] | Stages[Item, Result]
@@ -118,8 +124,14 @@ def _process_here(
     from xmil.runs.workers.pool import Line
 
     with Line(make_worker()) as line:
+        before: list[tuple[Item, Future[Reply]]] = []  # whose result is being written
         for item, upcoming in with_next(items):
-            yield outcome_of(item, line.run(item, upcoming))
+            before.append((item, line.begin(item, upcoming)))
+            if len(before) > 1:
+                done, reply = before.pop(0)
+                yield outcome_of(done, reply.result())
+        for done, reply in before:
+            yield outcome_of(done, reply.result())
 
 
 def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, list[Item]]]:
@@ -162,15 +174,28 @@ class Line(AbstractContextManager["Line"]):
     def __init__(self, worker: Worker[Any, Any]) -> None:
         self._worker = worker
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xmil-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="xmil-write")
         self._ahead: tuple[Any, Future[Any]] | None = None
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)
 
     def run(self, item: Any, upcoming: list[Any]) -> Reply:
         """The reply for an item, while the upcoming one is read."""
+        return self.begin(item, upcoming).result()
+
+    def begin(self, item: Any, upcoming: list[Any]) -> Future[Reply]:
+        """The reply to come for an item that is worked on; what is left is to write its result."""
+        write = self._worker.write if isinstance(self._worker, Stages) else None
+        reply = self._guarded(item, lambda: self._run(item, upcoming))
+        if write is None or reply.error is not None:
+            return _ready(reply)
+        return self._writer.submit(self._guarded, item, partial(write, reply.result))
+
+    def _guarded(self, item: Any, work: Callable[[], Any]) -> Reply:
         try:
-            return Reply(self._run(item, upcoming))
+            return Reply(work())
         except StopError as error:
             return Reply(error=str(error), stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
@@ -190,6 +215,12 @@ class Line(AbstractContextManager["Line"]):
         if self._ahead is not None and self._ahead[0] == item:
             return self._ahead[1]
         return self._thread.submit(stages.read, item)
+
+
+def _ready(reply: Reply) -> Future[Reply]:
+    future: Future[Reply] = Future()
+    future.set_result(reply)
+    return future
 
 
 def told(error: BaseException) -> str:

@@ -28,6 +28,7 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are to
 
 KEPT = 256 << 20  # bytes of decoded segments kept
 LARGEST_SEGMENT = 2 << 30
+NEEDS_CODECS = (33003, 33004, 33005, 34712, 50001)  # JPEG 2000 by Aperio and by TIFF, WebP
 JPEG, RGB = 7, 2  # TIFF's codes for the compression and the photometric interpretation
 ADOBE_RGB = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"  # "no colour transform"
 _MICRONS = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}
@@ -158,10 +159,21 @@ def _slide(path: Path, file: Any) -> Slide:
         or page.samplesperpixel not in (1, 3, 4)
     ):
         kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
-        raise FileError(f"{path}: a TIFF of {kind}; a brightfield slide has 8-bit RGB.")
+        raise FileError(f"{path}: {_named_kind(series, page)} ({kind}); a brightfield slide has 8-bit RGB.")
     slide = TiffSlide(path, file, series, mpp=_mpp(file, page))
     slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
     return slide
+
+
+def _named_kind(series: Any, page: Any) -> str:
+    """What a TIFF is that is no brightfield slide."""
+    if "Z" in series.axes:
+        return "a Z-stack; save one focal plane as a slide of its own"
+    if "T" in series.axes:
+        return "a series in time"
+    if "C" in series.axes or (page.dtype != np.uint8 and page.samplesperpixel == 1):
+        return "a fluorescence image, or channels apart"
+    return "a TIFF of other pixels"
 
 
 def _touched(page: Any, x: int, y: int, size: Size) -> list[int]:
@@ -213,6 +225,8 @@ def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
     if int(page.compression) == JPEG and find_spec("imagecodecs") is None:
         return _jpeg(page, data)
     tables = {"jpegtables": page.jpegtables} if page.jpegtables is not None else {}
+    if int(page.compression) in NEEDS_CODECS and find_spec("imagecodecs") is None:
+        raise ValueError("JPEG 2000 and WebP need imagecodecs: pip install 'xmil[dicom]'")
     segment: npt.NDArray[Any] = np.asarray(
         page.decode(data, index, **tables)[0]
     )  # (depth, length, width, samples)

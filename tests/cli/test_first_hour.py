@@ -1,0 +1,86 @@
+"""From each producer's folder to pictures and the viewer, by the commands that each command prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import xmil
+from tests.cli.test_cli import run
+from tests.data import producers as p
+
+
+def clam(root: Path) -> None:
+    for slide in ("s1", "s2"):
+        p.clam_patches(root, slide), p.clam_features(root, slide), p.clam_pt(root, slide)
+
+
+def trident(root: Path) -> None:
+    for slide in ("s1", "s2"):
+        (
+            p.trident(root / "20x_256px_0px_overlap", slide),
+            p.trident_patches(root / "20x_256px_0px_overlap", slide),
+        )
+
+
+def _flat(write: Callable[..., Path], inside: str = "") -> Callable[[Path], None]:
+    def both(root: Path) -> None:
+        (root / inside).mkdir(parents=True, exist_ok=True)
+        for slide in ("s1", "s2"):
+            write(root / inside, slide)
+
+    return both
+
+
+PRODUCERS = {
+    "CLAM": clam,
+    "TRIDENT": trident,
+    "STAMP": _flat(p.stamp2, "ctranspath"),
+    "Slideflow": _flat(p.slideflow, "bags"),
+    "TIAToolbox": _flat(p.tiatoolbox),
+    "SpatialData": _flat(p.spatialdata),
+    "own .pt": _flat(lambda root, slide: p.plain(root, slide, container="pt", coords=True)),
+}
+
+
+def hint(out: str) -> list[str]:
+    """The command that a command's last line names, without the program's name."""
+    last = out.rstrip().splitlines()[-1]
+    assert last.startswith("Next: xmil "), out
+    return shlex.split(last.removeprefix("Next: xmil "))
+
+
+@pytest.mark.parametrize("producer", PRODUCERS)
+def test_from_features_to_the_viewer(
+    producer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if producer in ("TIAToolbox", "SpatialData"):
+        pytest.importorskip("zarr")
+    monkeypatch.chdir(tmp_path)
+    PRODUCERS[producer](tmp_path / "data")
+    model = tmp_path / "model.safetensors"
+    xmil.save_model(xmil.create_model("attnmil", in_dim=p.D, n_classes=2, seed=0), model)
+    slides = tmp_path / "slides"
+    slides.mkdir()
+    for slide in ("s1", "s2"):
+        pixels = np.full((3700, 3200, 3), 230, np.uint8)
+        Image.fromarray(pixels).save(slides / f"{slide}.png")
+    code, out, _ = run("inspect", "data", model, capsys=capsys)
+    assert code == 0
+    explain = hint(out)
+    code, out, err = run(*explain, capsys=capsys)
+    assert code == 0, err
+    heatmap = [str(slides) if word == "SLIDES" else word for word in hint(out)]
+    more = {"STAMP": ("--mpp", "0.25"), "Slideflow": ("--mpp", "0.25"), "TIAToolbox": ("--patch-size", "512")}
+    code, out, err = run(*heatmap, "--pictures", "overlay", *more.get(producer, ()), capsys=capsys)
+    assert code == 0, out + err
+    assert len(list(Path("run/heatmaps/overlay").glob("*.png"))) == 2
+    view = hint(out)
+    code, out, err = run(*view, "--export", "site", capsys=capsys)
+    assert code == 0, out + err
+    assert Path("site/index.html").is_file()

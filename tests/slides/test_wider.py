@@ -1,0 +1,106 @@
+"""Slides beyond OpenSlide: DICOM by wsidicom, JPEG 2000 and WebP TIFFs; stacks, fluorescence by name."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+import xmil
+from xmil.core.errors import FileError
+
+TILE = 64
+
+
+def tissue(height: int = 150, width: int = 200) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack([x, y, (x + y) // 2], axis=2).astype(np.uint8)
+
+
+def write_dicom(path: Path, pixels: np.ndarray) -> None:
+    """A tiled whole-slide image as scanners write it: JPEG tiles, row by row."""
+    import pydicom
+    from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.encaps import encapsulate
+    from pydicom.uid import JPEGBaseline8Bit, generate_uid
+
+    rows, columns = -(-pixels.shape[0] // TILE), -(-pixels.shape[1] // TILE)
+    padded = np.full((rows * TILE, columns * TILE, 3), 255, np.uint8)
+    padded[: pixels.shape[0], : pixels.shape[1]] = pixels
+    frames = []
+    for row in range(rows):
+        for column in range(columns):
+            held = io.BytesIO()
+            tile = padded[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+            Image.fromarray(tile).save(held, "JPEG", quality=98, subsampling=0)
+            frames.append(held.getvalue())
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.6"
+    meta.MediaStorageSOPInstanceUID, meta.TransferSyntaxUID = generate_uid(), JPEGBaseline8Bit
+    slide = Dataset()
+    slide.file_meta = meta
+    slide.SOPClassUID, slide.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    for name in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "DimensionOrganizationUID"):
+        setattr(slide, name, generate_uid())
+    slide.Modality, slide.ImageType = "SM", ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
+    slide.PatientID = slide.PatientName = slide.StudyDate = slide.StudyTime = slide.AccessionNumber = ""
+    slide.DimensionOrganizationType, slide.ContainerIdentifier = "TILED_FULL", "s"
+    slide.Rows = slide.Columns = TILE
+    slide.TotalPixelMatrixRows, slide.TotalPixelMatrixColumns = pixels.shape[:2]
+    slide.TotalPixelMatrixFocalPlanes = slide.NumberOfOpticalPaths = 1
+    slide.NumberOfFrames, slide.SamplesPerPixel = len(frames), 3
+    slide.PhotometricInterpretation, slide.PlanarConfiguration = "YBR_FULL_422", 0
+    slide.BitsAllocated = slide.BitsStored = 8
+    slide.HighBit, slide.PixelRepresentation = 7, 0
+    slide.ImageOrientationSlide = [0, -1, 0, -1, 0, 0]
+    slide.ImagedVolumeWidth, slide.ImagedVolumeHeight = pixels.shape[1] * 5e-4, pixels.shape[0] * 5e-4
+    slide.ImagedVolumeDepth, slide.FocusMethod, slide.ExtendedDepthOfField = 0.001, "AUTO", "NO"
+    measures, shared, origin, optics = Dataset(), Dataset(), Dataset(), Dataset()
+    measures.PixelSpacing, measures.SliceThickness = [0.0005, 0.0005], 0.001
+    shared.PixelMeasuresSequence = [measures]
+    slide.SharedFunctionalGroupsSequence = [shared]
+    origin.XOffsetInSlideCoordinateSystem = origin.YOffsetInSlideCoordinateSystem = 0.0
+    slide.TotalPixelMatrixOriginSequence = [origin]
+    optics.OpticalPathIdentifier = "0"
+    slide.OpticalPathSequence = [optics]
+    slide.PixelData = encapsulate(frames)
+    slide["PixelData"].VR, slide["PixelData"].is_undefined_length = "OB", True
+    pydicom.dcmwrite(path, slide, enforce_file_format=True)
+
+
+def test_dicom_through_wsidicom(tmp_path: Path) -> None:
+    pytest.importorskip("wsidicom")
+    from xmil.slides.backends import wsidicoms
+
+    write_dicom(tmp_path / "s.dcm", tissue())
+    (tmp_path / "note.dcm").write_bytes(b"no DICOM")
+    with wsidicoms.open_(tmp_path / "s.dcm") as slide:
+        assert (slide.dimensions, slide.mpp) == ((200, 150), pytest.approx(0.5))
+        area = slide.read_area((40, 50, 100, 60), (100, 60))
+        assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG
+    with xmil.open_slide(tmp_path / "s.dcm") as slide:
+        assert slide.dimensions == (200, 150)
+
+
+@pytest.mark.parametrize("compression", ["jpeg2000", "webp"])
+def test_tiffs_of_newer_codecs(tmp_path: Path, compression: str) -> None:
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "s.tif"
+    tifffile.imwrite(path, tissue(), tile=(64, 64), compression=compression, photometric="rgb")
+    with xmil.open_slide(path) as slide:
+        assert np.abs(slide.read_area((0, 0, 200, 150), (200, 150)).astype(int) - tissue()).max() <= 12
+
+
+def test_stacks_and_fluorescence_are_refused_by_name(tmp_path: Path) -> None:
+    for name, shape, axes, said in (
+        ("z.ome.tif", (3, 64, 64), "ZYX", "a Z-stack; save one focal plane"),
+        ("c.ome.tif", (4, 64, 64), "CYX", "a fluorescence image, or channels apart"),
+        ("t.ome.tif", (4, 64, 64), "TYX", "a series in time"),
+    ):
+        tifffile.imwrite(tmp_path / name, np.zeros(shape, np.uint16), metadata={"axes": axes})
+        with pytest.raises(FileError, match=said):
+            xmil.open_slide(tmp_path / name)
