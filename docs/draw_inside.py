@@ -1,9 +1,9 @@
-"""Draw docs/images/inside.png: what inside the patches of a public slide speaks for epithelium.
+"""Draw docs/images/inside.png: nuclei speak for, collagen against, inside patches of a public slide.
 
-python docs/draw_inside.py --data PREPARED --work OUT --slide CMU-1-Small-Region.svs
+python docs/draw_inside.py --slide CMU-1-Small-Region.svs
 
-PREPARED and OUT are the folders of `python -m benchmarks.inside`; AttnMIL is trained on all colon images of
-the study, and looks at another slide of another tissue.
+Encoder and model are written by hand, so that one sees whether the maps lie where they must: dark blue-violet
+pixels count for the class, pink ones against it.
 """
 
 from __future__ import annotations
@@ -13,49 +13,60 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.inside.jobs import images_of, network_of
-from benchmarks.inside.measure import fit
-from benchmarks.inside.pictures import SEEN, TILE
+from PIL import Image
+from torch import Tensor, nn
 
 import xmil
 from xmil.encoders.encoder import Encoder, Transform
 
 IMAGE = Path(__file__).parent / "images" / "inside.png"
+EDGE, WIDTH = 256, 1400
 
 
-def tissue_corners(slide: xmil.Slide, step: int) -> np.ndarray:
-    """Corners of patches that are not mostly glass."""
-    width, height = slide.dimensions
-    places = [(x, y) for y in range(0, height - TILE, step) for x in range(0, width - TILE, step)]
-    dark = [slide.read_area((x, y, TILE, TILE), (8, 8)).mean() < 200 for x, y in places]
-    return np.array(places)[np.array(dark)]
+class Stains(nn.Module):
+    """How much violet and how much pink there is, by places of 8 px, then the mean over places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AvgPool2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, h, w) with colours in 0 to 1, to (b, 2)."""
+        red, green = x[:, :1], x[:, 1:2]
+        stains = torch.cat([torch.relu(0.5 - red), torch.relu(red - green - 0.2)], dim=1)
+        return self.pool(stains).mean(dim=(2, 3))
+
+
+class Balance(nn.Module):
+    """The mean over patches of violet minus a quarter of pink, as the second of two logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(1, n, 2) to (1, 2)."""
+        z = 4 * x[..., 0].mean(dim=1) - x[..., 1].mean(dim=1)
+        return torch.stack([-z, z], dim=1)
 
 
 def main() -> None:
-    """Train, look, draw."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--work", type=Path, required=True)
+    """Look into the patches that speak most, for and against."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--slide", type=Path, required=True)
-    parser.add_argument("--step", type=int, default=288)
-    parser.add_argument("--out", type=Path, default=IMAGE)
     args = parser.parse_args()
-    net = network_of("resnet18", str(args.data), str(args.work), "cpu")
-    encoder = Encoder("resnet18", 512, net, Transform(size=SEEN))
-    model = fit(images_of("resnet18", str(args.work)), seed=0)
+    encoder = Encoder("stains", 2, Stains(), Transform(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)))
     with xmil.open_slide(args.slide) as slide:
-        corners = tissue_corners(slide, args.step)
-        patches = [slide.read_area((int(x), int(y), TILE, TILE), (TILE, TILE)) for x, y in corners]
-        parts = torch.stack([encoder.transform(patch) for patch in patches]).split(16)
-        features = torch.cat([encoder(part) for part in parts]).numpy()
-        bag = xmil.Bag(features, coords=corners, patch_size=TILE, mpp=slide.mpp, slide_id=args.slide.stem)
-        e = xmil.explain(model, bag, method="lrp", target=1, preset="exact", feature_level=True)
+        width, height = slide.dimensions
+        corners = np.array(
+            [(x, y) for y in range(0, height - EDGE, EDGE) for x in range(0, width - EDGE, EDGE)]
+        )
+        cut = [slide.read_area((int(x), int(y), EDGE, EDGE), (EDGE, EDGE)) for x, y in corners]
+        features = encoder(torch.stack([encoder.transform(patch) for patch in cut])).numpy()
+        bag = xmil.Bag(features, coords=corners, patch_size=EDGE, mpp=slide.mpp, slide_id="Skin, H&E:")
+        e = xmil.explain(Balance(), bag, method="lrp", target=1, feature_level=True, baseline=None)
         order = np.argsort(-e.scores)
-        rows = [*order[:8], *order[-4:]]
-        found = xmil.explain_inside(model, encoder, slide, e, patches=rows, patch_px=TILE)
-        found.plot(slide).write(args.out)
+        found = xmil.explain_inside(None, encoder, slide, e, patches=[*order[:4], *order[-4:]], patch_px=EDGE)
+        found.plot(slide).write(IMAGE)
+    picture = Image.open(IMAGE).convert("RGB")
+    size = (WIDTH, round(WIDTH * picture.height / picture.width))
+    picture.resize(size, Image.Resampling.LANCZOS).save(IMAGE, optimize=True)
 
 
 if __name__ == "__main__":
