@@ -73,13 +73,22 @@ export interface MethodCertificate {
   lerf?: number[];
 }
 
+/** The smallest set of patches that decides. */
+export interface Deciding {
+  instances: number[] | null;
+  sentence: string;
+  n: number;
+  target: string;
+  kind: string;
+}
+
 export interface Certificate {
   n: number;
   output?: number;
   mode?: string;
   methods: MethodCertificate[];
   /** The smallest set of patches that decides, by their rows. */
-  deciding?: { instances: number[] | null; sentence: string; n: number; target: string; kind: string } | null;
+  deciding?: Deciding | null;
   random_band: { mean: number[]; low: number[]; high: number[] };
 }
 
@@ -99,6 +108,8 @@ export interface EvidenceSet {
   noun: string;
   sides: [string, string];
   certificate: Certificate | null;
+  /** Found by the model while the slide was looked at. */
+  deciding?: Deciding;
 }
 
 export interface SlideInfo {
@@ -230,6 +241,18 @@ export const getColumns = async (run: number): Promise<{ method: string; target:
 export const getWall = (run: number, column: number): Promise<Wall> => json(`api/wall-${run}-${column}.json`);
 export const smallUrl = (key: number, run: number, column: number): string => `api/slides/${key}/small-${run}-${column}.png`;
 
+/** Patches of other slides like one; no neighbours while the index is being made. */
+export interface Alike {
+  done: number;
+  of: number;
+  neighbours: { key: number; index: number; similarity: number }[] | null;
+}
+
+export const getAlike = (key: number, run: number, i: number): Promise<Alike> => json(`api/slides/${key}/alike-${run}-${i}.json`);
+
+/** The patches that decide, searched for by the model. */
+export const getDeciding = (key: number, run: number): Promise<Deciding> => json(`api/slides/${key}/deciding-${run}.json`);
+
 export const getPairs = (key: number, run: number): Promise<PairSets> => json(`api/slides/${key}/pairs-${run}.json`);
 export const getInside = (key: number, run: number): Promise<InsideMaps> => json(`api/slides/${key}/inside-${run}.json`);
 
@@ -276,11 +299,14 @@ async function json<T>(url: string): Promise<T> {
   }
 }
 
+/** The server does not answer at all: it is worth asking again. */
+export class AwayError extends Error {}
+
 async function reached(url: string, init?: RequestInit): Promise<Response> {
   try {
     return await fetch(url, init);
   } catch {
-    throw new Error("The server cannot be reached. Is xmil view still running?");
+    throw new AwayError("The server cannot be reached. Is xmil view still running?");
   }
 }
 

@@ -1,6 +1,7 @@
 /** One patch closely: its picture, its scores under all methods, and the patches most like it. */
 
-import { getSimilar } from "./api";
+import { slideHash } from "./address";
+import { getAlike, getSimilar, patchUrl, type Run } from "./api";
 import { button, el, put } from "./dom";
 import { percentile, rank, shown, type Evidence } from "./evidence";
 import { insideLine, insideOf } from "./layer_inside";
@@ -50,6 +51,7 @@ export class Inspector {
       evidence.scores.x && button("Go to the patch", () => this.view.jump(pane, index), { class: "small-button" }),
       el("section", { class: "block" }, el("h2", {}, "Under all methods"), this.scores(evidence, index)),
       similar,
+      run.live && run.similar && run.slides.length > 1 && this.elsewhere(evidence, index),
     );
     if (run.live && run.similar) void this.fetchSimilar(pane, evidence, index, similar);
   }
@@ -94,6 +96,38 @@ export class Inspector {
     const entry = signed ? (values[index] >= 0 ? 224 : 32) : 128;
     const fill = el("span", { class: "fill", style: { width: `${share}%`, background: css(colours, entry) } });
     return el("span", { class: "percentile" }, el("span", { class: "track" }, fill), el("span", { class: "number" }, share.toFixed(0)));
+  }
+
+  /** Looks for similar patches in all other slides, when asked. */
+  private elsewhere(evidence: Evidence, index: number): HTMLElement {
+    const home = el("section", { class: "block alike" });
+    const look = button("Look in all slides", () => void this.fetchAlike(evidence, index, home), { class: "small-button", data: { action: "alike" } });
+    put(home, el("h2", {}, "In other slides"), look);
+    return home;
+  }
+
+  private async fetchAlike(evidence: Evidence, index: number, home: HTMLElement): Promise<void> {
+    const { info, run } = this.view;
+    const title = () => el("h2", {}, "In other slides");
+    try {
+      for (;;) {
+        const found = await getAlike(info.key, evidence.choice.run, index);
+        if (!home.isConnected) return;
+        if (found.neighbours) return put(home, title(), el("div", { class: "gallery" }, ...found.neighbours.map((n) => this.link(n, evidence, run))), el("p", { class: "muted small" }, "Number: cosine similarity of the features."));
+        put(home, title(), el("p", { class: "muted", role: "status" }, `Reading the features of ${found.of} slides: ${found.done} done…`));
+        await new Promise((done) => setTimeout(done, 700));
+      }
+    } catch (error) {
+      if (home.isConnected) put(home, title(), el("p", { class: "muted" }, (error as Error).message));
+    }
+  }
+
+  private link({ key, index, similarity }: { key: number; index: number; similarity: number }, evidence: Evidence, run: Run): HTMLElement {
+    const slide = run.slides.find((row) => row.key === key);
+    const state = { panes: [evidence.choice], display: {}, area: null, panel: "patch", picked: index, layers: null };
+    const label = `Patch ${index} of ${slide?.id ?? key}, similarity ${similarity.toFixed(2)}`;
+    const picture = slide?.image ? el("img", { src: patchUrl(key, evidence.choice.run, index), alt: "", width: 72, height: 72 }) : el("span", { class: "swatch" }, String(index));
+    return el("a", { href: slideHash(slide?.id ?? "", state), class: "patch-button", title: label, ariaLabel: label, data: { key, index } }, picture, el("span", { class: "caption" }, similarity.toFixed(2)));
   }
 
   private async fetchSimilar(pane: Pane, evidence: Evidence, index: number, home: HTMLElement): Promise<void> {

@@ -6,6 +6,7 @@ import { moved } from "./geometry";
 import { store, stored } from "./settings";
 
 const PAUSE = 400; // milliseconds after the last change
+const RETRY = 2000; // milliseconds until what could not be written is tried again
 
 /** The name under which this browser's annotations are kept. */
 export function readerName(): string {
@@ -50,6 +51,11 @@ export class Keeping {
     return `xmil:notes:${location.pathname}:${this.run}:${this.info.id}`;
   }
 
+  /** Where what the server has not got yet is kept meanwhile. */
+  private get waitingKey(): string {
+    return `xmil:waiting:${location.origin}:${this.run}:${this.info.id}:${readerName()}`;
+  }
+
   async load(): Promise<void> {
     try {
       if (!this.live) throw new Error("an exported copy");
@@ -57,6 +63,7 @@ export class Keeping {
       this.shared = kept.writable;
       this.take(kept);
       this.notes = this.parsed(kept);
+      this.takeWaiting();
     } catch {
       this.shared = false;
     }
@@ -64,6 +71,16 @@ export class Keeping {
       const found = stored<Annotation[]>(this.localKey);
       this.notes = [...this.notes, ...(Array.isArray(found) ? found.filter((note) => note && Array.isArray(note.polygons)) : [])];
     }
+  }
+
+  /** What could not be written before the page was left joins what is there. */
+  private takeWaiting(): void {
+    const waiting = this.shared ? stored<Annotation[]>(this.waitingKey) : null;
+    if (!Array.isArray(waiting)) return;
+    const known = new Set(this.notes.flatMap((note) => [note.id, contentOf(note)]));
+    const fresh = waiting.filter((note) => note && Array.isArray(note.polygons) && !known.has(note.id) && !known.has(contentOf(note)));
+    if (fresh.length) this.keep([...this.notes, ...fresh]);
+    else localStorage.removeItem(this.waitingKey);
   }
 
   private take(kept: KeptNotes): void {
@@ -107,14 +124,16 @@ export class Keeping {
         if (!conflict) {
           this.revision = revision;
           this.known = sent;
+          localStorage.removeItem(this.waitingKey);
           return;
         }
         this.merge(conflict);
       }
       this.tell("The annotations are being changed in many windows at once; they are kept here and tried again with the next change.", true);
     } catch (error) {
-      this.tell(`The annotations are not kept yet: ${(error as Error).message}`, true);
-      this.timer = window.setTimeout(() => void this.write(), 5000);
+      const safe = store(this.waitingKey, this.notes) ? " They wait in this browser." : "";
+      this.tell(`The annotations are not kept yet: ${(error as Error).message}${safe}`, true);
+      this.timer = window.setTimeout(() => void this.write(), RETRY);
     }
   }
 

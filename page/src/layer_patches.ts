@@ -104,8 +104,8 @@ function hatch(context: CanvasRenderingContext2D, unit: number): CanvasPattern {
 /** The smallest set of patches that decides, where the certificate is of this evidence's target and bag. */
 export function decidingOf(evidence: Evidence): { instances: number[]; sentence: string } | null {
   const { certificate, n } = evidence.scores.set;
-  const found = certificate?.deciding;
-  return found?.instances && certificate?.n === n && found.n === n ? { instances: found.instances, sentence: found.sentence } : null;
+  const found = evidence.scores.set.deciding ?? certificate?.deciding;
+  return found?.instances && found.n === n ? { instances: found.instances, sentence: found.sentence } : null;
 }
 
 export const decidingLayer: Layer = {

@@ -1,6 +1,6 @@
 /** The address of a slide's view: written a moment after each change, copied as a link, remembered for the next slide. */
 
-import { carried, slideHash, type ViewState } from "./address";
+import { carried, parseHash, slideHash, type ViewState } from "./address";
 import type { SlideView } from "./slide";
 
 const PAUSE = 250; // milliseconds after the last change
@@ -40,7 +40,8 @@ export class Linking {
   }
 
   private keep(): void {
-    if (!this.view.panes.length) return;
+    const here = parseHash(location.hash)?.slide === this.view.info?.id; // else the reader is on the way elsewhere
+    if (!this.view.panes.length || !here) return;
     last = carried(this.state());
     history.replaceState(null, "", slideHash(this.view.info.id, this.state()));
   }

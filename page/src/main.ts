@@ -1,7 +1,7 @@
 /** The page: the list of slides, or one of them, after the address. */
 
 import { parseHash } from "./address";
-import { getRun, type Run, type SlideRow } from "./api";
+import { AwayError, getRun, type Run, type SlideRow } from "./api";
 import { Cohort } from "./cohort";
 import { button, el, put } from "./dom";
 import { applyTheme, isDark, setTheme } from "./settings";
@@ -99,6 +99,15 @@ async function openSlide(slide: string): Promise<void> {
     if (document.activeElement === document.body && view === opened) opened.panes[0]?.stage.focus();
   } catch (error) {
     if (view === opened) put(opened.element, problem((error as Error).message));
+    if (view === opened && error instanceof AwayError) void comeBack(opened);
+  }
+}
+
+/** Opens the slide again when the server answers, unless another one was opened meanwhile. */
+async function comeBack(waiting: SlideView): Promise<void> {
+  while (view === waiting) {
+    await new Promise((done) => setTimeout(done, 1500));
+    if (await getRun().then(() => true, () => false)) return view === waiting ? route() : undefined;
   }
 }
 
@@ -124,7 +133,7 @@ function onKey(event: KeyboardEvent): void {
   const modified = event.ctrlKey || event.metaKey || event.altKey;
   if ((modified && !event.getModifierState("AltGraph")) || document.querySelector("dialog[open]")) return; // AltGr makes [ and ] on many keyboards
   if (typing) {
-    if (event.key === "Escape") target.blur();
+    if (event.key === "Escape") (target.closest<HTMLElement>(".panel, main") ?? document.body).focus();
     return;
   }
   if (target.matches("input[type=range], select, .panel") && CHOOSING.includes(event.key)) return;

@@ -2,6 +2,7 @@
 
 import type { Annotation } from "./annotations";
 import { boxOf, type Point, type Polygon } from "./geometry";
+import { drawMany } from "./many_marks";
 import { windowOf, type Layout, type Transform } from "./overlay";
 import type { SlideState } from "./store";
 import type { Bounds } from "./viewport";
@@ -9,11 +10,13 @@ import type { Bounds } from "./viewport";
 /** What of the state is drawn here. */
 export type Marks = Pick<SlideState, "annotations" | "focused" | "selection" | "draft" | "picked" | "hovered" | "similar" | "tool">;
 
+const MANY = 1000; // annotations; more are drawn with thin lines
 const FEW = 20; // annotations; of more, only those with room for it have a label
 
 /** Draws the marks; `unit` is the width of a CSS pixel. */
 export function drawMarks(context: CanvasRenderingContext2D, marks: Marks, t: Transform, layout: Layout | null, run: number, unit: number): void {
-  drawAnnotations(context, marks, t, unit);
+  if (marks.annotations.length > MANY) drawThousands(context, marks, t, unit);
+  else drawAnnotations(context, marks, t, unit);
   const edited = marks.tool === "vertices" ? marks.annotations.find((note) => note.id === marks.focused) : undefined;
   if (edited) drawHandles(context, edited, t, unit);
   if (marks.selection) drawSelection(context, marks.selection.polygons, t, unit);
@@ -50,7 +53,7 @@ function drawAnnotations(context: CanvasRenderingContext2D, marks: Marks, t: Tra
     const colour = `rgb(${note.colour.join(",")})`;
     let group = groups.get(colour);
     if (!group) groups.set(colour, (group = { dots: [], shapes: [] }));
-    if (note.shape !== "point" && note.id !== marks.focused && Math.max(w, h) < 5 * unit) group.dots.push({ x, y, width: w, height: h });
+    if (note.shape !== "point" && note.id !== marks.focused && Math.max(w, h) < 6 * unit) group.dots.push({ x, y, width: w, height: h });
     else group.shapes.push(note);
   }
   const few = marks.annotations.length <= FEW;
@@ -63,6 +66,17 @@ function drawAnnotations(context: CanvasRenderingContext2D, marks: Marks, t: Tra
   }
 }
 
+/** Of thousands, the one in focus is drawn in full, and large ones have labels. */
+function drawThousands(context: CanvasRenderingContext2D, marks: Marks, t: Transform, unit: number): void {
+  const large = drawMany(context, marks.annotations, t, unit);
+  const colour = (note: Annotation) => `rgb(${note.colour.join(",")})`;
+  for (const note of large) drawLabel(context, note, t, unit, colour(note), false);
+  const focused = marks.annotations.find((note) => note.id === marks.focused);
+  if (!focused) return;
+  strokeShapes(context, [focused], t, unit, colour(focused), 3.5);
+  drawLabel(context, focused, t, unit, colour(focused), true);
+}
+
 function strokeShapes(context: CanvasRenderingContext2D, notes: Annotation[], t: Transform, unit: number, colour: string, width: number): void {
   if (!notes.length) return;
   context.beginPath();
@@ -70,7 +84,7 @@ function strokeShapes(context: CanvasRenderingContext2D, notes: Annotation[], t:
     if (note.shape === "point") cross(context, note.polygons[0][0][0], t, unit);
     else trace(context, note.polygons, t, note.shape === "line");
   }
-  if (notes.length < 500) stroke(context, "rgba(255,255,255,.85)", (width + 2.2) * unit);
+  stroke(context, "rgba(255,255,255,.85)", (width + 2.2) * unit);
   stroke(context, colour, width * unit);
 }
 

@@ -1,6 +1,6 @@
 /** What if these patches were not there? The model is asked again, and can be asked back. */
 
-import { postWhatIf, type WhatIf } from "./api";
+import { getDeciding, postWhatIf, type WhatIf } from "./api";
 import { button, el, put } from "./dom";
 import { counted, shown } from "./evidence";
 import { decidingOf } from "./layer_patches";
@@ -154,9 +154,30 @@ export class WhatIfPanel {
     const { view } = this;
     const evidence = view.active?.evidence;
     const found = evidence ? decidingOf(evidence) : null;
+    if (!found && evidence) return button("Find the patches that decide", () => void this.findDeciding(), { disabled: this.busy, data: { action: "find-deciding" } });
     if (!found) return null;
     const text = `Select the ${counted(found.instances.length, "patch that decides", "patches that decide")}`;
     return button(text, () => view.select(found.instances), { disabled: this.busy, title: found.sentence, data: { action: "deciding" } });
+  }
+
+  /** Asks the model for the smallest set that decides, and selects it. */
+  private async findDeciding(): Promise<void> {
+    const { view, run } = this;
+    const set = view.scores.get(run)?.set;
+    if (!set) return;
+    this.asking.add(run);
+    this.problem = null;
+    this.refresh();
+    try {
+      const deciding = await getDeciding(view.info.key, run);
+      set.deciding = deciding;
+      view.say(deciding.sentence);
+      if (deciding.instances && this.run === run) view.select(deciding.instances);
+    } catch (error) {
+      this.problem = (error as Error).message;
+    }
+    this.asking.delete(run);
+    this.refresh();
   }
 
   private comparison(step: Step): HTMLElement {

@@ -287,3 +287,12 @@ def test_fault_06_pictures_and_header_say_what_is_hidden_or_removed(browser: Any
         assert f"without 5 patches: tumour {100 * after:.1f} %" in page.locator(".slide-head").inner_text()
         page.keyboard.press("u")
         assert "without" not in page.locator(".slide-head").inner_text()
+
+
+def test_leaving_is_not_undone_by_a_late_address(browser: Any, tmp_path: Path) -> None:
+    """The address is written a moment after a change: never over that of the slide one is on the way to."""
+    run = cohort(tmp_path / "run", ["a", "b"])
+    with served(Collection([run])) as url, opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.evaluate("() => { location.hash = '#/slide/b'; window.xmil.view.link.keep(); }")
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'b' && window.xmil.view.firstPaint")

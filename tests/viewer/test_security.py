@@ -37,7 +37,9 @@ ROUTES = [
     "/api/slides/0/patch-0-0.jpeg",
     "/api/slides/0/similar-0-0.json",
     "/api/slides/0/inside-0.json",
+    "/api/slides/0/alike-0-0.json",
     "/api/slides/0/pairs-0.json",
+    "/api/slides/0/deciding-0.json",
     "/api/slides/0/small-0-0.png",
     "/api/slides/0/annotations-ann.json",
     "/tiles/0/9/0_0.jpeg",
@@ -336,7 +338,7 @@ def test_oversized_requests_are_refused(open_app: Any) -> None:
             assert ask(open_app, target).status == 404, target
     declared = {**JSON, "content-length": str(MAX_BODY + 1)}
     assert ask(open_app, "/api/slides/0/whatif", method="POST", headers=declared, body=b"{}").status == 413
-    streamed = [b"[" + b"1," * (1 << 19)] * 5
+    streamed = [b"[" + b"1," * (1 << 19)] * ((MAX_BODY >> 20) + 1)
     answer = ask(open_app, "/api/slides/0/whatif", method="POST", headers=JSON, body=streamed)
     assert answer.status == 413
     deep = b'{"run":0,"keep":' + b"[" * 100_000

@@ -239,3 +239,10 @@ def test_instances_are_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     answer = question(app, 0, run=0, remove=[[100, 1_200]]).json
     assert 2_500 not in sizes
     assert answer["n_left"] == 2_500 - 1_100
+
+
+def test_the_patches_that_decide_turn_the_prediction(app: Any, made: Made) -> None:
+    found = ask(app, "/api/slides/1/deciding-0.json").json
+    assert found["n"] == 96
+    assert 0 < len(found["instances"]) < 96
+    assert question(app, 1, run=0, remove=found["instances"]).json["changed"]

@@ -24,6 +24,7 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.parsing import parse_json
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.case_bags import CaseBags, similar
+from xmil.viewer.cohort_index import CohortIndex
 from xmil.viewer.cohort_wall import CohortWall
 from xmil.viewer.collection import Collection, MissingError
 from xmil.viewer.deepzoom import NoPictureError
@@ -48,6 +49,7 @@ class Site:
         self.collection = collection
         self.bags = CaseBags(collection)
         self.wall = CohortWall(collection)
+        self.index = CohortIndex(collection, self.bags)
         self.annotations = AnnotationFiles(collection.runs[0].folder)
         self.whatif = WhatIf(collection, self.bags, models) if models else None
         cores = os.cpu_count() or 2
@@ -77,7 +79,9 @@ class Site:
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
             Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
+            Route(f"{slide}/alike-{{run:int}}-{{index:int}}.json", self._get(self._alike, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
+            Route(f"{slide}/deciding-{{run:int}}.json", self.decide),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
             Route("/{name:path}", self.page),
@@ -105,6 +109,11 @@ class Site:
         """The prediction without a region, or of a region alone."""
         body = await _json_body(request)
         work = partial(self._ask, request.path_params["key"], body)
+        return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
+
+    async def decide(self, request: Request) -> Response:
+        """The patches that decide, by the model."""
+        work = partial(self._decide, **request.path_params)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
 
     def _get(self, make: Make, kind: str) -> Endpoint:
@@ -159,11 +168,21 @@ class Site:
 
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)
+        return to_json(self._model().ask(key, _parsed(body)))
+
+    def _alike(self, key: int, run: int, index: int) -> bytes:
+        return to_json(self.index.ask(key, run, index))
+
+    def _decide(self, key: int, run: int) -> bytes:
+        self.collection.slide(key)
+        return to_json(self._model().deciding(key, run))
+
+    def _model(self) -> WhatIf:
         if self.whatif is None:
             raise MissingError(
                 "What-if needs the model and features; start the viewer with --model and --features."
             )
-        return to_json(self.whatif.ask(key, _parsed(body)))
+        return self.whatif
 
     def _read_notes(self, key: int, reader: str) -> bytes:
         return to_json(self.annotations.read(self.collection.slide(key), reader))

@@ -33,6 +33,14 @@ _READ = {
         "application/json",
         "Pairs of patches that act together, by target: rows of both, value, and whether it is sure.",
     ),
+    "/api/slides/{key}/alike-{run}-{index}.json": (
+        "application/json",
+        "The patches of other slides most like one; while the index is made, how far it is.",
+    ),
+    "/api/slides/{key}/deciding-{run}.json": (
+        "application/json",
+        "The smallest set of patches found whose removal changes the prediction.",
+    ),
     "/api/slides/{key}/inside-{run}.json": (
         "application/json",
         "Maps inside patches: level-0 boxes, values row by row, and score = sum + constant + other.",

@@ -18,7 +18,7 @@ from xmil.viewer.kept import to_json
 
 METHODS = ("GET", "HEAD", "POST")
 MAX_URL = 2048
-MAX_BODY = 4 << 20
+MAX_BODY = 32 << 20  # 100,000 annotations
 MIN_TOKEN = 8
 POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; object-src 'none'; "

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LIMIT_BYTES = 1 << 30
+TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
 CLOSE = 1e-2  # logits that differ by more than this are another model's
 
 
@@ -72,6 +73,19 @@ class WhatIf:
             "seconds": time.perf_counter() - started,
             "note": _note(logits[0], evidence.logits),
         }
+
+    def deciding(self, key: int, run: int) -> dict[str, Any]:
+        """The smallest set of patches found whose removal changes the prediction, as certificates have it."""
+        from xmil.core.bag import Bag
+        from xmil.evaluate.minimal import minimal_set
+
+        self._collection.run(run)
+        bag, paths = self._bags.get(key, run), self._paths[run]
+        if len(paths) != 1 or len(range(*bag.rows.indices(len(bag.features)))) != len(bag.features):
+            raise InputError("The patches that decide are found for one model and bags of one slide.")
+        with self._lock:
+            whole = Bag(bag.features, coords=bag.coords, slide_id=bag.name)
+            return minimal_set(self._model(paths[0]), whole, evaluations=TRIED).as_dict()
 
     def warm(self) -> None:
         """Load the models and warn of those that cannot answer; the page says so when one is asked."""
