@@ -137,8 +137,10 @@ export class Pane {
   /** Applies what is set for the image: filters and rotation. */
   private showImage(): void {
     this.element.classList.toggle("grey", this.grey);
-    const image = this.viewer.drawer?.canvas as HTMLElement | undefined;
-    if (image) image.style.filter = filterOf(this.host.display, this.grey);
+    for (const viewer of [this.viewer, this.viewer.navigator]) {
+      const image = viewer?.drawer?.canvas as HTMLElement | undefined;
+      if (image) image.style.filter = filterOf(this.host.display, this.grey);
+    }
     if (this.viewer.isOpen() && this.viewer.viewport.getRotation() !== this.host.display.rotation) this.viewer.viewport.setRotation(this.host.display.rotation, true);
   }
 

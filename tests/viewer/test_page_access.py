@@ -133,6 +133,8 @@ def test_fault_14_scales_and_minimap_leave_the_slide_free(browser: Any, url: str
             assert seen["covered"] < 0.01, (width, seen)
             assert seen["height"] >= 180, (width, seen)
             assert seen["wide"] <= width
+            last = page.locator("[data-action=picture]").bounding_box()
+            assert last["x"] + last["width"] <= width
             legend = page.locator(".colour-bar").bounding_box()
             assert legend["x"] >= 0
             assert legend["x"] + legend["width"] <= width

@@ -62,7 +62,7 @@ def bench(
     features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _options.Device = "cpu",
     minutes: Annotated[
-        float | None, typer.Option(help="Start nothing new after this many seconds; the next call continues.")
+        float | None, typer.Option(help="Start nothing new after this many minutes; the next call continues.")
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")

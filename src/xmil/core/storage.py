@@ -180,7 +180,7 @@ def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
         layout, columns = int(header["layout"]), header["columns"]
         if not isinstance(columns, dict):
             raise TypeError
-    except (ValueError, TypeError, KeyError, UnicodeDecodeError):
+    except (ValueError, TypeError, LookupError, ArithmeticError):
         raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
     if layout > LAYOUT:
         raise FileError(
@@ -206,7 +206,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             **{key: meta[key] for key in _COLUMN_FIELDS},
             **{key: header[key] for key in BAG_FIELDS},
         )
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise FileError(
             f"{path}: the explanation {column!r} is damaged ({error}); explain it again."
         ) from None

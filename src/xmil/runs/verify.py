@@ -39,12 +39,20 @@ def verify_run(run: Run, *, on_slide: Callable[[], None] = lambda: None) -> list
 
 
 def _models(run: Run) -> Iterator[Fault]:
-    digests = run.settings.get("models") or []
+    held = run.settings.get("models")
+    digests = held if isinstance(held, list) else []
     for path, digest in zip(_model_paths(run), digests, strict=False):
-        if not path.exists():
-            yield Fault(str(path), "the model is no longer there")
+        if not _exists(path):
+            yield Fault(str(path)[:300], "the model is no longer there")
         elif file_digest(path) != digest:
             yield Fault(str(path), "the model has changed since")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no name of a file
+        return False
 
 
 def _model_paths(run: Run) -> list[Path]:
@@ -58,7 +66,7 @@ def _features(run: Run) -> dict[str, Path] | None:
     folder = run.about.get("features")
     try:
         return {slide_name(path): path for path in feature_files(str(folder))[0]} if folder else None
-    except XmilError:
+    except (XmilError, OSError, ValueError):  # gone, or no name of a folder at all
         return None
 
 

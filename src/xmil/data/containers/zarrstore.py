@@ -195,7 +195,11 @@ def _array_info(mark: Path, store: Path) -> ArrayInfo:
 
 def _codec_names(meta: dict[str, Any]) -> set[str]:
     """Every codec, filter and compressor a metadata document names, however deep."""
-    listed = [meta.get("compressor"), *(meta.get("filters") or []), *(meta.get("codecs") or [])]
+    several = [meta.get(name) for name in ("filters", "codecs")]
+    listed = [
+        meta.get("compressor"),
+        *(codec for held in several if isinstance(held, list) for codec in held),
+    ]
     names: set[str] = set()
     for codec in listed:
         if isinstance(codec, dict):
