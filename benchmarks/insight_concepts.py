@@ -77,7 +77,8 @@ def purity(looked: Looked, *, top: int = TOP) -> list[float]:
     for k in looked.leaders:
         best = np.argsort(-strength[:, k], kind="stable")[:top]
         best = best[strength[best, k] > 0]
-        found.append(float(np.bincount(kinds[once][best]).max() / len(best)))
+        if len(best):
+            found.append(float(np.bincount(kinds[once][best]).max() / len(best)))
     return found
 
 
@@ -175,11 +176,11 @@ def colon_bags(path: Path) -> list[ColonBag]:
     return bags if scale is None else [replace(bag, features=bag.features * scale) for bag in bags]
 
 
-def colon(data: Path, *, folds: int) -> list[dict[str, Any]]:
+def colon(data: Path, *, folds: int, most: int) -> list[dict[str, Any]]:
     """The best single concept per cell type by relevance and by activation, on held-out images."""
     from benchmarks.better_rule.colon import held_out, parts
 
-    bags = colon_bags(data)
+    bags = [replace(bag, features=bag.features[:most], cells=bag.cells[:most]) for bag in colon_bags(data)]
     found = []
     for run in range(folds):
         training, test = parts(bags, "epithelial", run)
@@ -227,6 +228,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--most", type=int, default=100_000, help="nuclei of a colon image")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -234,7 +236,7 @@ def main() -> None:
     if args.which == "digits":
         found = digits(args.data, device=args.device, repetitions=args.runs, processes=args.processes)
     else:
-        found = colon(args.data, folds=args.runs)
+        found = colon(args.data, folds=args.runs, most=args.most)
     (args.out / f"concepts-{args.which}.json").write_text(json.dumps(found, indent=1))
     for key in found[0] if args.which == "colon" else ():
         if key != "fold":

@@ -138,7 +138,7 @@ def shares(held: Members, cls: int) -> dict[str, float]:
         ways["one model"].append(map_biomarkers(own[0, b])["supporting_share"])
         mean = own[:, b].mean(axis=0)
         ways["mean of five"].append(map_biomarkers(mean)["supporting_share"])
-        ways["agreed"].append(float((own[:, b] > 0).all(axis=0).mean()))
+        ways["agreed"].append(consensus(own[:, b]).shares["agreed_share"])
         ways["relevance"].append(map_biomarkers(mean)["supporting_relevance"])
     return {name: float(spearmanr(values, truth).statistic) for name, values in ways.items()}
 

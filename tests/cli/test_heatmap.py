@@ -254,7 +254,7 @@ def test_attention_for_every_class_is_drawn_once(place):
     assert set(read_geojson(out / "geojson/a.geojson").measurements) == columns
     assert set(pq.read_table(out / "parquet/a.parquet").column_names[4:]) == columns
     assert {path.name for path in (out / "overlay").iterdir()} == {
-        f"a.{column.replace(':', '.')}.png" for column in columns
+        f"a.{column.replace(':', '.').replace(' ', '_')}.png" for column in columns
     }
 
 

@@ -73,6 +73,10 @@ def test_a_site_with_more_cases_is_no_shortcut_and_one_the_model_uses_is() -> No
     assert ranked(slide_associations(innocent, columns, names(200)))[0].found
     assert not ranked(slide_associations(innocent, columns, names(200), labels=told))[0].found
     assert ranked(slide_associations(guilty, columns, names(200), labels=told))[0].found
+    output, mark = np.zeros(40), ["no"] * 40
+    output[[3, 7, 21, 30]], mark[3], mark[7], mark[21], mark[30] = 5.0, *["yes"] * 4
+    (found,) = slide_associations(output + 0.1 * rng.normal(size=40), {"pen": mark}, names(40))
+    assert {"s3", "s7", "s21", "s30"} <= set(found.slides)
     (same,) = slide_associations(innocent, {"copy": told}, names(200), labels=told)
     assert same.measure.endswith("label not held fixed")
 
@@ -149,6 +153,9 @@ def test_the_mask_follows_its_definition() -> None:
         slow.append(not opposed and not noisy)
     assert found.kept.tolist() == slow
     assert (found.scores[~found.kept] == 0).all()
+    assert found.shares["agreed_share"] == pytest.approx((scores > 0).all(axis=0).mean())
+    silent = consensus(np.vstack([scores, np.zeros(400)]))  # a model that learnt nothing has no say
+    assert silent.shares["agreed_share"] == found.shares["agreed_share"]
     with pytest.raises(InputError, match="two models or more"):
         consensus(scores[:1])
 

@@ -16,6 +16,7 @@ from tests.runs.cohorts import NAMES, bytes_of, command, make_cohort, make_model
 from xmil.cli._app import run
 from xmil.core.storage import read_explanations, read_header
 from xmil.data import join_bags, read_bag
+from xmil.runs.summary import outliers
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,26 @@ def test_a_slide_unlike_the_others_is_named(tmp_path: Path) -> None:
     far = table(folder / "run" / "summary" / "outliers.csv")
     assert {("s005", "iqr"), ("s005", "peak")} <= {(row["slide_id"], row["measure"]) for row in far}
     assert all(abs(float(row["robust_z"])) > 3.5 for row in far)
+
+
+def test_slides_of_a_usual_cohort_do_not_stand_out() -> None:
+    """Numbers of patches and ranges of scores spread over factors of ten; that makes no outliers."""
+    flagged, slides = 0, 24
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        usual = {
+            f"s{i}": {
+                "mean": rng.normal(),
+                "iqr": rng.lognormal(),
+                "peak": rng.lognormal(),
+                "n": rng.lognormal(8, 1),
+            }
+            for i in range(slides)
+        }
+        flagged += len({row[0] for row in outliers("lrp:1", usual)})
+        usual["s3"]["peak"] = 1e6
+        assert "s3" in {row[0] for row in outliers("lrp:1", usual)}
+    assert flagged / (50 * slides) < 0.02
 
 
 def test_a_second_call_computes_nothing_and_a_changed_slide_is_done_again(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -70,9 +72,11 @@ def looked(study: Path) -> xmil.Run:
 
 
 def rows_of(run: xmil.Run, name: str) -> list[dict[str, str]]:
-    import csv
+    return rows_of_csv(run.path / name)
 
-    with (run.path / name).open(newline="") as file:
+
+def rows_of_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -162,3 +166,76 @@ def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
         )
     with pytest.raises(InputError, match="No slide could be looked at"):
         xmil.insight(study / "run", features=study / "features", target="7", out=tmp_path / "j")
+
+
+@pytest.fixture(scope="module")
+def agreed(study: Path, tmp_path_factory: pytest.TempPathFactory) -> xmil.Run:
+    """Three slides, two models, a second run beside, certificates and an album."""
+    root = tmp_path_factory.mktemp("agreed")
+    (root / "features").mkdir()
+    for path in sorted((study / "features").glob("*.h5"))[:3]:
+        (root / "features" / path.name).symlink_to(path)
+    other = xmil.load_model(study / "model.safetensors")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weights in other.parameters():
+            weights += 0.2 * weights.std(correction=0) * torch.randn_like(weights)
+    xmil.save_model(other, root / "other.safetensors")
+    xmil.explain_slides(root / "other.safetensors", root / "features", out=root / "run2", target="1")
+    model, run = study / "model.safetensors", xmil.open_run(study / "run")
+    names = [path.stem for path in sorted((root / "features").iterdir())]
+    labels = [int(run.explanation(name, method="lrp").logits.argmax()) for name in names]
+    lines = [f"{name},{label}" for name, label in zip(names, labels, strict=True)]
+    (root / "cohort.csv").write_text("\n".join(["slide_id,label", *lines]) + "\n")
+    xmil.evaluate_slides(
+        model, root / "features", cohort=root / "cohort.csv", methods="lrp", out=root / "e", steps=4
+    )
+    return xmil.insight(
+        study / "run", features=root / "features", slides=study / "slides", model=model, concepts=3,
+        beside=[root / "run2"], evaluated=root / "e", album=True, out=root / "i",
+    )  # fmt: skip
+
+
+def test_stability_is_that_of_the_runs(study: Path, agreed: xmil.Run) -> None:
+    both = [xmil.open_run(path) for path in (study / "run", agreed.path.parent / "run2")]
+    table = {row["slide_id"]: row for row in rows_of(agreed, "stability.csv")}
+    for slide in agreed:
+        scores = np.stack([run.explanation(slide, method="lrp").scores for run in both])
+        same = (np.sign(scores[0]) == np.sign(scores[1])).mean()
+        assert float(table[slide]["sign_agreement"]) == pytest.approx(same + 0.5 * (1 - same))
+        kept = xmil.Explanation.load(agreed.path / "consensus" / f"{slide}.parquet").scores
+        np.testing.assert_allclose(kept[kept != 0], scores.mean(axis=0)[kept != 0], rtol=1e-5)
+        assert (kept[np.sign(scores[0]) != np.sign(scores[1])] == 0).all()
+        assert (kept != 0).any()
+        held = json.loads((agreed.path / "slides" / f"{slide}.json").read_text())
+        assert held["biomarkers"]["agreed_share"] == pytest.approx((scores > 0).all(axis=0).mean())
+
+
+def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
+    study: Path, agreed: xmil.Run, tmp_path: Path
+) -> None:
+    root = agreed.path.parent
+    for name, path in (("a", study / "model.safetensors"), ("b", root / "other.safetensors")):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "model.safetensors").write_bytes(path.read_bytes())
+    best = {"models": ["a/model.safetensors", "b/model.safetensors"]}
+    (tmp_path / "models" / "best.json").write_text(json.dumps(best))
+    found = xmil.insight(
+        study / "run", features=root / "features", model=tmp_path / "models", concepts=3, out=tmp_path / "i"
+    )
+    first, second = (rows_of(run, "stability.csv") for run in (agreed, found))
+    for one, other in zip(first, second, strict=True):
+        assert one["models"] == other["models"] == "2.0"
+        assert float(one["rank_correlation"]) == pytest.approx(float(other["rank_correlation"]), abs=1e-6)
+
+
+def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:
+    album = (agreed.path / "album.pdf").read_bytes()
+    assert album.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type /Page\b", album)) == 3
+    card = json.loads((agreed.path / "card.json").read_text())
+    summary = rows_of_csv(agreed.path.parent / "e" / "summary.csv")
+    (row,) = [r for r in summary if (r["measure"], r["mode"]) == ("aupc", "remove")]
+    assert card["faithfulness"]["aupc, remove"].startswith(f"{float(row['mean']):.3g} (")
+    assert "not a medical device" in (agreed.path / "card.html").read_text()
+    assert card["stability"]["models"] == 2.0

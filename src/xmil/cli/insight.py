@@ -22,7 +22,10 @@ def insight(
         typer.Option(help="Folder of slides, for image properties of patches and examples in the report."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The run's checkpoint; needed if no relevance vectors are stored.")
+        Path | None,
+        typer.Option(
+            help="The run's checkpoint, or its training folder; for concepts, and stability over folds."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the findings; RUN/insight by default.")] = None,
     method: Annotated[str, typer.Option(help="Method whose explanations are analysed.")] = "lrp",
@@ -33,6 +36,13 @@ def insight(
     concepts: Annotated[int, typer.Option(help="Size of the dictionary.")] = 20,
     dictionary: Annotated[str, typer.Option(help="kmeans, nmf (features >= 0) or topk.")] = "kmeans",
     causes: Annotated[str, typer.Option(help="Columns to test, separated by commas, or all.")] = "",
+    beside: Annotated[
+        str, typer.Option(help="Further runs of the same slides (folds, seeds), separated by commas.")
+    ] = "",
+    evaluated: Annotated[
+        Path | None, typer.Option(help="Run of `xmil evaluate`, for certificates in the card and the album.")
+    ] = None,
+    album: Annotated[bool, typer.Option("--album", help="Write album.pdf, one page per slide.")] = False,
     seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
@@ -60,6 +70,9 @@ def insight(
         concepts=concepts,
         dictionary=dictionary,
         causes=causes,
+        beside=beside,
+        evaluated=evaluated,
+        album=album,
         seed=seed,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),

@@ -25,9 +25,9 @@ def background(
 ) -> Background:
     """The mean of many patches and a few of them, as a baseline to explain against.
 
-    `features` is a folder or file of features, a bag, or several bags or arrays (n, d). Of a folder at most
-    `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model when it
-    is saved.
+    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). Of a folder at
+    most `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model
+    when it is saved.
 
     >>> import numpy as np
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
@@ -66,4 +66,5 @@ def _bags(features: Any, files: int) -> Iterator[Any]:
     if isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:
         yield features
         return
-    yield from features
+    for bag in features:
+        yield read_bag(bag) if isinstance(bag, str | PathLike) else bag

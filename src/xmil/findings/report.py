@@ -27,9 +27,12 @@ th:first-child, td:first-child { text-align: left; }
 .found { font-weight: 700; }
 .patches { display: flex; flex-wrap: wrap; gap: 4px; margin: .4rem 0 1rem; }
 .patches img { width: 72px; height: 72px; }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; background: white; }
+figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
 .small { font-size: .9rem; opacity: .85; }
 """
+GREY = "#808080"  # can be read on white and on black
+CARD_STYLE = "td, th { text-align: left; vertical-align: top; }"
+UNTESTED = "not tested: run xmil evaluate and give its folder (--evaluated)"
 LIMITS = (
     "An explanation is about the model, not the disease.",
     "Concepts are directions of the encoder's features; their names are the reader's.",
@@ -61,10 +64,12 @@ class Findings:
     strategies: Strategies | None = None
     accuracy: Sequence[float] = ()
     shortcuts: Sequence[Association] = ()
+    accused: Sequence[bytes] = ()  # patches of the slides that the first shortcut names
     removals: Mapping[str, float] = field(default_factory=dict)
     biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stability: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, float] = field(default_factory=dict)
+    faithfulness: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -76,7 +81,9 @@ def report_html(found: Findings) -> str:
         _strategies(found),
         _shortcuts(found),
         _table("Biomarkers from the maps", found.biomarkers, "biomarkers.csv"),
-        _numbers("Stability across the models", found.stability, "stability.csv"),
+        _numbers("Stability across the models", found.stability, "stability.csv; maps in consensus/"),
+        _numbers("Account of the outputs", found.audit, "slides/<slide_id>.json"),
+        _faithfulness(found),
         _limits(),
     ]
     head = f"<meta charset='utf-8'><title>{escape(found.title)}</title><style>{STYLE}</style>"
@@ -87,10 +94,11 @@ def report_html(found: Findings) -> str:
 def verdict(found: Findings) -> str:
     """One sentence on shortcuts."""
     named = [a for a in found.shortcuts if a.found]
-    if not found.shortcuts:
+    tested = [a for a in found.shortcuts if not a.tissue]
+    if not tested:
         return "No columns or image properties were given to test for shortcuts."
     if not named:
-        return f"No shortcut was found among the {len(found.shortcuts)} causes tested."
+        return f"No shortcut was found in {len(tested)} tests."
     return f"Look at this first: what the model uses is associated with {named[0].cause} ({named[0]})."
 
 
@@ -101,10 +109,11 @@ def card(found: Findings) -> dict[str, Any]:
         **found.about,
         "slides": len(found.slides),
         "account": dict(found.audit),
+        "faithfulness": dict(found.faithfulness) or UNTESTED,
         "concepts": len(found.concepts),
         "strategies": None if found.strategies is None else found.strategies.count,
         "shortcuts": [str(a) for a in found.shortcuts if a.found],
-        "shortcuts_asked": [a.cause for a in found.shortcuts],
+        "shortcuts_asked": list(dict.fromkeys(a.cause for a in found.shortcuts if not a.tissue)),
         "concept_removal": dict(found.removals),
         "stability": dict(found.stability),
         "notes": list(found.notes),
@@ -126,6 +135,27 @@ def card_markdown(found: Findings) -> str:
         else:
             lines += [f"**{name}**: {_short(value)}", ""]
     return "\n".join([*lines, "**limits**", "", *(f"- {limit}" for limit in LIMITS), ""])
+
+
+def card_html(found: Findings) -> str:
+    """The card as a page."""
+    rows = []
+    for key, value in card(found).items():
+        if key in ("title", "limits") or value in (None, [], {}):
+            continue
+        rows.append(f"<tr><th>{escape(key.replace('_', ' '))}</th><td>{_cell(value)}</td></tr>")
+    title = escape(f"Explanation card: {found.title}")
+    head = f"<meta charset='utf-8'><title>{title}</title><style>{STYLE}{CARD_STYLE}</style>"
+    body = f"<h1>{title}</h1><table>{''.join(rows)}</table>{_limits()}"
+    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "<br>".join(f"{escape(str(k))}: {escape(_short(v))}" for k, v in value.items())
+    if isinstance(value, list):
+        return "<br>".join(escape(str(item)) for item in value)
+    return escape(_short(value))
 
 
 def card_json(found: Findings) -> str:
@@ -162,9 +192,13 @@ def _concepts(found: Findings) -> str:
 
 
 def _patches(row: ConceptRow) -> str:
+    return _images(row.pictures, f"concept {row.concept}")
+
+
+def _images(pictures: Sequence[bytes], words: str) -> str:
     images = "".join(
-        f"<img alt='concept {row.concept}' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
-        for data in row.pictures
+        f"<img alt='{escape(words)}' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
+        for data in pictures
     )
     return f"<div class='patches'>{images}</div>" if images else ""
 
@@ -193,14 +227,24 @@ def _strategies(found: Findings) -> str:
 
 
 def _scatter(s: Strategies) -> str:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axis = figure.subplots()
-    axis.scatter(s.embedding[:, 0], s.embedding[:, 1], c=s.labels, cmap="viridis", s=18)
+    colours = colormaps["Set2"].colors  # type: ignore[attr-defined]
+    for k in range(s.count):
+        x, y = s.embedding[s.labels == k].T
+        axis.scatter(x, y, color=colours[k % len(colours)], s=20, label=f"strategy {k}")
     axis.set(xlabel="first direction of the profiles", ylabel="second direction")
+    axis.patch.set_alpha(0)
+    for part in (axis.xaxis, axis.yaxis):
+        part.label.set_color(GREY)
+    axis.tick_params(colors=GREY)
+    axis.spines[:].set_color(GREY)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False, labelcolor=GREY)
     held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=110)
+    figure.savefig(held, format="png", dpi=110, transparent=True)  # on a light page and on a dark one
     return (
         "<figure><img alt='slides by their profile over concepts' "
         f"src='data:image/png;base64,{b64encode(held.getvalue()).decode()}'></figure>"
@@ -219,8 +263,14 @@ def _shortcuts(found: Findings) -> str:
     head = "".join(
         f"<th>{name}</th>" for name in ("cause", "per", "measure", "effect", "p", "slides", "look at")
     )
-    source = "<p class='small'>shortcuts.csv; p from permutations, corrected by Holm's method.</p>"
-    return f"<h2>Shortcuts</h2><table><tr>{head}</tr>{rows}</table>{source}"
+    source = (
+        "<p class='small'>shortcuts.csv; p from permutations within labels, corrected by Holm's method. "
+        "Brightness, saturation, hue and focus belong to tissue, too: they are listed and never called a "
+        "shortcut.</p>"
+    )
+    shown = _images(found.accused, "patch of a named slide")
+    lead = "<p>Strongest patches of the slides that show it most:</p>" if shown else ""
+    return f"<h2>Shortcuts</h2><table><tr>{head}</tr>{rows}</table>{lead}{shown}{source}"
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> str:
@@ -241,6 +291,13 @@ def _numbers(title: str, values: Mapping[str, float], source: str) -> str:
     if not values:
         return ""
     return _table(title, {key: {"mean": _short(value)} for key, value in values.items()}, source)
+
+
+def _faithfulness(found: Findings) -> str:
+    if not found.faithfulness:
+        return f"<h2>Faithfulness</h2><p>{escape(UNTESTED.capitalize())}.</p>"
+    rows = {name: {"mean (95 % interval)": value} for name, value in found.faithfulness.items()}
+    return _table("Faithfulness", rows, "summary.csv of the evaluated run")
 
 
 def _limits() -> str:

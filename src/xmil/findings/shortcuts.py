@@ -23,9 +23,9 @@ from xmil.core.errors import InputError, bad_parameter
 from xmil.evaluate.statistics import holm
 from xmil.findings.appearance import INK, TISSUE
 
-DRAWS = 2000
-LEVEL = 0.05
-LEAST = {"slide": 0.1, "patch": 0.1}  # effects below are not called a shortcut, however sure
+DRAWS = 5000
+LEVEL = 0.01
+LEAST = 0.1  # share of rank variance between slides, or mean correlation within: less is no shortcut
 FEWEST = 8  # slides that a question needs
 ALONE = ", label not held fixed"
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,9 @@ class Association:
     @property
     def found(self) -> bool:
         """Whether it is both sure and large enough to be called a shortcut."""
-        return not self.tissue and self.corrected < LEVEL and abs(self.effect) >= LEAST[self.level]
+        squared = self.level == "slide" and "correlation" in self.measure
+        size = self.effect**2 if squared else abs(self.effect)
+        return not self.tissue and self.corrected < LEVEL and size >= LEAST
 
     def __str__(self) -> str:
         return (
@@ -96,10 +98,10 @@ def slide_associations(
             continue
         picked = [cell for cell, here in zip(cells, known, strict=True) if here]
         other = np.array(beside[name], dtype=np.float64)[known] if beside and name in beside else None
-        made = _asked(y[known], picked, strata[known], name=name, other=other, draws=draws, seed=seed)
+        who = [slide for slide, here in zip(slides, known, strict=True) if here]
+        made = _asked(y[known], picked, strata[known], who, name=name, other=other, draws=draws, seed=seed)
         if made is not None:
-            names = [slide for slide, here in zip(slides, known, strict=True) if here]
-            found.append(replace(made, slides=_telling(y[known], names)))
+            found.append(made)
     return found
 
 
@@ -166,7 +168,15 @@ def _groups(cells: Sequence[Any]) -> Ints:
 
 
 def _asked(
-    y: Floats, cells: Sequence[Any], strata: Ints, *, name: str, other: Floats | None, draws: int, seed: int
+    y: Floats,
+    cells: Sequence[Any],
+    strata: Ints,
+    slides: Sequence[str],
+    *,
+    name: str,
+    other: Floats | None,
+    draws: int,
+    seed: int,
 ) -> Association | None:
     """One column within labels; over all slides where the labels leave nothing to compare."""
     rng = np.random.default_rng([seed, *name.encode()])
@@ -184,7 +194,8 @@ def _asked(
         if made is not None:
             effect, p = made if numbers is None else _correlation(made, parts, ranks)
             measure = _measure(numbers) + ("" if within is strata or not strata.max() else ALONE)
-            return Association(name, "slide", measure, effect, p, len(y))
+            told = _telling(parts, ranks, slides)
+            return Association(name, "slide", measure, effect, p, len(y), slides=told)
     return None
 
 
@@ -303,5 +314,8 @@ def _p(observed: float, null: npt.NDArray[Any]) -> float:
     return float((1 + (null >= observed - 1e-12).sum()) / (1 + len(null)))
 
 
-def _telling(y: Floats, slides: Sequence[str], top: int = 5) -> tuple[str, ...]:
-    return tuple(slides[i] for i in np.argsort(-np.abs(y - np.median(y)), kind="stable")[:top])
+def _telling(parts: Floats, y: Floats, slides: Sequence[str], top: int = 5) -> tuple[str, ...]:
+    """The slides that carry the association: where what is fitted and what is there are far out together."""
+    basis = _basis(parts)
+    share = y * (basis @ (basis.T @ y))
+    return tuple(slides[i] for i in np.argsort(-share, kind="stable")[:top])

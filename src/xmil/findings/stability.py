@@ -21,7 +21,11 @@ QUANTILE = 0.995
 
 @dataclass(frozen=True, eq=False)
 class Consensus:
-    """Mean and standard deviation per patch over the models, mean sign, and which patches are kept."""
+    """Mean and standard deviation per patch over the models, mean sign, and which patches are kept.
+
+    `agreed` marks patches that most models count as support and none counts against; a model that gives a
+    patch no score at all has no say.
+    """
 
     mean: FloatArray
     std: FloatArray
@@ -29,6 +33,27 @@ class Consensus:
     kept: npt.NDArray[np.bool_]
     agreement: float
     correlation: float
+    agreed: npt.NDArray[np.bool_]
+    models: int
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """What a table says of a slide."""
+        return {
+            "models": float(self.models),
+            "sign_agreement": self.agreement,
+            "rank_correlation": self.correlation,
+            "kept_share": float(self.kept.mean()),
+            "mean_spread": float(self.std.mean()),
+        }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of patches that all models count as support, and whose masked mean is above zero."""
+        return {
+            "agreed_share": float(self.agreed.mean()),
+            "masked_share": float((self.scores > 0).mean()),
+        }
 
     @property
     def scores(self) -> FloatArray:
@@ -52,4 +77,5 @@ def consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Consensus
     pairs = [rank_correlation(a, b) for a, b in combinations(s, 2)]
     correlation = float(np.nanmean(pairs)) if np.isfinite(pairs).any() else float("nan")
     mean32, std32, sign32 = (np.asarray(values, dtype=np.float32) for values in (mean, std, sign))
-    return Consensus(mean32, std32, sign32, kept, agreement, correlation)
+    agreed = (s >= 0).all(axis=0) & ((s > 0).mean(axis=0) > 0.5)
+    return Consensus(mean32, std32, sign32, kept, agreement, correlation, agreed, len(s))

@@ -17,7 +17,7 @@ from xmil.core.explanation import Explanation
 from xmil.methods.contexts import run_method
 from xmil.methods.faults import first_line
 from xmil.methods.network import ForwardFunction, Network
-from xmil.methods.opening import Calling, as_bag, open_network
+from xmil.methods.opening import Calling, as_bag, as_model, open_network
 from xmil.methods.opening import as_tensor as as_tensor
 from xmil.methods.outputs import Question, own_outputs
 from xmil.methods.registry import METHODS, Attribution, Method
@@ -99,8 +99,8 @@ def explain_targets(
     return _explain(model, bag, targets, method=method, output=output, how=how, params=params)
 
 
-def list_methods(model: nn.Module | None = None) -> list[str]:
-    """Names of the methods, or of those that can explain the model.
+def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
+    """Names of the methods, or of those that can explain the model, which may be a path.
 
     >>> list_methods()
     ['attention', 'combined', 'grad2', 'gxi', 'ig', 'logits', 'lrp', 'milli', 'one_removed', 'random',
@@ -108,7 +108,7 @@ def list_methods(model: nn.Module | None = None) -> list[str]:
     """
     if model is None:
         return list(METHODS)
-    network = Network(model)
+    network = Network(as_model(model))
     return [name for name in METHODS if METHODS[name].supports(network) is None]
 
 

@@ -5,7 +5,8 @@ dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
 strategies.csv, shortcuts.csv, biomarkers.csv, removals.csv, stability.csv
-report.html, card.json, card.md
+consensus/<slide_id>.parquet         what the models of an ensemble, or several runs, agree on
+report.html, card.html, card.json, card.md, album.pdf
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from xmil.data import feature_files, open_bag, read_cohort
 from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import SAMPLE, draw_sample, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
+from xmil.runs.insight_album import write_album
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
 from xmil.runs.insight_tables import write_insight
 from xmil.runs.listener import Listener
@@ -31,7 +33,7 @@ from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 
 PER_SLIDE = 2_000  # patches of one slide in the sample, at most
-MADE = ("report.html", "card.json", "card.md")
+MADE = ("report.html", "card.html", "card.json", "card.md", "album.pdf")
 NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
 
 
@@ -49,6 +51,9 @@ def insight(
     concepts: int = 20,
     dictionary: str = "kmeans",
     causes: str | Sequence[str] = (),
+    beside: str | Sequence[StrPath] = (),
+    evaluated: StrPath | None = None,
+    album: bool = False,
     seed: int = 0,
     restart: bool = False,
     workers: Workers | int = 1,
@@ -60,7 +65,10 @@ def insight(
     `features` are the files that were explained. Concepts need relevance per feature: explanations with
     stored vectors (`--save-vectors`), or the `model`. `cohort` brings labels and columns of acquisition;
     `causes` names those to ask about, by default all that are not ids, splits or outcomes. `slides` bring
-    pictures: properties of patches, and examples in the report.
+    pictures: properties of patches, and examples in the report. `model` may be the folder of a training:
+    stability is then that of its folds; `beside` names further runs of the same slides to compare with.
+    `evaluated` is a run of `xmil evaluate`, whose certificates go into card and album. `album` writes a PDF
+    with a page for each slide.
     """
     hear = listener or Listener()
     held = run if isinstance(run, Run) else open_run(run)
@@ -74,6 +82,9 @@ def insight(
         None if model is None else Path(model),
         {} if slides is None else dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides),
         _columns(cohort, label, tuple(listed(causes)), hear),
+        tuple(open_run(path).path for path in (listed(beside) if isinstance(beside, str) else beside)),
+        None if evaluated is None else open_run(evaluated).path,
+        album,
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
@@ -110,8 +121,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     model: Path | None = None
     pictures: Mapping[str, Path] = field(default_factory=dict)
     columns: CohortColumns = field(default_factory=CohortColumns)
+    beside: tuple[Path, ...] = ()
+    evaluated: Path | None = None
+    album: bool = False
     kind = "insight"
-    folders = ("slides",)
+    folders = ("slides", "consensus")
     verb = "looked at"
 
     @cached_property
@@ -122,7 +136,8 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def settings(self) -> dict[str, Any]:
         """What is looked for, in which run."""
         model = None if self.model is None else str(self.model)
-        return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model}
+        more = {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
+        return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model, **more}
 
     def about(self) -> dict[str, Any]:
         """The run that is looked at."""
@@ -160,7 +175,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """What a worker needs to know."""
         return InsightJob(
             self.out, self.run.path, dict(self.paths), self.model, dict(self.pictures),
-            self.chosen.method, self.chosen.target, self.folder.fingerprint,
+            self.chosen.method, self.chosen.target, self.folder.fingerprint, self.beside,
         )  # fmt: skip
 
     def known(self, item: str) -> dict[str, Any] | None:
@@ -175,6 +190,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def outputs(self, items: Sequence[str]) -> list[Path]:
         """What a restart removes."""
         made = [self.out / "slides" / f"{slide}.json" for slide in items]
+        made += [self.out / "consensus" / f"{slide}.parquet" for slide in items]
         return [*made, self.out / "dictionary.npz", *(self.out / name for name in MADE)]
 
     def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
@@ -190,7 +206,11 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     ) -> Mapping[str, Any]:
         """Tables over the cohort, report and card."""
         slides = [slide for slide in items if slide in tally.results]
-        return write_insight(self, slides, [tally.results[slide] for slide in slides])
+        results = [tally.results[slide] for slide in slides]
+        made = write_insight(self, slides, results)
+        if self.album:
+            write_album(self, slides, results)
+        return made
 
 
 def _feature_paths(features: StrPath, run: Run, *, follow_links: bool) -> dict[str, Path]:

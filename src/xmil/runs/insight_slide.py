@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,20 @@ from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
-from xmil.core.storage import read_explanations, write_text
+from xmil.core.storage import read_explanations, write_explanations, write_text
 from xmil.data import read_bag
 from xmil.findings.appearance import INK, LIGHT, appearance, light
 from xmil.findings.biomarkers import map_biomarkers
 from xmil.findings.concepts import ConceptShares, feature_weights, leading, remove_concepts, split_scores
 from xmil.findings.dictionary import Dictionary
 from xmil.findings.shortcuts import patch_correlations
+from xmil.findings.stability import Consensus, consensus
 from xmil.runs.cohort_run import stopping
 
 LOOKED_AT = 96  # patches of a slide whose pictures are read, evenly by score
 PIXELS = 64  # of such a picture
 EXAMPLES = 5  # patches per concept and slide
+Models = Sequence[Any]
 DELETED = 5  # leading concepts that are deleted, where the model is at hand
 
 
@@ -41,22 +43,24 @@ class InsightJob:
     method: str
     target: str | None
     fingerprint: str
+    beside: tuple[Path, ...] = ()  # further runs of the same slides
 
     def identity_of(self, slide: str) -> list[Any]:
         """What a slide's findings were made from: its explanations and its features."""
-        return [identity(self.run / "slides" / f"{slide}.parquet"), identity(self.features[slide])]
+        runs = [run / "slides" / f"{slide}.parquet" for run in (self.run, *self.beside)]
+        return [identity(path) for path in (*runs, self.features[slide])]
 
 
 def make_insight_worker(job: InsightJob) -> Callable[[str], dict[str, Any]]:
-    """A function from a slide to what it gives, with dictionary and model loaded once."""
-    from xmil.models import load_model
+    """A function from a slide to what it gives, with dictionary and models loaded once."""
+    from xmil.runs.ensemble import Ensemble, model_paths
 
     dictionary = Dictionary.load(job.out / "dictionary.npz")
-    model = None if job.model is None else load_model(job.model)
-    return lambda slide: _look(job, dictionary, model, slide)
+    models = () if job.model is None else Ensemble.load(model_paths(job.model)).models
+    return lambda slide: _look(job, dictionary, models, slide)
 
 
-def _look(job: InsightJob, dictionary: Dictionary, model: Any, slide: str) -> dict[str, Any]:
+def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
     e = chosen_explanation(job.run / "slides" / f"{slide}.parquet", job.method, job.target)
     bag = read_bag(job.features[slide])
     if len(bag) != len(e):
@@ -64,7 +68,7 @@ def _look(job: InsightJob, dictionary: Dictionary, model: Any, slide: str) -> di
             f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
             "that were explained."
         )
-    relevance = _relevance(e, bag, model)
+    relevance = _relevance(e, bag, models)
     shares = (
         None
         if relevance is None
@@ -76,12 +80,18 @@ def _look(job: InsightJob, dictionary: Dictionary, model: Any, slide: str) -> di
         "target": str(e.target),
         "output": float(e.output),
         "audit": None if e.audit is None else e.audit.as_dict(),
-        "spread": None if e.spread is None else float(np.mean(e.spread)),
         "biomarkers": map_biomarkers(e.scores, coords=e.coords, patch_size=e.patch_size, mpp=e.mpp),
         "seen": _seen(job.slides.get(slide), e),
     }
     if shares is not None:
-        found |= _concepts(shares) | {"removals": _removals(slide, model, e, dictionary, bag, shares)}
+        found |= _concepts(shares) | {"removals": _removals(slide, models, e, dictionary, bag, shares)}
+    each = _each(job, slide, e, bag, models)
+    if each is not None:
+        agreed = consensus(each)
+        found["stability"] = agreed.summary
+        found["biomarkers"] |= agreed.shares
+        path = job.out / "consensus" / f"{slide}.parquet"
+        stopping(lambda: write_explanations([_agreed(e, agreed)], path))
     path = job.out / "slides" / f"{slide}.json"
     stopping(lambda: write_text(path, json.dumps(found) + "\n"))
     return found
@@ -100,14 +110,43 @@ def chosen_explanation(path: Path, method: str, target: str | None) -> Explanati
     return fitting[0]
 
 
-def _relevance(e: Explanation, bag: Bag, model: Any) -> FloatArray | None:
-    """Relevance per feature: stored, or made again with the model."""
-    if e.relevance is not None or model is None:
+def _relevance(e: Explanation, bag: Bag, models: Models) -> FloatArray | None:
+    """Relevance per feature: stored, or made again with the models, as their mean."""
+    if e.relevance is not None or not models:
         return e.relevance
     from xmil.methods import explain
 
-    again = explain(model, bag, method="lrp", target=e.target, feature_level=True, baseline=None)
-    return again.relevance
+    again = [
+        explain(model, bag, method="lrp", target=e.target, feature_level=True, baseline=None).relevance
+        for model in models
+    ]
+    known = [relevance for relevance in again if relevance is not None]
+    return np.asarray(np.mean(known, axis=0), dtype=np.float32) if len(known) == len(again) else None
+
+
+def _each(job: InsightJob, slide: str, e: Explanation, bag: Bag, models: Models) -> FloatArray | None:
+    """Scores (m, n) of the models of an ensemble, and of further runs; None where there is one alone."""
+    from xmil.methods import explain
+
+    rows = [e.scores]
+    if len(models) > 1:
+        rows = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
+    for run in job.beside:
+        path = run / "slides" / f"{slide}.parquet"
+        other = chosen_explanation(path, job.method, str(e.target.cls))
+        if len(other) != len(e):
+            raise InputError(f"{path}: explains {len(other)} patches, and {job.run.name} {len(e)}.")
+        rows.append(other.scores)
+    return np.stack(rows) if len(rows) > 1 else None
+
+
+def _agreed(e: Explanation, agreed: Consensus) -> Explanation:
+    """The map that the models agree on."""
+    told = "Patches on which the models disagree, or spread widely, are zero."
+    return replace(
+        e, scores=agreed.scores, spread=agreed.std, audit=None, relevance=None, stderr=None, stable=None,
+        warnings=[*e.warnings, told],
+    )  # fmt: skip
 
 
 def _concepts(shares: ConceptShares) -> dict[str, Any]:
@@ -122,16 +161,17 @@ def _concepts(shares: ConceptShares) -> dict[str, Any]:
 
 
 def _removals(
-    slide: str, model: Any, e: Explanation, dictionary: Dictionary, bag: Bag, shares: ConceptShares
+    slide: str, models: Models, e: Explanation, dictionary: Dictionary, bag: Bag, shares: ConceptShares
 ) -> list[dict[str, Any]]:
     """What deleting the slide's leading concepts does to the explained logit."""
-    if model is None or not isinstance(e.target.cls, int) or e.target.cls >= len(e.logits):
+    if not models or not isinstance(e.target.cls, int) or e.target.cls >= len(e.logits):
         return []
     import torch
 
     def output(features: FloatArray) -> float:
         with torch.no_grad():
-            return float(model(torch.from_numpy(features)[None])[0, e.target.cls])
+            x = torch.from_numpy(features)[None]
+            return float(np.mean([float(model(x)[0, e.target.cls]) for model in models]))
 
     chosen = leading(shares.profile[None], DELETED).tolist()
     made = remove_concepts(slide, output, dictionary, bag.features, shares, concepts=chosen)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmil.core.errors import XmilError
+from xmil.core.errors import InputError, XmilError
 from xmil.core.runfiles import write_table
 from xmil.core.storage import read_explanations, write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import correlation_with, survival_of
-from xmil.findings.report import ConceptRow, Findings, card_json, card_markdown, report_html
+from xmil.findings.report import ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
+from xmil.runs.insight_slide import chosen_explanation
 
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
 SHOWN, PICTURES, EDGE = 8, 12, 96  # concepts in the report, patches of each, their pixels
-SHARES = ("supporting_share", "positive_relevance_share", "hot_regions", "largest_region", "mixing")
+SHARES = (
+    "supporting_share", "agreed_share", "masked_share", "positive_relevance_share", "hot_regions",
+    "largest_region", "mixing",
+)  # fmt: skip
 
 
 def write_insight(
@@ -40,14 +45,17 @@ def write_insight(
         strategies=strategies,
         accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
         shortcuts=shortcuts,
+        accused=_accused(run, shortcuts),
         removals=_removals(run, slides, results),
         biomarkers=_biomarkers(run, slides, results),
         stability=_stability(slides, results, run),
         audit=_audit(results),
+        faithfulness=_faithfulness(run),
         notes=_notes(run, results, profiles),
     )
     _write_tables(run, found, with_profile, profiles, strategies)
     write_text(run.out / "report.html", report_html(found))
+    write_text(run.out / "card.html", card_html(found))
     write_text(run.out / "card.json", card_json(found))
     write_text(run.out / "card.md", card_markdown(found))
     return {"shortcuts": [str(a) for a in shortcuts if a.found]}
@@ -96,6 +104,16 @@ def _shortcuts(
         slide_associations(outputs, columns, slides, labels=labels, beside=stain, seed=seed)
         + patch_associations(within, slides, seed=seed)
     )
+
+
+def _accused(run: InsightRun, shortcuts: Sequence[Association]) -> list[bytes]:
+    """The strongest patches of the slides that the first shortcut names."""
+    named = [a for a in shortcuts if a.found][:1]
+    wanted = []
+    for slide in named[0].slides if named else ():
+        e = chosen_explanation(run.run.file(slide), run.chosen.method, run.chosen.target)
+        wanted += [(slide, int(row)) for row in np.argsort(-np.abs(e.scores), kind="stable")[:3]]
+    return _pictures(run, wanted)
 
 
 def _cell(value: Any) -> Any:
@@ -174,7 +192,8 @@ def _biomarkers(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, str]]:
     """Each biomarker beside the plain prediction: correlation with numeric causes, hazard ratio."""
-    values = {name: [r["biomarkers"].get(name, float("nan")) for r in results] for name in SHARES}
+    known = [name for name in SHARES if any(name in r["biomarkers"] for r in results)]
+    values = {name: [r["biomarkers"].get(name, float("nan")) for r in results] for name in known}
     values["plain output"] = [float(r["output"]) for r in results]
     found: dict[str, dict[str, str]] = {}
     for name, numbers in values.items():
@@ -212,13 +231,35 @@ def _survival(run: InsightRun, slides: Sequence[str], numbers: Sequence[float]) 
 def _stability(
     slides: Sequence[str], results: Sequence[Mapping[str, Any]], run: InsightRun
 ) -> dict[str, float]:
-    rows = [
-        (slide, r["spread"]) for slide, r in zip(slides, results, strict=True) if r.get("spread") is not None
-    ]
+    rows = [(slide, r["stability"]) for slide, r in zip(slides, results, strict=True) if r.get("stability")]
     if not rows:
         return {}
-    write_table(run.out / "stability.csv", ("slide_id", "mean_spread"), rows)
-    return {"spread of a patch's score over the models": float(np.mean([value for _, value in rows]))}
+    names = list(rows[0][1])
+    write_table(
+        run.out / "stability.csv",
+        ("slide_id", *names),
+        [(slide, *(held[name] for name in names)) for slide, held in rows],
+    )
+    return {name.replace("_", " "): float(np.nanmean([held[name] for _, held in rows])) for name in names}
+
+
+def _faithfulness(run: InsightRun) -> dict[str, str]:
+    """The method's measures in the evaluated run, with their intervals."""
+    if run.evaluated is None:
+        return {}
+    path = run.evaluated / "summary.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.chosen.method]
+    except OSError:
+        raise InputError(f"{path}: no such file; give the folder of a finished xmil evaluate.") from None
+    if not rows:
+        return {"slides that count": f"none for {run.chosen.method}; summary.txt says why"}
+    return {
+        f"{row['measure']}, {row['mode']}": f"{float(row['mean']):.3g} ({float(row['low']):.3g} to "
+        f"{float(row['high']):.3g}), {row['n']} slides"
+        for row in rows
+    }
 
 
 def _audit(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -247,7 +288,7 @@ def _write_tables(
             ("slide_id", "strategy", "x", "y"),
             [(s, k, *xy) for s, k, xy in places],
         )
-    keys = ("cause", "level", "measure", "effect", "p", "corrected", "n", "found")
+    keys = ("cause", "level", "measure", "effect", "p", "corrected", "n", "found", "tissue")
     write_table(
         run.out / "shortcuts.csv",
         (*keys, "slides"),
