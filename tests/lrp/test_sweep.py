@@ -23,6 +23,9 @@ ROUNDED = ("half", "bfloat16", "chalf")  # a lower precision is its own error
 def operations() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
+    torch.backends.__allow_nonbracketed_mutation_flag = (
+        True  # the import forbids setting flags, for all tests
+    )
     return [
         op for op in op_db if op.supports_autograd and torch.float64 in op.dtypes and op.name not in ROUNDED
     ]

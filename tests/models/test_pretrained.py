@@ -14,7 +14,7 @@ import xmil
 def test_a_folder_comes_back(tmp_path: Path) -> None:
     model = xmil.create_model("attnmil", in_dim=6, n_classes=2, class_names=["benign", "tumour"], seed=1)
     folder = tmp_path / "my-model"
-    xmil.save_model(model, folder)
+    xmil.save_model(model, f"{folder}/")
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = json.loads((folder / "config.json").read_text())
     assert config["id2label"] == {"0": "benign", "1": "tumour"}

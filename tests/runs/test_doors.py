@@ -168,7 +168,11 @@ def test_commands_are_options_and_one_call(name: str) -> None:
     taken = inspect.signature(getattr(xmil, DOORS[name])).parameters
     here = {"engine", "address", "cpus", "gpus", "best", "preset", "param"}  # who computes, what is printed
     here |= {"as_json", "slide"}
-    look = {"clip", "percentile", "alpha", "tissue", "size", "region", "top"} if name == "heatmap" else set()
+    look = (
+        {"clip", "percentile", "alpha", "tissue", "size", "region", "top", "pairs"}
+        if name == "heatmap"
+        else set()
+    )
     assert set(given) - here - look <= set(taken)
     shared = set(given) & set(taken) - {"out", "listener", "workers", "restart"}
     assert len(shared) > 5

@@ -222,7 +222,7 @@ def test_missing_pictures_are_told(made: Made, tmp_path: Path, capsys: pytest.Ca
     _tell(Collection(made.runs), None)
     assert capsys.readouterr().out == ""
     _tell(Collection(made.runs, slides=tmp_path), tmp_path)
-    assert "3 of 3 slides have no picture" in capsys.readouterr().out
+    assert "3 of 3 slides have no image" in capsys.readouterr().out
     (tmp_path / "run" / "slides").mkdir(parents=True)
     _tell(Collection([tmp_path / "run"]), None)
     assert "no slides yet" in capsys.readouterr().out

@@ -85,7 +85,7 @@ def test_the_token_leads_in_and_leaves_the_address(browser: Any, shown: Collecti
             page.reload()
             page.get_by_text("slide-1").first.wait_for()
         with opened(browser, place.partition("?")[0], expect_errors=True) as page:
-            assert "A token is needed" in page.content()
+            assert "A token is required" in page.content()
             assert "slide-1" not in page.content()
     finally:
         server.stop()

@@ -72,7 +72,9 @@ def view(
 def _token(given: str | None, file: Path | None) -> str | None:
     """The token from the file, the environment or the command line, where any user could read it."""
     if file is None:
-        if given is not None and given != os.environ.get("XMIL_TOKEN"):
+        from xmil.viewer.security import MIN_TOKEN
+
+        if given is not None and len(given) >= MIN_TOKEN and given != os.environ.get("XMIL_TOKEN"):
             print(SEEN, file=sys.stderr)
         return given
     try:

@@ -93,7 +93,8 @@ def join_features(
     if not files:
         from xmil.data.whereabouts import folder_advice  # it looks into folders by means of this module
 
-        raise InputError(f"{folder}: no feature files in this folder; {folder_advice(Path(folder))}.")
+        unread = f" ({len(links)} links not followed; see --follow-links)" if links else ""
+        raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
     if not rows:
         raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
     return cohort.with_column(PATH, [path and str(path) for path in found]).take(rows), report

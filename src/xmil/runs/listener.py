@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
@@ -39,7 +40,8 @@ def grouped(notes: Mapping[str, str]) -> list[str]:
     """
     held: dict[str, list[str]] = {}
     for name, note in notes.items():
-        held.setdefault(note.replace(name, "\0"), []).append(name)
+        own = rf"(?<!\w){re.escape(name)}(?!\w)"  # a name inside a word is not the name
+        held.setdefault(re.sub(own, "\0", note), []).append(name)
     return [_line(names, notes[names[0]]) for names in held.values()]
 
 

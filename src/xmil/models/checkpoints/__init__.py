@@ -75,7 +75,7 @@ def load_model(
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     """Write a model as safetensors with its spec in the header; `load_model` reads it back.
 
-    A folder, or a name without a suffix, gets `config.json`, `model.safetensors` and a card, `README.md`.
+    A folder that is there, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a card, `README.md`.
     """
     from safetensors.torch import save
 
@@ -83,7 +83,7 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         raise CheckpointError(
             f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
         )
-    if is_folder_name(Path(path)):
+    if is_folder_name(path):
         write_config(model, Path(path))
         path = Path(path) / WEIGHTS
     if Path(path).suffix != ".safetensors":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,13 @@ from xmil.models.checkpoints.files import SPEC_KEY
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def is_folder_name(path: Path) -> bool:
-    """Whether a path names a folder to write: one that is there, or a name without a suffix.
+def is_folder_name(path: str | PathLike[str]) -> bool:
+    """Whether a path names a folder to write: one that is there, or a name that ends with a slash.
 
-    >>> is_folder_name(Path("hub/my-model")), is_folder_name(Path("model.pt"))
-    (True, False)
+    >>> is_folder_name("hub/my-model/"), is_folder_name("hub/my-model"), is_folder_name("model.pt")
+    (True, False, False)
     """
-    return path.is_dir() or not path.suffix
+    return os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir()
 
 
 def write_config(model: MILModel, folder: Path) -> None:
