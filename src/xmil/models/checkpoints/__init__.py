@@ -75,7 +75,8 @@ def load_model(
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
     """Write a model as safetensors with its spec in the header; `load_model` reads it back.
 
-    A folder that is there, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a card, `README.md`.
+    A folder that is there, or a name that ends with a slash, gets `config.json`, `model.safetensors` and a
+    card, `README.md`.
     """
     from safetensors.torch import save
 
