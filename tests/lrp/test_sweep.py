@@ -23,9 +23,6 @@ ROUNDED = ("half", "bfloat16", "chalf")  # a lower precision is its own error
 def operations() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    torch.backends.__allow_nonbracketed_mutation_flag = (
-        True  # the import forbids setting flags, for all tests
-    )
     return [
         op for op in op_db if op.supports_autograd and torch.float64 in op.dtypes and op.name not in ROUNDED
     ]
@@ -82,7 +79,15 @@ def sweep() -> tuple[set[str], set[str], dict[str, float]]:
     return ruled, refused, leaking
 
 
+@pytest.fixture
+def flags_stay_free() -> Iterator[None]:
+    """Torch's own samples forbid setting its flags, for every later test as well."""
+    yield
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
+
 @pytest.mark.filterwarnings("ignore")  # torch's own, about what is to come
+@pytest.mark.usefixtures("flags_stay_free")
 def test_every_operation_closes_its_account_or_is_refused() -> None:
     with ThreadPoolExecutor(1) as shallow:  # torch looks through the stack for each sample
         ruled, refused, leaking = shallow.submit(sweep).result()
