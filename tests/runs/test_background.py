@@ -77,6 +77,22 @@ def test_what_is_asked_for_comes_first(cohort: Path, capsys: pytest.CaptureFixtu
     assert "nowhere: no such file or folder of features" in capsys.readouterr().err
 
 
+def test_a_source_that_is_asked_for_is_never_ignored(
+    cohort: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(cohort)) == 0
+    few, narrow = cohort / "few", cohort / "narrow"
+    shutil.copytree(cohort / "features", few, ignore=lambda _, names: sorted(names)[2:])
+    assert run(command(cohort, "--background", str(few))) == 2  # the folder holds a run against another
+    assert "background" in capsys.readouterr().err
+    narrow.mkdir()
+    write_slide(narrow / "s.h5", np.random.default_rng(0), 5, width=3)
+    assert run(command(cohort, "--background", str(narrow), out="other")) == 2
+    assert "no readable features of width 12" in capsys.readouterr().err
+    (cohort / "run" / "background.npz").write_bytes(b"PK\x03\x04 cut off")
+    assert run(command(cohort)) == 0  # made again, the same
+
+
 def test_the_models_own_background_stays(cohort: Path) -> None:
     net = xmil.load_model(cohort / "m0.safetensors")
     net.background = xmil.background(np.ones((5, 12), np.float32))

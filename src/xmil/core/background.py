@@ -65,7 +65,7 @@ class Background:
     def load(cls, path: Path) -> Background | None:
         """The background of a file; None where there is none, or a damaged one."""
         try:
-            with np.load(path, allow_pickle=False) as held:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
                 return cls(held["mean"], held["patches"], int(held["n"]))
         except (OSError, ValueError, KeyError, TypeError, EOFError, InputError, zipfile.BadZipFile):
             return None

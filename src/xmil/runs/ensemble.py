@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -122,22 +122,35 @@ def with_background(
     """
     if str(given) == NO_BACKGROUND or all(model.background is not None for model in models.models):
         return models
-    if str(given) == AUTO:
-        whose, files = "the slides of this run", files if len(files) >= ENOUGH else ()
-    elif Path(given).exists():
-        whose, files = str(given), feature_files(Path(given))[0] if Path(given).is_dir() else [Path(given)]
-    else:
-        raise FileError(f"--background {given}: no such file or folder of features.")
     width, reading = models.spec.in_dim, models.unsaid.reading
-    kept = None if restart else Background.load(out / BACKGROUND)
-    chosen = kept or background_of_files(files, width, reading, most=MOST)
-    if chosen is None:
-        return models
+    if str(given) != AUTO:
+        chosen, whose = _given_background(Path(given), width, reading), str(given)
+    elif not restart and (kept := Background.load(out / BACKGROUND)) is not None and kept.dim == width:
+        chosen, whose = kept, "what this run began with"
+    else:
+        few = len(files) < ENOUGH
+        own = None if few else background_of_files(files, width, reading, most=MOST)
+        if own is None:
+            return models
+        chosen, whose = own, "the slides of this run"
     say(
         f"The model has no background: evidence is measured against the mean of {chosen.n:,} patches of "
         f"{whose} ({BACKGROUND}). --background none leaves it out."
     )
     return models.lent(chosen)
+
+
+def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:
+    """The background of features that were asked for."""
+    if not path.exists():
+        raise FileError(f"--background {path}: no such file or folder of features.")
+    files = feature_files(path)[0] if path.is_dir() else [path]
+    found = background_of_files(files, width, reading, most=MOST)
+    if found is None:
+        raise InputError(
+            f"--background {path}: no readable features of width {width}, which the model takes."
+        )
+    return found
 
 
 def _lend(models: Sequence[MILModel], background: Background | None) -> None:
