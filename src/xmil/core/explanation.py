@@ -174,7 +174,7 @@ class Explanation(Placed):
                 f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
                 "'shapley'."
             )
-        half = steadied(self.stderr, self._samples, level=level)
+        half = steadied(self.stderr, self._samples, level=level).astype(np.float32)
         return self.scores - half, self.scores + half
 
     @property
@@ -183,7 +183,7 @@ class Explanation(Placed):
         contexts = self.params.get("contexts")
         if contexts is not None:
             return max(2, int(contexts * self.params.get("keep", 0.5) + 1e-9))
-        return min(FEWEST_PAIRS, max(2, self.params.get("permutations", 2 * FEWEST_PAIRS) // 2))
+        return min(FEWEST_PAIRS, max(2, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2))
 
     @property
     def column(self) -> str:
