@@ -28,7 +28,7 @@ class StoredBag(Bag):
         del self.__dict__["features"]  # found by the property below instead
 
     @cached_property
-    def features(self) -> FloatArray:  # type: ignore[override]
+    def features(self) -> FloatArray:
         """The features in float32."""
         return as_features(self.stored)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -171,7 +171,7 @@ class _Slides:
         item = next(self._items, None)
         self._ahead = None if item is None else (item, self._opener.submit(self._embedder.opened, item))
 
-    def first(self) -> Iterator[Any]:
+    def first(self) -> Generator[Outcome[Item, Result], None, PatchSource | None]:
         """How the patches of the next slide that can be opened are read; those that cannot are outcomes."""
         while self._ahead is not None:
             item, opening = self._ahead

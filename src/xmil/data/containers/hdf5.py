@@ -103,7 +103,7 @@ class H5Rows(Rows):
 
 def _read_block(path: Path, offset: int, out: npt.NDArray[Any]) -> None:
     """Fill an array from one plain block of a file; other threads run meanwhile, unlike with HDF5."""
-    left = memoryview(out.reshape(-1).view(np.uint8))
+    left = out.reshape(-1).view(np.uint8).data
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         while left:
