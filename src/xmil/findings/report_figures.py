@@ -26,8 +26,8 @@ def strategy_figure(s: Strategies, slides: Sequence[str]) -> str:
         x, y = s.embedding[own].T
         axis.scatter(x, y, color=colour, s=22, label=f"strategy {k} ({int(own.sum())} slides)")
         typical = int(s.representatives[k])
-        place = s.embedding[typical]
-        axis.scatter(*place, s=90, facecolors="none", edgecolors=GREY, linewidths=1.5)
+        place = (float(s.embedding[typical, 0]), float(s.embedding[typical, 1]))
+        axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=GREY, linewidths=1.5)
         axis.annotate(
             slides[typical], place, xytext=(6, 6), textcoords="offset points", color=GREY, fontsize=8
         )
