@@ -76,8 +76,8 @@ def tell(rows: pd.DataFrame, default: dict[int, str]) -> str:
         f"{len(held['default'])} tiles of {count} images; bag AUROC {np.mean(each):.3f} (lowest of "
         f"{len(each)} models {min(each):.3f}); best row: {best}",
         "",
-        "| map | AUROC at nuclei | minus occlusion | minus the best row | the same, folds not looked at | passes "
-        "| ms | error | median constant | settings chosen (folds) |",
+        "| map | AUROC at nuclei | minus occlusion | minus the best row | AUROC, minus occlusion: folds "
+        f"{UNSEEN} | passes | ms | error | median constant | settings chosen (folds) |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_line(name, held, best) for name in held),
         "",
@@ -124,9 +124,8 @@ def _curves(held: dict[str, pd.DataFrame]) -> list[str]:
                     curve = f"{what} {fill} {kind}"
                     against = [mine[f"{curve} misplaced"], *(held[null][curve] for null in NULLS)]
                     cells = [shown(interval(mine[curve] - other), sign=True, digits=2) for other in against]
-                    lines.append(
-                        f"| {name} | {what} | {fill} | {kind} | {mine[curve].mean():.2f} | {' | '.join(cells)} |"
-                    )
+                    told = [name, what, fill, kind, f"{mine[curve].mean():.2f}", *cells]
+                    lines.append(f"| {' | '.join(told)} |")
     return lines
 
 
