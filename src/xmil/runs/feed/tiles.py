@@ -90,7 +90,8 @@ class GpuTiles:
 
     def _check(self, slide: Slide, xy0: Corners) -> None:
         """Patches from all over the slide, this way and the CPU's."""
-        chosen = np.unique(np.linspace(0, len(xy0) - 1, LOOKED_AT).astype(int)) if len(xy0) else []
+        places = np.linspace(0, len(xy0) - 1, LOOKED_AT) if len(xy0) else np.empty(0)
+        chosen = np.unique(places.astype(int))
         for i in chosen:
             ours = self.patches(xy0[i : i + 1])[0].cpu().numpy().astype(np.int16)
             gap = int(np.abs(ours - self._source.pixels(slide, xy0[i])).max())
