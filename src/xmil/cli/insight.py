@@ -43,6 +43,13 @@ def insight(
         Path | None, typer.Option(help="Run of `xmil evaluate`, for certificates in the card and the album.")
     ] = None,
     album: Annotated[bool, typer.Option("--album", help="Write album.pdf, one page per slide.")] = False,
+    regions: Annotated[
+        Path | None,
+        typer.Option(help="Folder of annotations, SLIDE.geojson; biomarkers within them are added."),
+    ] = None,
+    within: Annotated[
+        str, typer.Option(help="Classes of annotations that make a region, separated by commas, or all.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
@@ -73,6 +80,8 @@ def insight(
         beside=beside,
         evaluated=evaluated,
         album=album,
+        regions=regions,
+        within=within,
         seed=seed,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),

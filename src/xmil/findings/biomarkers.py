@@ -54,64 +54,71 @@ def map_biomarkers(
         "supporting_relevance": positive,
         "positive_relevance_share": positive / total if total else nan,
         "mean_score": float(s[inside].mean()) if n else nan,
+        "mean_absolute": total / n if n else nan,
     }
-    return {key: float(value) for key, value in told.items()} | _spatial(hot, cold, coords, patch_size, mpp)
+    area = n * (patch_size * mpp * MICRON) ** 2 if patch_size and mpp else nan
+    found = {key: float(value) for key, value in told.items()} | _spatial(hot, cold, coords, patch_size)
+    density = float(hot.sum() / area) if coords is not None and area else nan
+    return found | {"density_per_mm2": density}
 
 
-def _spatial(
-    hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None, mpp: float | None
-) -> dict[str, float]:
-    names = ("hot_regions", "largest_region", "border", "mixing", "density_per_mm2")
+def score_scale(scores: npt.ArrayLike) -> float:
+    """The mean absolute score of a cohort's patches: what a score must exceed to be called strong."""
+    return float(np.abs(np.asarray(scores, dtype=np.float64)).mean())
+
+
+def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
+    """The share of patches, of the `region` where one is given, that score above the cohort's scale.
+
+    >>> strong_share([3.0, 0.1, -2.0, 0.2], scale=1.0)
+    0.25
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    inside = s if region is None else s[np.asarray(region, dtype=bool)]
+    return float((inside > scale).mean()) if len(inside) else float("nan")
+
+
+def _spatial(hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None) -> dict[str, float]:
+    names = ("hot_regions", "largest_region", "border", "mixing")
     if coords is None or patch_size is None:
         return dict.fromkeys(names, float("nan"))
-    cells = np.rint(np.asarray(coords) / patch_size).astype(np.int64)
-    places = {(int(x), int(y)): i for i, (x, y) in enumerate(cells)}
-    sizes = _components(hot, cells, places)
-    mixed, border, sides = _neighbours(hot, cold, cells, places)
-    area = len(hot) * (patch_size * mpp * MICRON) ** 2 if mpp else float("nan")
-    values = (len(sizes), max(sizes, default=0), border, mixed / sides if sides else np.nan, hot.sum() / area)
+    pairs = _neighbours(np.rint(np.asarray(coords) / patch_size).astype(np.int64))
+    one, other = pairs
+    together = pairs[:, hot[one] & hot[other]]
+    sizes = _region_sizes(hot, together)
+    signed = (hot | cold)[one] & (hot | cold)[other]
+    mixing = (hot[one] != hot[other])[signed].mean() if signed.any() else np.nan
+    border = 4 * hot.sum() - 2 * together.shape[1]
+    values = (len(sizes), sizes.max(initial=0), border, mixing)
     return dict(zip(names, map(float, values), strict=True))
 
 
-def _components(hot: Bools, cells: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
+def _neighbours(cells: IntArray) -> IntArray:
+    """Pairs (2, m) of patches that share a side, each once."""
+    if not len(cells):
+        return np.zeros((2, 0), dtype=np.int64)
+    x, y = (cells - cells.min(axis=0)).T
+    width = int(y.max()) + 2
+    keys = x * width + y
+    places, rows = np.unique(keys, return_index=True)
+    pairs = []
+    for step in (width, 1):
+        at = np.searchsorted(places, keys + step).clip(max=len(places) - 1)
+        there = np.flatnonzero(places[at] == keys + step)
+        pairs.append(np.stack([there, rows[at[there]]]))
+    return np.concatenate(pairs, axis=1)
+
+
+def _region_sizes(hot: Bools, together: IntArray) -> IntArray:
     """Sizes of the connected groups of supporting patches (four neighbours)."""
-    seen, sizes = np.zeros(len(hot), dtype=bool), []
-    for start in np.flatnonzero(hot):
-        if seen[start]:
-            continue
-        stack, size = [int(start)], 0
-        seen[start] = True
-        while stack:
-            i = stack.pop()
-            size += 1
-            for j in _beside(cells[i], places):
-                if hot[j] and not seen[j]:
-                    seen[j] = True
-                    stack.append(j)
-        sizes.append(size)
-    return sizes
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-
-def _neighbours(
-    hot: Bools, cold: Bools, cells: IntArray, places: dict[tuple[int, int], int]
-) -> tuple[int, int, int]:
-    """Sides where support meets refutation, sides where support ends, and sides between signed patches."""
-    mixed = border = sides = 0
-    for i in range(len(hot)):
-        beside = _beside(cells[i], places)
-        if hot[i]:
-            border += 4 - sum(bool(hot[j]) for j in beside)
-        for j in beside:
-            if j > i and (hot[i] or cold[i]) and (hot[j] or cold[j]):
-                sides += 1
-                mixed += bool(hot[i] != hot[j])
-    return mixed, border, sides
-
-
-def _beside(cell: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
-    x, y = int(cell[0]), int(cell[1])
-    around = ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1))
-    return [places[place] for place in around if place in places]
+    ones = np.ones(together.shape[1], dtype=np.int8)
+    graph = coo_array((ones, (together[0], together[1])), shape=(len(hot), len(hot)))
+    _, groups = connected_components(graph.tocsr(), directed=False)
+    sizes = np.bincount(groups[hot])
+    return np.asarray(sizes[sizes > 0], dtype=np.int64)
 
 
 @dataclass(frozen=True)

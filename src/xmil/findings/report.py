@@ -182,13 +182,19 @@ def _concepts(found: Findings) -> str:
     ]
     told = ""
     if found.removals:
-        told = (
-            f"<p>Deleting the leading concepts moved the output in the predicted direction in "
-            f"{100 * found.removals['agreement']:.0f} % of {int(found.removals['n'])} trials; correlation of "
-            f"predicted and measured change {_short(found.removals['correlation'])} (removals.csv).</p>"
-        )
+        told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>"
     source = "<p class='small'>concepts.csv, profiles.csv</p>"
     return f"<h2>What the model looks at</h2>{told}{''.join(rows)}{source}"
+
+
+def _deleted(removals: Mapping[str, float]) -> str:
+    named = (("the slope of the output", ""), ("relevance", " of relevance"))
+    told = [
+        f"as {who} says in {100 * removals[f'agreement{end}']:.0f} % "
+        f"(correlation {_short(removals[f'correlation{end}'])})"
+        for who, end in named
+    ]
+    return f"Deleting leading concepts moved the output {', and '.join(told)} of {int(removals['n'])} trials"
 
 
 def _patches(row: ConceptRow) -> str:

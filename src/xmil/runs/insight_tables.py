@@ -14,18 +14,19 @@ from xmil.core.runfiles import write_table
 from xmil.core.storage import read_explanations, write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import correlation_with, survival_of
+from xmil.findings.concepts import removal_agreement
 from xmil.findings.report import ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
-from xmil.runs.insight_slide import chosen_explanation
+from xmil.runs.insight_slide import REMOVAL, chosen_explanation
 
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
 SHOWN, PICTURES, EDGE = 8, 12, 96  # concepts in the report, patches of each, their pixels
 SHARES = (
-    "supporting_share", "agreed_share", "masked_share", "positive_relevance_share", "hot_regions",
-    "largest_region", "mixing",
+    "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
+    "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
 )  # fmt: skip
 
 
@@ -174,18 +175,20 @@ def _removals(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     rows = [
-        (slide, *(r[k] for k in ("concept", "predicted", "measured")))
+        (slide, *(r[key] for key in REMOVAL))
         for slide, result in zip(slides, results, strict=True)
         for r in result.get("removals", ())
     ]
-    write_table(run.out / "removals.csv", ("slide_id", "concept", "predicted", "measured"), rows)
+    write_table(run.out / "removals.csv", ("slide_id", *REMOVAL), rows)
     if len(rows) < 3:
         return {}
-    predicted, measured = (np.array([row[i] for row in rows]) for i in (2, 3))
-    agreement = float((predicted * measured > 0).mean())
-    varied = predicted.std() > 0 and measured.std() > 0
-    correlation = float(np.corrcoef(predicted, measured)[0, 1]) if varied else float("nan")
-    return {"agreement": agreement, "correlation": correlation, "n": float(len(rows))}
+    relevance, predicted, measured = (np.array([row[i] for row in rows]) for i in (2, 3, 4))
+    by_relevance = removal_agreement(relevance, measured)
+    return {
+        **removal_agreement(predicted, measured),
+        **{f"{name} of relevance": value for name, value in by_relevance.items()},
+        "n": float(len(rows)),
+    }
 
 
 def _biomarkers(
