@@ -67,9 +67,9 @@ def split_attention(
         return _kernel(q, k, v, bias, scale)
     b, h, m, e = q.shape
     many = q.unsqueeze(1).expand(b, parts, h, m, e).flatten(0, 1)
-    runs = (_runs(t[:, :, :n], parts) for t in (k, v))
+    keys, values = (_runs(t[:, :, :n], parts) for t in (k, v))
     bias_runs = None if bias is None else _runs(bias[..., :n].mT, parts).mT
-    out, sums = _kernel(many, *runs, bias_runs, scale)
+    out, sums = _kernel(many, keys, values, bias_runs, scale)
     outs, all_sums = [*out.unflatten(0, (b, parts)).unbind(1)], [*sums.unflatten(0, (b, parts)).unbind(1)]
     if n < k.shape[-2]:
         rest = _kernel(q, k[:, :, n:], v[:, :, n:], None if bias is None else bias[..., n:], scale)
@@ -82,7 +82,8 @@ def split_attention(
 
 def _runs(t: Tensor, parts: int) -> Tensor:
     """(b, h, n, e) to (b parts, h, n / parts, e), a view where b is one."""
-    return t.transpose(1, 2).unflatten(1, (parts, -1)).flatten(0, 1).transpose(1, 2)
+    runs: Tensor = t.transpose(1, 2).unflatten(1, (parts, -1))
+    return runs.flatten(0, 1).transpose(1, 2)
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
