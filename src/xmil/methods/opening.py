@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.stored_bag import StoredBag
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.trial import try_out
@@ -66,6 +67,8 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
     like = next(iter(network.module.parameters()), torch.zeros(0))
     if isinstance(bag, Tensor):
         x = _checked_tensor(bag, like, name)
+    elif isinstance(bag, StoredBag):  # copied as it is stored, widened where it is used
+        x = torch.from_numpy(bag.stored).to(like.device, non_blocking=True)
     else:
         x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(
             like.device
