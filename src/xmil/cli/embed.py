@@ -41,6 +41,19 @@ def embed(
     threads: Annotated[
         int, typer.Option(help="Threads that read and decode; 0 means one per core, at most 16.")
     ] = 0,
+    readers: Annotated[
+        int,
+        typer.Option(
+            help="Processes that read and decode; 0 means threads instead, -1 one per core for a GPU and "
+            "threads for a CPU."
+        ),
+    ] = -1,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Compile the network: quicker on a GPU; the last digits of features differ."
+        ),
+    ] = False,
     stain_norm: Annotated[
         bool, typer.Option("--stain-norm", help="Normalise each slide's stains to a reference (Macenko).")
     ] = False,
@@ -80,6 +93,8 @@ def embed(
         precision=precision,
         batch=batch,
         threads=threads,
+        readers=None if readers < 0 else readers,
+        compile=compile_,
         stain_norm=stain_norm,
         input_size=input_size,
         mean=_numbers(mean, "--mean"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
@@ -20,7 +24,7 @@ from xmil.core.identity import identity
 from xmil.core.run import pairs_file
 from xmil.core.runfiles import make_folder
 from xmil.core.storage import write_explanations
-from xmil.data.bags import read_bag
+from xmil.data.bags import open_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
 from xmil.methods import explain_targets, interactions, memory_budget
@@ -90,6 +94,7 @@ class Explainer:
 
     def __init__(self, job: ExplainJob, ensemble: Ensemble) -> None:
         self.job, self.models, self.spec = job, ensemble.models, ensemble.spec
+        self._empty = pinned_empty if job.device.startswith("cuda") else np.empty
 
     def read(self, case: Case) -> Read:
         """The bags of a case; runs ahead in a thread."""
@@ -98,9 +103,13 @@ class Explainer:
             if not is_plain(slide):
                 raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
         full = self.job.full_digests
+        for path in case.paths:
+            read_ahead(path)
         sources = [identity(path, full=full, times=True) for path in case.paths]
         options, pairs = self.job.settings.reading, zip(case.slides, case.paths, strict=True)
-        parts = [named(read_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
+        headers = [(open_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
+        alone = len(headers) == 1  # slides of a case are joined in float32
+        parts = [named(h.read_stored(self._empty) if alone else h.read(), slide) for h, slide in headers]
         bag, rows = join_bags(parts, name=case.name)
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
@@ -190,6 +199,19 @@ class Explainer:
             path = pairs_file(self.job.out, case.name, target)
             stopping(partial(make_folder, path.parent))
             stopping(partial(found.save, path))
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array in memory that a GPU copies from by itself."""
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())
+
+
+def read_ahead(path: Path) -> None:
+    """Have the system fetch a file while its head is looked at, where it takes such advice."""
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def slide_file(out: Path, slide: str) -> Path:
