@@ -29,6 +29,7 @@ LONGEST, TOP, EDGE, WIDE = (
     96,
     96,
 )  # pixels of a map, patches of each end, their pixels, letters a line
+LINE = 0.0118  # of the page, a line of facts
 LIMIT = "For research use only: not a medical device."
 
 
@@ -56,8 +57,10 @@ def album_page(run: InsightRun, slide: str, result: Mapping[str, Any]) -> Any:
         _pictures(figure, run.pictures.get(slide), e)
     except XmilError as error:
         figure.text(0.06, 0.9, fill(f"No picture: {error}", WIDE), fontsize=8, va="top")
-    figure.text(0.06, 0.285, _facts(result), fontsize=8, va="top", family="monospace")
-    figure.text(0.06, 0.165, certificate_text(run.evaluated, slide, e), fontsize=8.5, va="top", wrap=True)
+    facts = _facts(result)
+    figure.text(0.06, 0.285, facts, fontsize=8, va="top", family="monospace")
+    below = 0.27 - LINE * (facts.count("\n") + 1)
+    figure.text(0.06, below, certificate_text(run.evaluated, slide, e), fontsize=8.5, va="top", wrap=True)
     figure.text(0.06, 0.03, LIMIT, fontsize=7, color="0.35")
     return figure
 
