@@ -26,7 +26,7 @@ def inside(
     out: Annotated[Path | None, typer.Option(help="Folder for the maps; RUN/inside by default.")] = None,
     patches: Annotated[int, typer.Option(help="Number of strongest patches per slide.")] = 16,
     method: Annotated[
-        str, typer.Option(help="tokens, fine, lrp, occlusion, keep, shifted, ig or gradient.")
+        str, typer.Option(help="turned, tokens, lrp, occlusion, keep, shifted, ig or gradient.")
     ] = "tokens",
     target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
     patch_px: Annotated[
