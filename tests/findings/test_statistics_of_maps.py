@@ -143,6 +143,9 @@ def test_strategies_split_where_reasons_differ_and_only_there() -> None:
     assert len(set(found.labels[:20])) == len(set(found.labels[20:40])) == 1
     assert found.accuracy(np.r_[np.ones(20), np.zeros(20), np.full(20, np.nan)])[found.labels[0]] == 1.0
     assert {int(found.labels[i]) for i in found.representatives} == {0, 1, 2}
+    assert sorted(row[0] for row in found.leaders) == [0, 1, 2]
+    odd = np.vstack([profiles[:40], [[0.0, 0.0, 9.0]]])  # one odd slide is no strategy
+    assert find_strategies(odd + rng.normal(size=odd.shape) * 0.2).count == 2
     assert find_strategies(np.ones((10, 3))).count == 1
     assert find_strategies(np.ones((1, 3))).count == 1
 

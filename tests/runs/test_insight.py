@@ -118,6 +118,13 @@ def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> No
     assert "not a medical device" in page
     assert "Look at this first" in page
     assert "**limits**" in (looked.path / "card.md").read_text()
+    run = xmil.open_run(looked.path.parent)
+    labels = {row["slide_id"]: row["label"] for row in rows_of_csv(looked.path.parent.parent / "cohort.csv")}
+    told = rows_of(looked, "strategies.csv")
+    for strategy in {row["strategy"] for row in told}:
+        own = [row["slide_id"] for row in told if row["strategy"] == strategy]
+        right = np.mean([run.rows[slide]["predicted"] == labels[slide] for slide in own])
+        assert f"<td>{strategy}</td><td>{len(own)}</td><td>{100 * right:.0f} %</td>" in page
 
 
 def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None:

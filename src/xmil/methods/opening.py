@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, TypedDict, Unpack
 
@@ -37,7 +38,7 @@ def open_network(model: Any, bag: Any, **how: Unpack[Calling]) -> tuple[Network,
     bag = as_bag(bag)
     x = as_tensor(bag, network)
     network.companions = Companions.of(bag, x.shape[1])
-    with frozen(network.module):
+    with frozen(network.module) if network.model is None else nullcontext():
         try_out(network, x, returns=how.get("returns"), average=how.get("average"))
     return network, x
 

@@ -14,7 +14,7 @@ from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
 from xmil.findings.concepts import removal_agreement
-from xmil.findings.report import ConceptRow, Findings, card_html, card_json, card_markdown, report_html
+from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
@@ -24,7 +24,7 @@ from xmil.runs.insight_slide import REMOVAL
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
-SHOWN, PICTURES, ON_SHEET = 8, 12, 25  # concepts in the report, patches of each, and of its sheet
+PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
 SHARES = (
     "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
     "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
@@ -138,9 +138,16 @@ def _concepts(
 
 
 def _correct(run: InsightRun, slides: Sequence[str]) -> list[float]:
-    rows = run.run.rows
+    """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
     known = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-    return [known.get(str(rows.get(slide, {}).get("correct", "")).lower(), float("nan")) for slide in slides]
+    rows, found = run.run.rows, []
+    for slide in slides:
+        row, label = rows.get(slide, {}), str(run.columns.label.get(slide, ""))
+        told = str(row.get("correct") or "").lower()
+        if told not in known and f"p:{label}" in row:  # the label names a class of the model
+            told = str(label == row.get("predicted")).lower()
+        found.append(known.get(told, float("nan")))
+    return found
 
 
 def _removals(
@@ -268,8 +275,8 @@ def _audit(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     known = [r["audit"] for r in results if r.get("audit")]
     if not known:
         return {}
-    shares = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
-    return {f"mean |{name}|": value for name, value in shares.items()}
+    sizes = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
+    return {f"size of {name}": value for name, value in sizes.items() if value}
 
 
 def _write_classes(
