@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from xmil.core.lettering import letter_figure
 from xmil.findings.biomarkers import SurvivalCurve
 from xmil.findings.strategies import Strategies
 
@@ -68,6 +69,7 @@ def _picture(figure: Any, words: str) -> str:
         for part in (axis.xaxis, axis.yaxis):
             part.label.set_color(GREY)
     held = io.BytesIO()
+    letter_figure(figure)
     figure.savefig(held, format="png", dpi=110, transparent=True)  # on a light page and on a dark one
     data = b64encode(held.getvalue()).decode()
     return f"<figure><img alt='{escape(words)}' src='data:image/png;base64,{data}'></figure>"

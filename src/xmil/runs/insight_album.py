@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, XmilError
 from xmil.core.explanation import Explanation
+from xmil.core.lettering import letter_figure
 from xmil.core.storage import write_atomically
 from xmil.heatmaps.canvas import View, check_fit, place_on, whole_box
 from xmil.heatmaps.picture import Look
@@ -39,7 +40,7 @@ def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mappin
     def write(part: str) -> None:
         with PdfPages(part, metadata={"Title": f"Explanations of {run.run.path.name}"}) as pages:
             for slide, result in zip(slides, results, strict=True):
-                pages.savefig(album_page(run, slide, result), dpi=150)
+                pages.savefig(letter_figure(album_page(run, slide, result)), dpi=150)
 
     write_atomically(run.out / "album.pdf", write)
 
