@@ -277,6 +277,8 @@ def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
     for one, other in zip(first, second, strict=True):
         assert one["models"] == other["models"] == "2.0"
         assert float(one["rank_correlation"]) == pytest.approx(float(other["rank_correlation"]), abs=1e-6)
+    notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
+    assert [any("other models than" in note for note in own) for own in notes] == [False, True]
 
 
 def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:
