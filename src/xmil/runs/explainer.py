@@ -212,7 +212,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 
 def read_ahead(path: Path) -> None:
     """Have the system fetch a file while its head is looked at, where it takes such advice."""
-    if hasattr(os, "posix_fadvise"):
+    if hasattr(os, "posix_fadvise") and path.is_file():  # a pipe would wait for its other end
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
