@@ -160,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gb = peak_gb("transmil", n, "lrp", device)
         print(
             f"transmil n={n:>9,}: forward {t['forward_s']:.4f} s "
-            f"({t['torchs_s']:.4f} s with torch's attention); lrp {t['lrp']:.2f} forward passes ({t['lrp'] * t['forward_s'] / t['torchs_s']:.2f}), "
+            f"({t['torchs_s']:.4f} s with torch's attention); "
+            f"lrp {t['lrp']:.2f} forward passes ({t['lrp'] * t['forward_s'] / t['torchs_s']:.2f}), "
             f"peak {gb:.2f} GB; attention rollout {t['attention']:.2f} forward passes"
         )
     first = options.sizes[0]

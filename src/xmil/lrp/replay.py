@@ -70,7 +70,7 @@ class _Played(Trace):
         self._back = back
 
     @cached_property
-    def logits(self) -> Tensor:  # type: ignore[override]  # read once
+    def logits(self) -> Tensor:
         """The model's own outputs (b, c), off the device: what is made of so few is sooner made there."""
         return self._logits.detach().cpu()
 
