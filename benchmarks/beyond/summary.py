@@ -85,7 +85,7 @@ def _coverage(found: Sequence[Row]) -> dict[str, Any]:
     return {
         count: {
             name: round(float(np.mean([one[count][name] for one in found if name in one[count]])), 4)
-            for name in ("all", "strong", "seen", "miss")
+            for name in ("all", "interval", "strong", "seen", "miss")
         }
         for count in (found[0] if found else ())
     }

@@ -50,6 +50,9 @@ def insight(
     within: Annotated[
         str, typer.Option(help="Classes of annotations that make a region, separated by commas, or all.")
     ] = "",
+    sanity: Annotated[
+        int, typer.Option(help="Slides for the card's sanity tests, with --model; 0 for none.", min=0)
+    ] = 10,
     seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
@@ -82,6 +85,7 @@ def insight(
         album=album,
         regions=regions,
         within=within,
+        sanity=sanity,
         seed=seed,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from xmil.core.errors import InputError
 from xmil.core.interval import Interval
 
 MICRON = 1e-3  # millimetres
+STRONG = 0.7  # of the cohort's mean absolute score; docs/insight.md says how it was chosen
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 def map_biomarkers(
@@ -63,8 +66,8 @@ def map_biomarkers(
 
 
 def score_scale(scores: npt.ArrayLike) -> float:
-    """The mean absolute score of a cohort's patches: what a score must exceed to be called strong."""
-    return float(np.abs(np.asarray(scores, dtype=np.float64)).mean())
+    """What a score must exceed to be called strong: a part of the mean absolute score of all patches."""
+    return float(STRONG * np.abs(np.asarray(scores, dtype=np.float64)).mean())
 
 
 def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
@@ -132,21 +135,25 @@ class SurvivalSplit:
     events: int
 
 
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """Kaplan-Meier's estimate for a group of slides, with its 95 % band."""
+
+    group: str
+    n: int
+    times: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+
+
 def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike) -> SurvivalSplit:
-    """Cox regression on one biomarker, and Kaplan-Meier groups above and below its median (lifelines)."""
-    try:
-        import pandas as pd
-        from lifelines import CoxPHFitter
-        from lifelines.statistics import logrank_test
-    except ImportError:
-        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.") from None
-    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
-    known = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
-    x, t, e = x[known], t[known], e[known]
-    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
-        raise InputError(
-            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
-        )
+    """Cox regression on one biomarker, and a log-rank test of its halves (lifelines)."""
+    x, t, e = _outcomes(biomarker, times, events)
+    import pandas as pd
+    from lifelines import CoxPHFitter
+    from lifelines.statistics import logrank_test
+
     scaled = (x - x.mean()) / x.std()
     high = x > np.median(x)
     with warnings.catch_warnings():
@@ -158,6 +165,43 @@ def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.Arra
         *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
     )
     return SurvivalSplit(ratio, float(row["p"]), float(parted.p_value), len(x), int(e.sum()))
+
+
+def survival_curves(
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike
+) -> list[SurvivalCurve]:
+    """Kaplan-Meier curves of the slides above the biomarker's median and of the others (lifelines)."""
+    x, t, e = _outcomes(biomarker, times, events)
+    from lifelines import KaplanMeierFitter
+
+    high, found = x > np.median(x), []
+    for group, rows in (("above the median", high), ("up to the median", ~high)):
+        if not rows.any():
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            fitted = KaplanMeierFitter().fit(t[rows], e[rows])
+        share = fitted.survival_function_.iloc[:, 0]
+        band = fitted.confidence_interval_survival_function_.to_numpy(dtype=np.float64)
+        points = (np.asarray(values, dtype=np.float64) for values in (share.index, share, *band.T))
+        found.append(SurvivalCurve(group, int(rows.sum()), *points))
+    return found
+
+
+def _outcomes(
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike
+) -> tuple[Floats, Floats, Floats]:
+    """Biomarker, times and events where all three are known; too few of them are refused."""
+    if find_spec("lifelines") is None:
+        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.")
+    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
+    known = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
+    x, t, e = x[known], t[known], e[known]
+    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
+        raise InputError(
+            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
+        )
+    return x, t, e
 
 
 def correlation_with(biomarker: npt.ArrayLike, values: Sequence[Any], *, seed: int = 0) -> Interval:

@@ -4,7 +4,9 @@ run.json, slides.csv, failures.csv
 dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
-strategies.csv, shortcuts.csv, biomarkers.csv, removals.csv, stability.csv
+classes.csv                          relevance by concept, class and slide, if several classes were explained
+atlas/concept_<k>.jpg                patches of the leading concepts
+strategies.csv, shortcuts.csv, biomarkers.csv, survival.csv, removals.csv, stability.csv, sanity.csv
 consensus/<slide_id>.parquet         what the models of an ensemble, or several runs, agree on
 report.html, card.html, card.json, card.md, album.pdf
 """
@@ -37,6 +39,7 @@ from xmil.runs.listener import Listener
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 
+SANITY = 10  # slides of the sanity tests
 MADE = ("report.html", "card.html", "card.json", "card.md", "album.pdf")
 NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
 
@@ -60,6 +63,7 @@ def insight(
     album: bool = False,
     regions: StrPath | None = None,
     within: str | Sequence[str] = (),
+    sanity: int = SANITY,
     seed: int = 0,
     restart: bool = False,
     workers: Workers | int = 1,
@@ -75,7 +79,8 @@ def insight(
     stability is then that of its folds; `beside` names further runs of the same slides to compare with.
     `evaluated` is a run of `xmil evaluate`, whose certificates go into card and album. `album` writes a PDF
     with a page for each slide. `regions` is a folder of annotations, <slide_id>.geojson: biomarkers are then
-    given within them as well, or within their classes `within`.
+    given within them as well, or within their classes `within`. With the model, `sanity` slides are explained
+    again, with it and with new weights in it, and the card says how the scores changed.
     """
     hear = listener or Listener()
     held = run if isinstance(run, Run) else open_run(run)
@@ -94,6 +99,7 @@ def insight(
         album,
         {} if regions is None else region_files(regions),
         tuple(listed(within)),
+        sanity,
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
@@ -135,6 +141,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     album: bool = False
     regions: Mapping[str, Path] = field(default_factory=dict)
     within: tuple[str, ...] = ()
+    sanity: int = SANITY
     kind = "insight"
     folders = ("slides", "consensus")
     verb = "looked at"

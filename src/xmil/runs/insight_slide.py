@@ -58,11 +58,18 @@ class InsightJob:
 
 def make_insight_worker(job: InsightJob) -> Callable[[str], dict[str, Any]]:
     """A function from a slide to what it gives, with dictionary and models loaded once."""
-    from xmil.runs.ensemble import Ensemble, model_paths
-
     dictionary = Dictionary.load(job.out / "dictionary.npz")
-    models = () if job.model is None else Ensemble.load(model_paths(job.model)).models
+    models = () if job.model is None else run_models(job.model, job.run)
     return lambda slide: _look(job, dictionary, models, slide)
+
+
+def run_models(path: Path, run: Path) -> Models:
+    """The models at a path, with the background that the run of explanations lent them."""
+    from xmil.core.background import Background
+    from xmil.runs.ensemble import BACKGROUND, Ensemble, model_paths
+
+    held, kept = Ensemble.load(model_paths(path)), Background.load(run / BACKGROUND)
+    return (held if kept is None else held.lent(kept)).models
 
 
 def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
@@ -90,6 +97,7 @@ def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -
     }
     if shares is not None:
         found |= _concepts(shares) | {"removals": _removals(slide, models, e, dictionary, bag, shares)}
+        found["classes"] = _classes(job, slide, dictionary, bag, models)
     each = _each(job, slide, e, bag, models)
     agreed = None if each is None else consensus(each)
     if slide in job.regions:
@@ -166,6 +174,23 @@ def _concepts(shares: ConceptShares) -> dict[str, Any]:
     ]
     rest = float(shares.residual.sum(dtype=np.float64) + shares.offset.sum(dtype=np.float64))
     return {"profile": [float(value) for value in shares.profile], "residual": rest, "examples": examples}
+
+
+def _classes(
+    job: InsightJob, slide: str, dictionary: Dictionary, bag: Bag, models: Models
+) -> dict[str, list[float]]:
+    """The profile of every class that the run explains, where there are several and none is named."""
+    every = [e for e in read_explanations(job.run / "slides" / f"{slide}.parquet") if e.method == job.method]
+    if job.target is not None or len(every) < 2:
+        return {}
+    found = {}
+    for e in every:
+        relevance = _relevance(e, bag, models)
+        if relevance is not None:
+            weights = feature_weights(bag.features, relevance)
+            profile = split_scores(dictionary, bag.features, weights).profile
+            found[str(e.target)] = [float(value) for value in profile]
+    return found
 
 
 def _removals(

@@ -51,6 +51,7 @@ class TiffSlide(Slide):
         self._file, self._pages = file, pages
         self._lock = Lock()
         self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
+        self._held = 0  # bytes of them
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
@@ -89,9 +90,11 @@ class TiffSlide(Slide):
             data = _bytes(self._file, page, index)
         segment = _decoded(page, data, index)
         with self._lock:
-            self._kept[key] = segment
-            while sum(part.nbytes for part in self._kept.values()) > KEPT and len(self._kept) > 1:
-                self._kept.popitem(last=False)
+            if key not in self._kept:  # another thread may have been quicker
+                self._kept[key] = segment
+                self._held += segment.nbytes
+            while self._held > KEPT and len(self._kept) > 1:
+                self._held -= self._kept.popitem(last=False)[1].nbytes
         return segment
 
     def close(self) -> None:
