@@ -52,15 +52,18 @@ class DirectSlide(Slide):
             return self._tiff._read(self.direct[level], x, y, size)
         return self._slide._read(level, x, y, size)
 
-    def jpeg_level(self, level: int) -> JpegLevel | None:
-        """The raw tiles of a level, where they are decoded directly."""
-        at = self.direct.get(level)
-        return None if at is None else JpegLevel(self._tiff, at)
-
     def close(self) -> None:
         """Close both files."""
         self._tiff.close()
         self._slide.close()
+
+
+def jpeg_level(slide: Slide, level: int) -> JpegLevel | None:
+    """The raw tiles of a level, where they are plain JPEG and decoded here."""
+    if isinstance(slide, TiffSlide):
+        return JpegLevel(slide, level) if _is_plain_jpeg(slide._pages[level]) else None
+    at = slide.direct.get(level) if isinstance(slide, DirectSlide) else None
+    return JpegLevel(slide._tiff, at) if isinstance(slide, DirectSlide) and at is not None else None
 
 
 class JpegLevel:
