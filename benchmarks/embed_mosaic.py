@@ -75,7 +75,12 @@ def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Itera
     yield {"encoder": name, "way": "alone", "per second": round(alone, 1), "seconds": round(spent, 1)}
     for decoder in options.decoders:
         settings = EmbedSettings(
-            name, **about, batch=options.batch, readers=options.readers, compile=options.compile
+            name,
+            **about,
+            batch=options.batch,
+            readers=options.readers,
+            compile=options.compile,
+            decode=decoder,
         )
         seconds = _embedded(encoder, settings, folder, folder / f"features-{name}-{decoder}")
         rate = n / seconds

@@ -32,7 +32,7 @@ class Nuclei:
 
 
 @dataclass(frozen=True)
-class Section:
+class DrawnSection:
     """A drawn slide: its pixels (h, w, 3), its nuclei, and whether it has a pen mark."""
 
     image: Image
@@ -40,7 +40,7 @@ class Section:
     pen: bool
 
 
-def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> Section:
+def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
     """A section with or without tumour.
 
     >>> [kind.kind for kind in draw_section(0, tumour=False).nuclei]
@@ -61,7 +61,7 @@ def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> Section:
         )
     )
     image = _painted(rng, tissue, nests, fibres, nuclei)
-    return Section(_inked(rng, image, nests if tumour else tissue) if pen else image, nuclei, pen)
+    return DrawnSection(_inked(rng, image, nests if tumour else tissue) if pen else image, nuclei, pen)
 
 
 def _painted(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_atomically, write_text
-from xmil.demo.drawn_tissue import MPP, TUMOUR, Section, draw_section
+from xmil.demo.drawn_tissue import MPP, TUMOUR, DrawnSection, draw_section
 from xmil.demo.pipeline import DemoStage, check_needed, claim_folder
 
 METHODS = ("lrp", "attention", "gxi", "single", "random")
@@ -278,7 +278,7 @@ tensorboard = false
 """
 
 
-def _write_tiff(path: str, section: Section) -> None:
+def _write_tiff(path: str, section: DrawnSection) -> None:
     import tifffile
 
     with tifffile.TiffWriter(path) as file:

@@ -34,7 +34,9 @@ figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
 """
 CARD_STYLE = "td, th { text-align: left; vertical-align: top; }"
 UNTESTED = "not tested: run xmil evaluate and give its folder (--evaluated)"
+UNCORRECTED = "p is not corrected for the number of rows"
 UNCHECKED = "not tested: give the model (--model)"
+SHOWN = 8  # concepts
 LIMITS = (
     "An explanation is about the model, not the disease.",
     "Concepts are directions of the encoder's features; their names are the reader's.",
@@ -84,7 +86,7 @@ def report_html(found: Findings) -> str:
         _concepts(found),
         _strategies(found),
         _shortcuts(found),
-        _table("Biomarkers from the maps", found.biomarkers, "biomarkers.csv"),
+        _table("Biomarkers from the maps", found.biomarkers, f"biomarkers.csv; {UNCORRECTED}"),
         survival_figure(found.curves),
         _numbers("Stability across the models", found.stability, "stability.csv; maps in consensus/"),
         _numbers("Account of the outputs", found.audit, "slides/<slide_id>.json"),
@@ -105,7 +107,11 @@ def verdict(found: Findings) -> str:
         return "No columns or image properties were given to test for shortcuts."
     if not named:
         return f"No shortcut was found in {len(tested)} tests."
-    return f"Look at this first: what the model uses is associated with {named[0].cause} ({named[0]})."
+    first = named[0]
+    return (
+        f"Look at this first: {first.cause} goes with what the model uses ({first.measure} "
+        f"{first.effect:.2f} over {first.n} slides, corrected p = {first.corrected:.3g})."
+    )
 
 
 def card(found: Findings) -> dict[str, Any]:
@@ -185,23 +191,28 @@ def _concepts(found: Findings) -> str:
     rows = [
         f"<h3>Concept {row.concept}</h3><p>mean relevance {_short(row.relevance)} per slide, absolute "
         f"{_short(row.strength)}; leads in {row.leads} of {len(found.slides)} slides</p>{_patches(row)}"
-        for row in found.concepts
+        for row in found.concepts[:SHOWN]
     ]
+    more = len(found.concepts) - len(rows)
+    rest = f"{more} further concepts are in the tables: " if more else ""
     told = ""
     if found.removals:
         told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>"
-    source = "<p class='small'>concepts.csv, profiles.csv</p>"
+    source = f"<p class='small'>{rest}concepts.csv, profiles.csv</p>"
     return f"<h2>What the model looks at</h2>{told}{''.join(rows)}{source}"
 
 
 def _deleted(removals: Mapping[str, float]) -> str:
-    named = (("the slope of the output", ""), ("relevance", " of relevance"))
+    named = (("the output's slope", ""), ("relevance", " of relevance"))
     told = [
-        f"as {who} says in {100 * removals[f'agreement{end}']:.0f} % "
+        f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
         f"(correlation {_short(removals[f'correlation{end}'])})"
         for who, end in named
     ]
-    return f"Deleting leading concepts moved the output {', and '.join(told)} of {int(removals['n'])} trials"
+    return (
+        f"Deleting leading concepts, {int(removals['n'])} trials, moved the output in the direction "
+        f"{', and in the one '.join(told)}"
+    )
 
 
 def _patches(row: ConceptRow) -> str:
@@ -220,17 +231,19 @@ def _strategies(found: Findings) -> str:
     if found.strategies is None:
         return ""
     s = found.strategies
-    rows = ""
+    known = np.isfinite(np.asarray(found.accuracy, dtype=np.float64)).any()
+    head = ["strategy", "slides", *(["right"] if known else []), "leading concepts", "typical slide"]
+    rows = [head]
     for k in range(s.count):
-        right = found.accuracy[k] if k < len(found.accuracy) else float("nan")
-        shown = "" if np.isnan(right) else f"{100 * right:.0f} %"
-        example = escape(found.slides[int(s.representatives[k])])
-        rows += (
-            f"<tr><td>{k}</td><td>{int((s.labels == k).sum())}</td><td>{shown}</td><td>{example}</td></tr>"
-        )
-    table = (
-        f"<table><tr><th>strategy</th><th>slides</th><th>right</th><th>typical slide</th></tr>{rows}</table>"
-    )
+        right = [_percent(found.accuracy[k])] if known else []
+        leaders = ", ".join(map(str, s.leaders[k]))
+        typical = found.slides[int(s.representatives[k])]
+        rows.append([str(k), str(int((s.labels == k).sum())), *right, leaders, typical])
+    cells = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(["th"] + ["td"] * s.count, rows, strict=True)
+    ]
+    table = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
     lead = (
         "All slides are decided for similar reasons."
         if s.count == 1
@@ -238,6 +251,10 @@ def _strategies(found: Findings) -> str:
     )
     drawn = strategy_figure(s, found.slides)
     return f"<h2>Strategies</h2><p>{lead}</p>{table}{drawn}<p class='small'>strategies.csv</p>"
+
+
+def _percent(share: float) -> str:
+    return "" if np.isnan(share) else f"{100 * share:.0f} %"
 
 
 def _shortcuts(found: Findings) -> str:
@@ -278,10 +295,10 @@ def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> st
         return ""
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     head = "<th></th>" + "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(row.get(c, str()))}</td>' for c in columns)}</tr>"
-        for name, row in rows.items()
-    )
+    lines = [
+        [name.replace("_", " "), *(row.get(column, "") for column in columns)] for name, row in rows.items()
+    ]
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     return (
         f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table><p class='small'>{escape(source)}</p>"
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from xmil.core.lettering import letter_figure
 from xmil.findings.biomarkers import SurvivalCurve
 from xmil.findings.strategies import Strategies
 
@@ -42,7 +43,7 @@ def survival_figure(curves: Mapping[str, Sequence[SurvivalCurve]]) -> str:
 
     if not curves:
         return ""
-    figure = Figure(figsize=(4.2 * len(curves), 3.4), layout="constrained")
+    figure = Figure(figsize=(4.6 * len(curves), 3.6), layout="constrained")
     for axis, (name, groups) in zip(
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
@@ -54,7 +55,8 @@ def survival_figure(curves: Mapping[str, Sequence[SurvivalCurve]]) -> str:
             )
         axis.set(ylim=(0, 1.02), xlabel="time", ylabel="share without the event")
         axis.set_title(name.replace("_", " "), color=GREY, fontsize=10)
-        axis.legend(fontsize=8, frameon=False, labelcolor=GREY)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 2}
+        axis.legend(fontsize=8, frameon=False, labelcolor=GREY, **place)
     picture = _picture(figure, "Kaplan-Meier curves")
     return f"<h2>Survival</h2>{picture}<p class='small'>Kaplan-Meier with 95 % bands; survival.csv</p>"
 
@@ -67,6 +69,7 @@ def _picture(figure: Any, words: str) -> str:
         for part in (axis.xaxis, axis.yaxis):
             part.label.set_color(GREY)
     held = io.BytesIO()
+    letter_figure(figure)
     figure.savefig(held, format="png", dpi=110, transparent=True)  # on a light page and on a dark one
     data = b64encode(held.getvalue()).decode()
     return f"<figure><img alt='{escape(words)}' src='data:image/png;base64,{data}'></figure>"

@@ -15,6 +15,7 @@ from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
 from xmil.core.interactions import Interactions
+from xmil.core.lettering import spelt_out
 from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
@@ -233,7 +234,13 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             _write(file, scene, order)
-    return Drawn(len(due), len(files) - len(due), scene.note)
+    return Drawn(len(due), len(files) - len(due), scene.note or _spelt_out(due, scene))
+
+
+def _spelt_out(due: Sequence[File], scene: Scene) -> str | None:
+    """A word on names that no font here draws, where pictures show them."""
+    names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
+    return spelt_out("".join(names)) if any(file.kind in KINDS for file in due) else None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,17 +15,17 @@ from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
 from xmil.findings.concepts import removal_agreement
-from xmil.findings.report import ConceptRow, Findings, card_html, card_json, card_markdown, report_html
+from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
-from xmil.runs.insight_sanity import sanity_tests
+from xmil.runs.insight_sanity import other_models, sanity_tests
 from xmil.runs.insight_slide import REMOVAL
 
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
-SHOWN, PICTURES, ON_SHEET = 8, 12, 25  # concepts in the report, patches of each, and of its sheet
+PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
 SHARES = (
     "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
     "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
@@ -41,7 +42,7 @@ def write_insight(
     shortcuts = _shortcuts(run, slides, results)
     found = Findings(
         title=f"What the model looks at: {run.run.path.name}",
-        about=_about(run),
+        about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),
         strategies=strategies,
@@ -66,16 +67,30 @@ def write_insight(
     return {"shortcuts": [str(a) for a in shortcuts if a.found]}
 
 
-def _about(run: InsightRun) -> dict[str, Any]:
-    model = run.run.about.get("model")
-    name = model.get("spec", {}).get("name") if isinstance(model, dict) else None
+def _about(run: InsightRun, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    held = run.run.about
+    patches = int(sum(r["biomarkers"]["patches"] for r in results))
+    folder = Path(str(held.get("features"))).name
     return {
-        "model": name,
+        "model": _model_words(held),
+        "data": f"{len(results)} slides, {patches:,} patches; features {folder}",
+        "task": run.run.task,
         "method": run.chosen.method,
         "target": run.chosen.target or "as explained",
         "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
-        "version": run.run.about.get("version"),
+        "version": held.get("version"),
     }
+
+
+def _model_words(about: Mapping[str, Any]) -> str | None:
+    """The models' kind, width and checksums."""
+    models = about.get("models") or [about.get("model")]
+    known = [model for model in models if isinstance(model, dict)]
+    if not known:
+        return None
+    spec = known[0].get("spec") or {}
+    sums = ", ".join(str(model.get("digest"))[:12] for model in known)
+    return f"{spec.get('name')}, {spec.get('in_dim')} features, SHA-256 {sums}"
 
 
 def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
@@ -90,7 +105,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
-    return notes + [str(line) for line in run.run.warnings]
+    return notes + other_models(run) + [str(line) for line in run.run.warnings]
 
 
 def _shortcuts(
@@ -138,9 +153,16 @@ def _concepts(
 
 
 def _correct(run: InsightRun, slides: Sequence[str]) -> list[float]:
-    rows = run.run.rows
+    """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
     known = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-    return [known.get(str(rows.get(slide, {}).get("correct", "")).lower(), float("nan")) for slide in slides]
+    rows, found = run.run.rows, []
+    for slide in slides:
+        row, label = rows.get(slide, {}), str(run.columns.label.get(slide, ""))
+        told = str(row.get("correct") or "").lower()
+        if told not in known and f"p:{label}" in row:  # the label names a class of the model
+            told = str(label == row.get("predicted")).lower()
+        found.append(known.get(told, float("nan")))
+    return found
 
 
 def _removals(
@@ -268,8 +290,8 @@ def _audit(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     known = [r["audit"] for r in results if r.get("audit")]
     if not known:
         return {}
-    shares = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
-    return {f"mean |{name}|": value for name, value in shares.items()}
+    sizes = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
+    return {f"size of {name}": value for name, value in sizes.items() if value}
 
 
 def _write_classes(
