@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from xmil.methods.inside_maps import Tile, TileMap
 
 
-class View(NamedTuple):
+class TileView(NamedTuple):
     """A tile mirrored left to right, or not, then turned by quarters."""
 
     turns: int
@@ -30,7 +30,7 @@ class View(NamedTuple):
         return (upright.flip(-1) if self.mirrored else upright).contiguous()
 
 
-VIEWS = tuple(View(turns, mirrored) for mirrored in (False, True) for turns in (0, 2, 1, 3))
+VIEWS = tuple(TileView(turns, mirrored) for mirrored in (False, True) for turns in (0, 2, 1, 3))
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # where the views are moved to, in turn
 
 
@@ -57,7 +57,7 @@ def over_views(mapped: Callable[[Tile], TileMap], tile: Tile, *, n: int, reach: 
 def _seen(
     mapped: Callable[[Tile], TileMap],
     tile: Tile,
-    views: Sequence[View],
+    views: Sequence[TileView],
     moves: Sequence[tuple[int, int]],
     edge: int,
 ) -> list[Tensor]:
