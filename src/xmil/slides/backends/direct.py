@@ -16,6 +16,7 @@ from xmil.slides.slide import Pixels, Size, Slide
 
 VENDORS = ("OpenSlide, aperio", "OpenSlide, generic-tiff")
 YCBCR = 6  # TIFF's code
+KEPT = 64 << 20  # bytes of decoded tiles: those of a few hundred neighbouring patches
 PROBE = 64  # pixels of the square that is read both ways before a level is trusted
 
 
@@ -103,6 +104,7 @@ def with_direct_tiles(slide: Slide) -> Slide:
         return slide
     try:
         tiff = TiffSlide(slide.path, file, file.series[0], mpp=(None, None))
+        tiff.keep = KEPT
         made = DirectSlide(slide, tiff, _levels(slide, tiff))
     except Exception:
         file.close()
