@@ -7,6 +7,7 @@ the text of its outcome. A worker that dies is replaced and its item tried again
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+from xmil.core.durable import OPEN_FILES
 from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
 
 KINDS = ("local", "ray")
@@ -200,7 +202,7 @@ class Line(AbstractContextManager["Line"]):
             return Reply(error=str(error), stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
             logger.debug("%r", item, exc_info=True)
-            return Reply(error=told(error))
+            return _starved(error) or Reply(error=told(error))
 
     def _run(self, item: Any, upcoming: list[Any]) -> Any:
         if not isinstance(self._worker, Stages):
@@ -221,6 +223,15 @@ def _ready(reply: Reply) -> Future[Reply]:
     future: Future[Reply] = Future()
     future.set_result(reply)
     return future
+
+
+def _starved(error: BaseException) -> Reply | None:
+    """A reply that ends the run where the process has no file handle left: that is no fault of the item's."""
+    words = told(error)
+    if not any(os.strerror(number) in words for number in OPEN_FILES):
+        return None
+    way = "raise the limit (`ulimit -n`) or use fewer --workers, and run the same command to go on"
+    return Reply(error=f"Too many files are open at once; {way}.", stop=True)
 
 
 def told(error: BaseException) -> str:
