@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import FileError, bad_parameter
+from xmil.core.parquet_footer import ColumnChunk, column_chunks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,8 @@ RATIO = 64  # features, scores and pictures pack a few times over; what packs a 
 VARIABLE = "XMIL_MEMORY"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 Path_ = str | PathLike[str]
+_WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}  # BOOLEAN, INT32, INT96, FLOAT, by Parquet's numbers; others take 8
+_BYTE_ARRAY, _DELTA_BYTE_ARRAY = 6, 7  # a type and an encoding
 
 
 def allowance(stored: int) -> int:
@@ -75,36 +78,26 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     import pyarrow.parquet as pq
 
     check_regular(path)
+    check_budget(_declared(path, columns), "the table", path)
     with pq.ParquetFile(path, page_checksum_verification=checksums) as file:
-        check_budget(_declared(file, columns), "the table", path)
         texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
     options: dict[str, Any] = {"partitioning": None, "page_checksum_verification": checksums}
     table = pq.read_table(path, columns=columns, read_dictionary=texts, **options)
     return _spread(table, path)
 
 
-def _declared(file: Any, columns: list[str] | None) -> int:
+def _declared(path: Path_, columns: list[str] | None) -> int:
     """Bytes that the columns to be read take in memory, by the counts in the footer."""
-    widths = [_width(file.schema.column(i).physical_type) for i in range(len(file.schema))]
-    total = 0
-    for group in range(file.metadata.num_row_groups):
-        for i, width in enumerate(widths):
-            column = file.metadata.row_group(group).column(i)
-            if columns is None or column.path_in_schema.split(".")[0] in columns:
-                total += column.num_values * width + _packed_text(column)
-    return total
+    chunks = [chunk for chunk in column_chunks(path) if columns is None or chunk.path[0] in columns]
+    return sum(chunk.values * _WIDTHS.get(chunk.physical, 8) + _packed_text(chunk) for chunk in chunks)
 
 
-def _width(physical: str) -> int:
-    return {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}.get(physical, 8)
-
-
-def _packed_text(column: Any) -> int:
+def _packed_text(chunk: ColumnChunk) -> int:
     """What text can grow to: in lists and behind shared prefixes each value may repeat all that is stored."""
-    nested = "." in column.path_in_schema and column.physical_type == "BYTE_ARRAY"
-    if nested or "DELTA_BYTE_ARRAY" in column.encodings:
-        return int(column.num_values * column.total_uncompressed_size)
-    return int(column.total_uncompressed_size)
+    nested = len(chunk.path) > 1 and chunk.physical == _BYTE_ARRAY
+    if nested or _DELTA_BYTE_ARRAY in chunk.encodings:
+        return chunk.values * chunk.unpacked
+    return chunk.unpacked
 
 
 def _is_text(kind: pa.DataType) -> bool:
