@@ -5,6 +5,7 @@ dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
 strategies.csv, shortcuts.csv, biomarkers.csv, removals.csv, stability.csv
+concepts/<slide_id>.npz              what of each patch's score goes through each concept
 consensus/<slide_id>.parquet         what the models of an ensemble, or several runs, agree on
 report.html, card.html, card.json, card.md, album.pdf
 """
@@ -125,7 +126,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     evaluated: Path | None = None
     album: bool = False
     kind = "insight"
-    folders = ("slides", "consensus")
+    folders = ("slides", "concepts", "consensus")
     verb = "looked at"
 
     @cached_property
@@ -190,6 +191,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def outputs(self, items: Sequence[str]) -> list[Path]:
         """What a restart removes."""
         made = [self.out / "slides" / f"{slide}.json" for slide in items]
+        made += [self.out / "concepts" / f"{slide}.npz" for slide in items]
         made += [self.out / "consensus" / f"{slide}.parquet" for slide in items]
         return [*made, self.out / "dictionary.npz", *(self.out / name for name in MADE)]
 
