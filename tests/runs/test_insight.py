@@ -15,6 +15,7 @@ import xmil
 from tests.slides.pyramids import write_pyramid
 from xmil.cli import main
 from xmil.core.errors import InputError
+from xmil.findings.concept_maps import ConceptMaps
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -92,6 +93,9 @@ def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmi
         total = sum(held["profile"]) + held["residual"]
         assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
         assert held["output"] == pytest.approx(e.output)
+        maps = ConceptMaps.load(looked.path / "concepts" / f"{slide}.npz")
+        assert maps.values.sum(axis=0) == pytest.approx(held["profile"], rel=1e-4, abs=1e-5)
+        assert (maps.method, maps.target, len(maps)) == ("lrp", str(e.target), len(e))
 
 
 def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:

@@ -12,7 +12,7 @@ from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.parsing import small_number
 from xmil.core.task import TASKS, Task
-from xmil.data.siblings import bare_name, slide_name
+from xmil.data.siblings import bare_name, is_plain, slide_name
 from xmil.findings.concept_maps import ConceptMaps
 from xmil.viewer.concepts_layer import fitting_maps
 from xmil.viewer.deepzoom import Pictures
@@ -73,7 +73,7 @@ class Collection:
 
     def others(self) -> dict[int, str]:
         """The slides of the folder that no run explains, by number: another stain to set beside."""
-        known = {bare_name(name) for name in self.refresh()}
+        known = {bare_name(name) for name in self.refresh() if is_plain(name)}
         with self._lock:
             self._others += [name for name in self.pictures.names() if name not in {*known, *self._others}]
             return {OTHERS + i: name for i, name in enumerate(self._others) if name not in known}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def explain_left(whatif: WhatIf, key: int, question: Any, alone: Event) -> dict[
     for target in targets:
         if target not in known:
             raise unknown_name(f"target of {method!r} in this run", target, list(known))
-    with whatif.models_of(run) as models, _until(alone, models):
+    with whatif.models_of(run) as models, _watch(alone):
         bag = whatif.bags.get(key, run)
         mask = np.ones(len(bag.features), dtype=bool)
         mask[bag.rows] = kept
@@ -109,16 +109,14 @@ def _column(target: str, e: Explanation, own: Rows) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _until(alone: Event, models: Sequence[MILModel]) -> Iterator[None]:
-    """Give up at the next part of a network that is called after `alone` is set."""
+def _watch(alone: Event) -> AbstractContextManager[Any]:
+    """Give up at the next step of the computation after `alone` is set."""
+    from torch.overrides import TorchFunctionMode
 
-    def look(*_: Any) -> None:
-        if alone.is_set():
-            raise AbandonedError("The explanation was given up: nobody waits for it.")
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if alone.is_set():
+                raise AbandonedError("The explanation was given up: nobody waits for it.")
+            return func(*args, **(kwargs or {}))
 
-    look()
-    with ExitStack() as held:
-        for part in (part for model in models for part in model.modules()):
-            held.callback(part.register_forward_pre_hook(look).remove)
-        yield
+    return Watch()
