@@ -194,6 +194,7 @@ async function start(): Promise<void> {
   }
   addEventListener("hashchange", () => void route());
   addEventListener("keydown", onKey);
+  addEventListener("fullscreenchange", () => (document.fullscreenElement ?? app).append(messages)); // else nobody sees them
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawBar);
   await route();
 }

@@ -6,6 +6,7 @@ import { Store } from "./store";
 
 export const PAGE = 200; // rows of the list that are drawn at once
 
+const KEPT = `xmil:list:${location.pathname}`;
 const SORTED: (keyof SlideRow)[] = ["id", "label", "predicted", "probability", "correct", "verdict", "n"];
 const FILTERS = ["search", "label", "predicted", "correct", "verdict"] as const;
 
@@ -28,8 +29,27 @@ export function initialList(): ListState {
   return { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false }, length: PAGE, top: 0 };
 }
 
+/** The store of the page; a window that is loaded again has its list as it was. */
 export function pageStore(): PageStore {
-  return new Store<PageState>({ list: initialList(), carried: null });
+  const store = new Store<PageState>({ list: listIn(kept() ?? "") ?? initialList(), carried: null });
+  store.on(["list"], () => keep(listHash(store.state.list)));
+  return store;
+}
+
+function kept(): string | null {
+  try {
+    return sessionStorage.getItem(KEPT);
+  } catch {
+    return null; // a browser that keeps nothing
+  }
+}
+
+function keep(hash: string): void {
+  try {
+    sessionStorage.setItem(KEPT, hash);
+  } catch {
+    return; // as above
+  }
 }
 
 /** The address of the list. */
