@@ -29,6 +29,7 @@ export interface CompareState {
 }
 
 const NONE: Points = [[], []];
+const ODD = 0.1; // a size that differs from the slides' own scales by more is worth a word
 const NEAR = 4; // level-0 pixels: two places as near as that are one
 
 export class CompareView implements SideListener {
@@ -220,7 +221,7 @@ export class CompareView implements SideListener {
     const range = el("input", { type: "range", min: 0, max: 1, step: 0.02, value: opacity, ariaLabel: "Opacity of the evidence", name: "opacity", oninput: () => this.setOpacity(Number(range.value)) });
     put(
       this.bar,
-      el("span", { class: linked ? "linked" : "muted", role: "status" }, linked ? linkText(linked) : this.told()),
+      el("span", { class: linked ? "linked" : "muted", role: "status" }, linked ? linkText(linked, this.sides.map((side) => side.info.mpp)) : this.told()),
       el("span", { class: "space" }),
       !linked && button(placing ? "Stop marking" : "Mark places", () => this.place(), { class: placing ? "" : "primary", title: "Click on both slides, or Enter for the middle (P)", ariaPressed: String(placing), data: { action: "place" } }),
       button("Undo", () => this.undo(), { disabled: !before.length, title: "Take the last place back (U)", data: { action: "undo-place" } }),
@@ -291,10 +292,13 @@ export class CompareView implements SideListener {
   }
 }
 
-function linkText(linked: Similarity): string {
+/** How B lies, and where its size is not what the slides' own scales say. */
+function linkText(linked: Similarity, [first, second]: (number | null)[]): string {
   const turned = Math.round(10 * turnOf(linked)) / 10;
   const scale = scaleOf(linked);
-  return `Linked: B is turned by ${turned === 0 ? 0 : turned}° and ${scale.toFixed(3)} times as large in pixels.`;
+  const meant = first && second ? first / second : null;
+  const odd = meant !== null && Math.abs(Math.log(scale / meant)) > ODD ? ` (by their microns per pixel it should be ${meant.toFixed(3)}: check the places)` : "";
+  return `Linked: B is turned by ${turned === 0 ? 0 : turned}° and ${scale.toFixed(3)} times as large in pixels${odd}.`;
 }
 
 function opened(viewer: OpenSeadragon.Viewer): Promise<void> {

@@ -62,10 +62,11 @@ export class Pane {
     choice: Partial<Choice>,
     parent: HTMLElement,
   ) {
-    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, host.title ?? null, this.head, this.stage, this.note, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
+    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, host.title ?? null, this.head, this.stage, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
     this.element.classList.toggle("no-image", !host.info.image);
     parent.append(this.element); // OpenSeadragon measures its place when it opens
     this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
+    this.stage.append(this.note);
     const layer = el("div", { class: "tool-layer" });
     this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
     this.drawing = new Drawing(layer, host, () => this.transform(), () => this.layout());

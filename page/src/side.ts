@@ -14,6 +14,8 @@ import type { Display } from "./settings";
 import { initialState, Store, type SlideState } from "./store";
 import { middleOf, wholeBounds, type Bounds } from "./viewport";
 
+const BLUE: [number, number, number] = [23, 105, 210];
+
 /** What is told of a side. */
 export interface SideListener {
   readonly run: Run;
@@ -80,7 +82,7 @@ export class Side implements PaneHost {
 
   /** Shows the places that are marked. */
   mark(points: readonly Point[]): void {
-    this.store.set({ annotations: points.map((point, i) => annotation(`${i + 1}`, "Region*", [[[point]]], "point")) });
+    this.store.set({ annotations: points.map((point, i) => ({ ...annotation(`${i + 1}`, "Region*", [[[point]]], "point"), colour: BLUE })) });
   }
 
   /** The place in the middle of the view. */

@@ -132,14 +132,15 @@ export class SlideView implements PaneHost {
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
   async load(): Promise<void> {
     this.info = await getSlideNamed(this.row);
+    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
+    const noted = this.keeping.load();
     const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
     const problems = this.info.error ? [this.info.error] : [];
     for (const answer of answers) {
       if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
       else problems.push((answer.reason as Error).message);
     }
-    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
-    await this.keeping.load();
+    await noted;
     this.store.set({ annotations: [...this.keeping.notes] });
     this.bounds = wholeBounds(this.info, this.scores);
     if (!this.gone) this.build(problems);

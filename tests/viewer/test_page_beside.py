@@ -95,7 +95,8 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         assert "Not linked" in page.locator(".link-bar").inner_text()
         mark(page)
         status = page.locator(".link-bar [role=status]")
-        assert status.inner_text() == "Linked: B is turned by 30° and 0.500 times as large in pixels."
+        told = "Linked: B is turned by 30° and 0.500 times as large in pixels (by their microns per pixel"
+        assert status.inner_text() == f"{told} it should be 1.000: check the places)."
         assert_together(page)
         x, y = screen(page, 0, [384, 256])[:2]
         page.mouse.move(x, y)
