@@ -9,14 +9,16 @@ BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
+STORES    := spatialdata==0.7.3 ome-zarr==0.15.0
 
-.PHONY: help demo test lint bench docs dist check-dist release clean
+.PHONY: help demo test test-stores lint bench docs dist check-dist release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
 	@echo "make test        lint, types, import layers, tests with doctests and coverage"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
 	@echo "                 (COVERAGE=95 makes a lower coverage an error)"
+	@echo "make test-stores exports in Zarr, read by spatialdata and ome-zarr in an environment of their own"
 	@echo "make lint        the first three of these"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
@@ -51,6 +53,15 @@ test: lint
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	    --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
+# spatialdata needs an older pandas than the pinned one, so that it has an environment of its own.
+$(VENV)-stores/.installed:
+	$(PYTHON) -m venv $(VENV)-stores
+	$(VENV)-stores/bin/python $(PIP) $(STORES)
+	touch $@
+
+test-stores: $(STAMP) $(VENV)-stores/.installed
+	XMIL_STORES_PYTHON=$(VENV)-stores/bin/python $(BIN)/pytest tests/heatmaps/test_stores.py
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
@@ -73,4 +84,4 @@ check-dist: dist
 	cd $(CLEAN) && venv/bin/xmil doctor && venv/bin/xmil demo --quick --out demo-out
 
 clean:
-	rm -rf $(VENV) build dist site .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-stores build dist site .coverage htmlcov demo-out .pytest_cache .mypy_cache .ruff_cache

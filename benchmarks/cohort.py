@@ -2,6 +2,7 @@
 
 python -m benchmarks.cohort [--bags 200 --instances 2000 --width 768]   throughput
 python -m benchmarks.cohort --kills 20 [--workers 2]                    kill -9 at random moments
+python -m benchmarks.cohort --reading [--device cuda]                   against only reading
 
 The bare calls are on bags in memory; the run reads files, explains, writes Parquet, tables and summary.
 Both take turns in one process, `--block` bags a run (all of them); the best of several rounds counts.
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 import xmil
+from benchmarks.cohort_reading import measure_reading, reading_options
 from xmil.core.storage import read_explanations
 from xmil.data.cases import Case
 from xmil.runs.ensemble import Ensemble
@@ -170,7 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=["attnmil", "transmil"])
     for name in ("kills", "seed"):
         parser.add_argument(f"--{name}", type=int, default=0)
+    reading_options(parser)
     options = parser.parse_args(arguments)
+    if options.reading:
+        measure_reading(options)
+        return
     with tempfile.TemporaryDirectory(prefix="xmil-cohort-") as folder:
         (kills if options.kills else throughput)(Path(folder), options)
 

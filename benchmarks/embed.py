@@ -2,6 +2,9 @@
 
 The slide is one that the benchmark writes (a pyramidal TIFF at 0.25 µm/px), or `--slide`. The encoder's own
 time is taken over the same patches, read beforehand; both runs alternate, the best of each counts.
+
+`python -m benchmarks.embed --mosaic SLIDE --device cuda` measures reading processes at full size instead, see
+`benchmarks.embed_mosaic`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.embed_mosaic import measure_mosaic, mosaic_options
 from xmil.encoders import Encoder, load_encoder
 from xmil.runs.embed import EmbedRun, EmbedSettings
 from xmil.runs.patch_stream import PatchStream
@@ -96,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    mosaic_options(parser)
     options = parser.parse_args(arguments)
+    if options.mosaic is not None:
+        measure_mosaic(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         _measure(options, Path(folder))
 
@@ -134,7 +142,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
 
 def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
-    import xmil.runs.embed as command
+    import xmil.runs.feed.batches as batches
 
     encoder = settings.load()
     spent: list[float] = []
@@ -145,14 +153,14 @@ def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> 
         spent.append(time.perf_counter() - begin)
         return found
 
-    load, encode = command.EmbedSettings.load, command._encoded
-    command.EmbedSettings.load, command._encoded = lambda _: encoder, timed  # type: ignore[method-assign]
+    load, encode = EmbedSettings.load, batches.encoded
+    EmbedSettings.load, batches.encoded = lambda _: encoder, timed  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
         results = EmbedRun(out, settings).go([("slide", path, patches)])
         seconds = time.perf_counter() - start
     finally:
-        command.EmbedSettings.load, command._encoded = load, encode  # type: ignore[method-assign]
+        EmbedSettings.load, batches.encoded = load, encode  # type: ignore[method-assign]
     assert not results.failed, results.failed
     return seconds, sum(spent)
 

@@ -26,9 +26,17 @@ from benchmarks.colon.bags import ColonBag, read_bags
 from benchmarks.colon.train import fit
 from benchmarks.insight_ensembles import TRAINING, unpack
 from xmil.bench.colon import CELLS
-from xmil.findings.concepts import ConceptShares, feature_weights, leading, remove_concepts, split_scores
+from xmil.findings.concepts import (
+    ConceptShares,
+    feature_weights,
+    leading,
+    removal_agreement,
+    remove_concepts,
+    split_scores,
+)
 from xmil.findings.dictionary import Dictionary, fit_dictionary
 from xmil.models import MILModel
+from xmil.runs.insight_slide import MeanLogit
 from xmil.toy.benchmark import Configuration, train
 from xmil.toy.digit_bags import BagSet
 from xmil.toy.digit_tasks import TASKS
@@ -87,21 +95,22 @@ def deletions(
 ) -> dict[str, float]:
     """How often deleting a leading concept moves the logit as predicted, and how closely."""
 
-    def output(x: Array) -> float:
-        with torch.no_grad():
-            return float(model(torch.from_numpy(x)[None])[0, target])
-
-    pairs = [
-        (r.predicted, r.measured)
+    output = MeanLogit((model,), target)
+    made = [
+        r
         for x, shares in zip(features, looked.shares, strict=True)
-        for r in remove_concepts("", output, dictionary, x, shares, concepts=looked.leaders)
-        if r.predicted or r.measured  # the concept is in the bag
+        for r in remove_concepts(
+            "", output, dictionary, x, shares, slope=output.slope(x), concepts=looked.leaders
+        )
+        if r.relevance or r.predicted or r.measured  # the concept is in the bag
     ]
-    predicted, measured = np.array(pairs).T
+    measured = [r.measured for r in made]
+    by_slope = removal_agreement([r.predicted for r in made], measured)
+    by_relevance = removal_agreement([r.relevance for r in made], measured)
     return {
-        "agrees": float((predicted * measured > 0).mean()),
-        "correlation": float(np.corrcoef(predicted, measured)[0, 1]),
-        "n": float(len(pairs)),
+        **by_slope,
+        **{f"{name} of relevance": value for name, value in by_relevance.items()},
+        "n": float(len(made)),
     }
 
 
@@ -154,7 +163,7 @@ def _chosen(model: MILModel, sample: Array, held: dict[str, Bags], *, target: in
         tried[f"{kind}, {k}"] = fit_dictionary(sample, concepts=k, kind=kind)
         facts[f"{kind}, {k}"] = _measured(model, tried[f"{kind}, {k}"], held["validation"], target)
     purest = max(facts, key=lambda name: facts[name]["purity"])
-    truest = max(facts, key=lambda name: facts[name]["agrees"] + facts[name]["correlation"])
+    truest = max(facts, key=lambda name: facts[name]["agreement"] + facts[name]["correlation"])
     return {
         "validation": facts,
         "purest": {"dictionary": purest, **_measured(model, tried[purest], held["test"], target)},
@@ -242,7 +251,7 @@ def main() -> None:
         if key != "fold":
             print(f"{key}: {np.nanmean([row[key] for row in found]):.3f}")
     for which in ("purest", "truest") if args.which == "digits" else ():
-        for key in ("purity", "agrees", "correlation"):
+        for key in [name for name in found[0][which] if name not in ("dictionary", "n")]:
             print(f"{which}, {key}: {np.mean([row[which][key] for row in found]):.3f}")
 
 

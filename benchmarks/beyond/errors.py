@@ -11,6 +11,7 @@ from scipy import stats
 
 import xmil
 from benchmarks.beyond.digits import stored
+from xmil.core.interval import steadied
 from xmil.methods.contexts import deal
 from xmil.toy.scoring import MethodSpec, score_bags
 
@@ -59,7 +60,8 @@ def coverage(
 
     "all": of all patches; "strong": of those whose mean is a twentieth of the largest or more; "seen": of
     those whose scores over the long run are not skewed (less than 2); "miss": the mean distance from the
-    interval, in shares of the largest mean.
+    interval, in shares of the largest mean. These are intervals from the standard errors alone;
+    "interval" are those of `e.interval()`.
     """
     every = _draws(model, x, long, seed=10_000)
     truth, deviation = np.nanmean(every, axis=1), np.nanstd(every, axis=1)
@@ -82,6 +84,9 @@ def _within(drawn: Any, truth: Any, groups: dict[str, Any], largest: float) -> d
     half = stats.t.ppf(0.975, m - 1) * np.nanstd(drawn, axis=1, ddof=1) / np.sqrt(m)
     outside = np.maximum(0.0, np.abs(np.nanmean(drawn, axis=1) - truth) - half - 1e-7)
     shares = {name: float(np.mean(outside[at] == 0)) for name, at in groups.items() if at.any()}
+    stderr = np.nanstd(drawn, axis=1, ddof=1) / np.sqrt(m)
+    within = np.abs(np.nanmean(drawn, axis=1) - truth) <= steadied(stderr, int(m.min())) + 1e-7
+    shares["interval"] = float(within.mean())
     return {**shares, "miss": float(outside.mean() / max(largest, 1e-12))}
 
 

@@ -109,12 +109,13 @@ def is_partner(a: Any, b: Any) -> npt.NDArray[np.bool_]:
 def leave_two_out(model: nn.Module, x: Tensor, pairs: Any) -> Floats:
     """v(all) - v(without i) - v(without j) + v(without both)."""
     game = coalitions_of(Network(model), x.unsqueeze(0))
-    full = torch.ones(1, len(x), dtype=torch.bool)
-    one = game.logits(full ^ torch.eye(len(x), dtype=torch.bool))[:, 1]
-    masks = full.repeat(len(pairs), 1).scatter_(1, torch.from_numpy(pairs.copy()), False)
+    full = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
+    one = game.logits(full ^ torch.eye(len(x), dtype=torch.bool, device=x.device))[:, 1]
+    rows = torch.from_numpy(pairs.copy()).to(x.device)
+    masks = full.repeat(len(pairs), 1).scatter_(1, rows, False)
     two = game.logits(masks)[:, 1]
-    i, j = torch.from_numpy(pairs.copy()).T
-    return np.asarray((game.full[0, 1] - one[i] - one[j] + two).numpy())
+    i, j = rows.T
+    return np.asarray((game.full[0, 1] - one[i] - one[j] + two).cpu().numpy())
 
 
 def _signs(several: Iterable[Trained], bags: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def exhaustive(model: Any, x: Tensor) -> dict[str, int | None]:
     """The smallest sizes that flip and that keep the decision, from all sub-bags."""
     n = len(x)
     game = RunCoalitions(Network(model), x.unsqueeze(0))
-    masks = bits_of(torch.arange(1, (1 << n) - 1), n)
+    masks = bits_of(torch.arange(1, (1 << n) - 1, device=x.device), n)
     same = game.logits(masks).argmax(dim=1) == game.full.argmax()
     held = masks.sum(dim=1)
     flips, keeps = n - held[~same], held[same]

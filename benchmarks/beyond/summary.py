@@ -57,7 +57,11 @@ def _evidence(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _partners(rows: Sequence[Row]) -> dict[str, Any]:
     bags = sum(row["bags"] for row in rows)
-    return {**_means(rows), "bags": bags, "against": _against(rows, "shapley interaction", "product of lrp")}
+    against = {
+        f"{name} - product of lrp": _against(rows, name, "product of lrp")
+        for name in ("shapley interaction", "pair alone")
+    }
+    return {**_means(rows), "bags": bags, **against}
 
 
 def _signs(rows: Sequence[Row]) -> dict[str, Any]:
@@ -81,9 +85,9 @@ def _coverage(found: Sequence[Row]) -> dict[str, Any]:
     return {
         count: {
             name: round(float(np.mean([one[count][name] for one in found if name in one[count]])), 4)
-            for name in ("all", "strong", "seen", "miss")
+            for name in ("all", "interval", "strong", "seen", "miss")
         }
-        for count in found[0]
+        for count in (found[0] if found else ())
     }
 
 

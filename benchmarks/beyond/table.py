@@ -66,7 +66,7 @@ def in_contexts(model: MILModel, x: Tensor, spec: MethodSpec, *, seed: int) -> T
     total, counts = torch.zeros(b, model.n_classes, n), torch.zeros(n)
     for rows in deal(n, contexts=CONTEXTS, keep=0.5, seed=seed):
         at = torch.from_numpy(rows)
-        total[:, :, at] += score_bags(model, x[:, at], spec)
+        total[:, :, at] += score_bags(model, x[:, at.to(x.device)], spec).cpu()
         counts[at] += 1
     return total / counts
 

@@ -28,7 +28,7 @@ def measure(args: argparse.Namespace) -> None:
     for folder in (args.out, work):
         folder.mkdir(parents=True, exist_ok=True)
     shared = {"data": str(args.data), "work": str(work), "device": args.device, "parts": args.parts}
-    shared |= {"draws": args.draws, "maps": args.maps, "most": args.most}
+    shared |= {"draws": args.draws, "curved": args.curves, "maps": args.maps, "most": args.most}
     jobs: list[Job] = []
     for name in args.encoders.split(","):
         if name == "vit":
@@ -37,10 +37,12 @@ def measure(args: argparse.Namespace) -> None:
         net = network_of(name, str(args.data), str(work), args.device)
         (work / f"{name}.pickle").write_bytes(pickle.dumps(embed(net, args.data, args.device, args.images)))
         jobs += [
-            Job(**shared, encoder=name, fold=fold, part=part)
+            Job(**shared, encoder=name, fold=fold, seed=seed, part=part)
+            for seed in range(args.seeds)
             for part in range(args.parts)
             for fold in range(FOLDS)
         ]
+    jobs.sort(key=lambda job: job.seed)  # a run that is stopped has whole seeds
     print(f"embedded after {time.perf_counter() - begin:.0f} s; {len(jobs)} jobs", flush=True)
     rows: list[Row] = []
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
@@ -68,7 +70,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--parts", type=int, default=3, help="Jobs per fold.")
-    parser.add_argument("--draws", type=int, default=20, help="Redrawn networks per image.")
+    parser.add_argument("--draws", type=int, default=20, help="Redrawn networks per image, first seed.")
+    parser.add_argument("--seeds", type=int, default=3, help="Models per fold.")
+    parser.add_argument("--curves", action="store_true", help="Deletion and insertion, for the first seed.")
     parser.add_argument("--maps", default="", help="These maps alone, with commas between.")
     parser.add_argument("--most", type=int, default=3, help="Tiles per image.")
     parser.add_argument("--steps", type=int, default=3000, help="Training steps of the transformer.")

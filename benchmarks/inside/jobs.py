@@ -8,26 +8,36 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks.inside import networks
-from benchmarks.inside.measure import Row, Seat, fold_model
-from benchmarks.inside.pictures import PER_IMAGE, TiledImage
+from benchmarks.inside.maps import Variant, variants
+from benchmarks.inside.measure import Row, Scope, Seat, fold_model
+from benchmarks.inside.pictures import PER_IMAGE, SEEN, TiledImage
 
 
 class Job(NamedTuple):
-    """A part of a fold."""
+    """A part of a fold's test images under one model; `seed` 0 alone has curves and redrawn networks."""
 
     encoder: str
     data: str
     work: str
     device: str
     fold: int
+    seed: int
     part: int
     parts: int
     draws: int
+    curved: bool
     maps: str = ""
     most: int = PER_IMAGE
+
+    def scope(self) -> Scope:
+        """What it measures."""
+        first = self.seed == 0
+        maps = frozenset(self.maps.split(",")) - {""}
+        return Scope(maps, self.most, self.curved and first, self.draws if first else 0)
 
 
 @cache
@@ -46,18 +56,33 @@ def images_of(name: str, work: str) -> list[TiledImage]:
     return found
 
 
+@cache
+def variants_of(job: Job) -> list[Variant]:
+    """The maps and settings for an encoder."""
+    net = network_of(job.encoder, job.data, job.work, job.device)
+    found = variants(net, torch.zeros(1, 3, SEEN, SEEN, device=job.device))
+    wanted = job.scope().maps
+    return [variant for variant in found if not wanted or variant[0] in wanted]
+
+
+@cache
+def model_of(name: str, work: str, fold: int, seed: int) -> tuple[torch.nn.Module, np.ndarray, list[Row]]:
+    """A fold's model, trained once per process."""
+    return fold_model(images_of(name, work), fold, seed)
+
+
 def job_rows(job: Job) -> list[Row]:
     """The rows of a part of a fold's test images."""
     net = network_of(job.encoder, job.data, job.work, job.device)
     images = images_of(job.encoder, job.work)
-    model, test, bags = fold_model(images, job.fold)
+    model, test, bags = model_of(job.encoder, job.work, job.fold, job.seed)
     positive = [i for i in test if images[i].label]
-    found = [] if job.part else bags
-    maps = frozenset(job.maps.split(",")) - {""}
+    found = [] if job.part else list(bags)
     for i in positive[job.part :: job.parts]:
-        seat = Seat(Path(job.data), images[i], model, net, job.device, maps, job.most)
-        found += seat.rows(job.draws)
-    return [{"encoder": job.encoder, "fold": job.fold, **row} for row in found]
+        seat = Seat(Path(job.data), images[i], model, net, job.device, job.scope(), variants_of(job))
+        found += seat.rows()
+    about = {"encoder": job.encoder, "fold": job.fold, "seed": job.seed}
+    return [{**about, **row} for row in found]
 
 
 def tried(job: Job) -> list[Row]:

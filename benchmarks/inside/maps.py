@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.inside.pictures import SEEN
 from xmil.methods.inside_layers import is_cut, spatial_layers
-from xmil.methods.inside_maps import PIXELS, MapSettings
+from xmil.methods.inside_maps import MAPS, PIXELS, EncoderNetwork, MapSettings, Tile, TileMap, relevance
+from xmil.methods.inside_views import over_views
 
 Variant = tuple[str, str, str, MapSettings]  # map, variant, method, settings
 RULES: dict[str, dict[str, float]] = {
@@ -19,13 +20,16 @@ RULES: dict[str, dict[str, float]] = {
     "gamma 10": {"gamma": 10.0},
     "epsilon 0.25": {"epsilon": 0.25},
 }
-BACKWARD = {
-    "tokens": 1,
-    "fine": 1,
-    "lrp": 1,
-    "gradient": 1,
-    "ig": 16,
-}  # passes backwards; fine counts per move
+BACKWARD = {"tokens": 1, "lrp": 1, "gradient": 1, "ig": 16}
+VIEWED = ((4, 0.0), (4, 1 / 3), (8, 0.0), (8, 1 / 6), (8, 1 / 3), (8, 0.5))
+
+
+@MAPS.register("lrp turned")
+def lrp_turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
+    """Relevance at a layer, averaged over turned and mirrored tiles."""
+    return over_views(
+        lambda seen: relevance(network, seen, settings), tile, n=settings.views, reach=settings.reach
+    )
 
 
 def depths(net: nn.Module, pixels: Tensor) -> dict[str, str]:
@@ -48,15 +52,21 @@ def depths(net: nn.Module, pixels: Tensor) -> dict[str, str]:
 def variants(net: nn.Module, pixels: Tensor) -> list[Variant]:
     """Every map with every setting."""
     made: list[Variant] = [("tokens", "", "tokens", MapSettings())]
-    made += [("fine", f"{parts} parts", "fine", MapSettings(parts=parts)) for parts in (2, 4)]
+    for n, reach in VIEWED:
+        about = f"{n} views, moved by {reach:.2g}"
+        made.append(("turned", about, "turned", MapSettings(views=n, reach=reach)))
     for depth, layer in depths(net, pixels).items():
         name = "lrp to pixels" if layer == PIXELS else "lrp"
         for rule, settings in RULES.items():
             variant = f"{depth}, {rule}"
             made.append((name, variant, "lrp", MapSettings(layer=layer, **settings)))
-    for square in (24, 32, 48):
-        for name in ("occlusion", "keep"):
-            made.append((name, f"{square} px", name, MapSettings(square=square / SEEN, batch=256)))
+            if depth == "12 x 12":
+                made.append(("lrp turned", variant, "lrp turned", MapSettings(layer=layer, **settings)))
+    made += [
+        (name, f"{square} px", name, MapSettings(square=square / SEEN, batch=256))
+        for square in (24, 32, 48)
+        for name in ("occlusion", "keep")
+    ]
     made += [("shifted", f"1/{k}", "shifted", MapSettings(stride=1 / k, batch=256)) for k in (4, 8)]
     made += [("ig", "16 steps", "ig", MapSettings(steps=16)), ("gradient", "", "gradient", MapSettings())]
     return made
@@ -76,6 +86,6 @@ def counted(*nets: nn.Module | None) -> Iterator[list[int]]:
             handle.remove()
 
 
-def random_map(seed: int) -> Tensor:
-    """Noise on the grid of the tokens."""
-    return torch.randn(6, 6, generator=torch.Generator().manual_seed(seed))
+def random_map(seed: int, edge: int = 6) -> Tensor:
+    """Noise on the grid of the tokens, or another."""
+    return torch.randn(edge, edge, generator=torch.Generator().manual_seed(seed))

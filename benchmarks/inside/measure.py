@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -16,9 +17,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import xmil
-from benchmarks.inside.maps import BACKWARD, Variant, counted, random_map, variants
+from benchmarks.inside.curves import curves
+from benchmarks.inside.maps import BACKWARD, Variant, counted, random_map
 from benchmarks.inside.pictures import (
-    PER_IMAGE,
     SEEN,
     TILE,
     TiledImage,
@@ -34,7 +35,7 @@ from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, TileMap,
 from xmil.nn.frozen import frozen
 
 SMOOTH = 3.0  # pixels of the tile, for maps at pixels
-GRID, STEPS = 24, 8  # places along the edge that lose their pixels, and in how many steps
+DEFAULT = "turned"
 Row = dict[str, object]
 
 
@@ -63,6 +64,16 @@ def margins(model: nn.Module, bags: Tensor) -> np.ndarray:
     return (logits[:, 1] - logits[:, 0]).numpy()
 
 
+@dataclass(frozen=True)
+class Scope:
+    """What is measured: which maps (all, where empty), tiles per image, curves or not, redrawn networks."""
+
+    maps: frozenset[str]
+    most: int
+    curved: bool
+    draws: int
+
+
 @dataclass(frozen=True, eq=False)
 class Seat:
     """One image under one model: what each of its tiles' features is worth."""
@@ -72,8 +83,8 @@ class Seat:
     model: nn.Module
     net: nn.Module
     device: str
-    maps: frozenset[str] = frozenset()  # all, where empty
-    most: int = PER_IMAGE
+    scope: Scope
+    variants: Sequence[Variant]
 
     def explained(self, features: Tensor, model: nn.Module) -> tuple[np.ndarray, Tensor]:
         """Scores (n,) and weights per unit of feature (n, d)."""
@@ -93,32 +104,32 @@ class Seat:
 
         return Tile(seen(whole, self.image.corners[row]).to(self.device), g.to(self.device), moved)
 
-    def rows(self, draws: int) -> list[Row]:
+    def rows(self) -> list[Row]:
         """Rows of the image: every map on its telling tiles, then the redrawn networks."""
         scores, g = self.explained(self.image.features, self.model)
-        telling = list(telling_tiles(self.image, scores, most=self.most))
+        telling = list(telling_tiles(self.image, scores, most=self.scope.most))
         if not telling:
             return []
         whole = picture(self.data, self.image.name)
         network = EncoderNetwork(self.net, self.net)
         found: list[Row] = []
-        tokens: dict[int, Tensor] = {}
+        defaults: dict[int, Tensor] = {}
         for row, centres, positive in telling:
             tile = self.tile(whole, row, g[row])
             about = {"image": self.image.name, "tile": row, "score": float(scores[row])}
-            for variant in variants(self.net, tile.pixels):
-                if self.maps and variant[0] not in self.maps:
-                    continue
+            for variant in self.variants:
+                _, _, method, settings = variant
                 told, values = self._measured(
                     network, tile, variant, row, float(scores[row]), (centres, positive)
                 )
                 found.append({**about, "map": variant[0], "variant": variant[1], **told})
-                if variant[0] == "tokens" and values is not None:
-                    tokens[row] = values
-            noise = random_map(crc32(f"{self.image.name} {row}".encode()))
-            told = self._judged(tile, noise, row, (centres, positive))
-            found.append({**about, "map": "random", "variant": "", **told, "passes": 0, "seconds": 0.0})
-        return found + self._redrawn(whole, tokens, draws)
+                if values is not None and (method, settings) == (DEFAULT, MapSettings()):
+                    defaults[row] = values
+            for name, edge in (("random", 6), ("scattered", 24)):
+                noise = random_map(crc32(f"{self.image.name} {row}".encode()), edge)
+                told = self._judged(tile, noise, row, (centres, positive))
+                found.append({**about, "map": name, "variant": "", **told, "passes": 0, "seconds": 0.0})
+        return found + self._redrawn(whole, defaults, network)
 
     def _measured(
         self,
@@ -139,43 +150,32 @@ class Seat:
         except UnsupportedError as error:
             return {"auroc": 0.5, "refused": str(error)[:80]}, None
         spent = time.perf_counter() - begin
-        backward = BACKWARD.get(method, 0) * (settings.parts**2 if method == "fine" else 1)
+        backward = settings.views + bool(settings.reach) if "turned" in method else BACKWARD.get(method, 0)
         told = self._judged(tile, values, row, truth)
         more = {"passes": sum(forward) + 2 * backward, "seconds": spent, **account(made, score)}
         return {**told, **more}, values
 
     def _judged(self, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]) -> Row:
         drawn = upsampled(values)
-        return {"auroc": at_nuclei(drawn, *truth), **self._curves(tile, drawn, row)}
-
-    def _curves(self, tile: Tile, drawn: np.ndarray, row: int) -> Row:
-        """Means while the tile's highest places lose their pixels (deletion), or alone have them (insertion).
-
-        Of the margin of the whole image's prediction, and of the patch's score g . f over its present value.
-        """
-        pooled = F.avg_pool2d(torch.from_numpy(drawn)[None, None], TILE // GRID)[0, 0]
-        order = pooled.flatten().argsort(descending=True)
-        blank = tile.pixels.mean(dim=(2, 3), keepdim=True).expand_as(tile.pixels)
-        masks = torch.zeros(STEPS + 1, GRID * GRID, dtype=torch.bool)
-        for k in range(STEPS + 1):
-            masks[k, order[: round(GRID * GRID * k / STEPS)]] = True
-        wide = masks.view(-1, 1, GRID, GRID).repeat_interleave(SEEN // GRID, 2)
-        wide = wide.repeat_interleave(SEEN // GRID, 3).to(self.device)
-        pictures = torch.cat([torch.where(wide, blank, tile.pixels), torch.where(wide, tile.pixels, blank)])
-        bags = self.image.features.expand(len(pictures), -1, -1).clone()
-        bags[:, row] = features_of(self.net, pictures, self.device)
-        own = (bags[:, row] @ tile.weights.cpu()).numpy()
-        found: Row = {}
-        for name, curve in (("", margins(self.model, bags)), ("patch_", own / own[0])):
-            found[f"{name}deletion"] = float(curve[: STEPS + 1].mean())
-            found[f"{name}insertion"] = float(curve[STEPS + 1 :].mean())
+        found: Row = {"auroc": at_nuclei(drawn, *truth)}
+        if self.scope.curved:
+            seed = crc32(f"{self.image.name} {row} misplaced".encode())
+            found |= curves(tile.pixels, drawn, lambda pictures: self._scores(pictures, tile, row), seed)
         return found
 
-    def _redrawn(self, whole: Tensor, tokens: dict[int, Tensor], draws: int) -> list[Row]:
-        """Rank correlation of the tokens' maps with those under redrawn weights, the pipeline run anew."""
+    def _scores(self, pictures: Tensor, tile: Tile, row: int) -> dict[str, np.ndarray]:
+        """The margin of the whole image's prediction, and the patch's score g . f over its present value."""
+        features = features_of(self.net, torch.cat([tile.pixels, pictures]), self.device)
+        own = (features @ tile.weights.cpu()).numpy()
+        bags = self.image.features.expand(len(pictures), -1, -1).clone()
+        bags[:, row] = features[1:]
+        return {"slide": margins(self.model, bags), "patch": own[1:] / own[0]}
+
+    def _redrawn(self, whole: Tensor, maps: dict[int, Tensor], network: EncoderNetwork) -> list[Row]:
+        """Rank correlation of the default maps with those under redrawn weights, the pipeline run anew."""
         tiles = seen(whole, self.image.corners)
         found: list[Row] = []
-        for draw in range(draws):
+        for draw in range(self.scope.draws if maps else 0):
             seed = crc32(f"{self.image.name} {draw}".encode()) % 2**31
             other = redrawn(self.net, seed=seed).eval()
             features = features_of(other, tiles, self.device)
@@ -183,21 +183,23 @@ class Seat:
             cases["model"] = (self.net, self.image.features, redrawn(self.model, seed=seed).eval())
             for what, (net, given, model) in cases.items():
                 _, g = self.explained(given, model)
-                for row, values in tokens.items():
-                    found.append(self._agreement(what, draw, net, self.tile(whole, row, g[row]), values, row))
+                used = EncoderNetwork(net, net, layers=network.layers)
+                for row, values in maps.items():
+                    told = self._agreement(used, self.tile(whole, row, g[row]), values)
+                    about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}"}
+                    found.append({**about, "variant": str(draw), **told})
         return found
 
-    def _agreement(self, what: str, draw: int, net: nn.Module, tile: Tile, values: Tensor, row: int) -> Row:
-        about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}", "variant": str(draw)}
+    def _agreement(self, network: EncoderNetwork, tile: Tile, values: Tensor) -> Row:
         try:
-            with frozen(net):
-                made = map_tile("tokens", EncoderNetwork(net, net), tile, MapSettings())
+            with frozen(network.seen()):
+                made = map_tile(DEFAULT, network, tile, MapSettings())
         except UnsupportedError as error:
-            return {**about, "spearman": 0.0, "refused": str(error)[:80]}
+            return {"spearman": 0.0, "refused": str(error)[:80]}
         drawn = made.values.detach().float().cpu()
         if drawn.shape != values.shape or float(drawn.std()) == 0 or not torch.isfinite(drawn).all():
-            return {**about, "spearman": 0.0, "refused": "no map"}
-        return {**about, "spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
+            return {"spearman": 0.0, "refused": "no map"}
+        return {"spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
 
 
 def account(made: TileMap, score: float) -> Row:
@@ -221,10 +223,10 @@ def at_nuclei(drawn: np.ndarray, centres: np.ndarray, positive: np.ndarray) -> f
     return float(roc_auc_score(positive, drawn[y, x]))
 
 
-def fold_model(images: list[TiledImage], fold: int) -> tuple[nn.Module, np.ndarray, list[Row]]:
+def fold_model(images: list[TiledImage], fold: int, seed: int) -> tuple[nn.Module, np.ndarray, list[Row]]:
     """The model of a fold, its test rows, and the margins of the test bags."""
     test = folds(images)[fold]
-    model = fit([image for i, image in enumerate(images) if i not in set(test)], seed=fold)
+    model = fit([image for i, image in enumerate(images) if i not in set(test)], seed=fold + 100 * seed)
     told: list[Row] = []
     for i in test:
         margin = float(margins(model, images[i].features.unsqueeze(0))[0])

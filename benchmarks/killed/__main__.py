@@ -1,16 +1,17 @@
 """Kill every command at every point of writing, go on, and compare with an unbroken run.
 
-    python -m benchmarks.killed --kills 1000 [--processes 16] [--commands tile explain] [--workers 1 4]
+    python -m benchmarks.killed --kills 1000 [--processes 16] [--commands tile explain] [--workers 1 4 ray]
 
 A point is a file made, half written, about to be renamed, renamed, or a folder made. The process that
 reaches it dies by kill -9, alone or with all others of the command, by turns. Then nothing under a final name
 may be half a file, and the same command must end as the unbroken run does. Commands whose packages are not
-installed are named and left out.
+installed are named and left out. `ray` means two workers on a Ray that the command starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -18,17 +19,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
+from math import gcd
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.killed.commands import COMMANDS, IN_PROCESSES, contents, prepare, run
-from benchmarks.killed.points import install
+from benchmarks.killed.points import install, struck
+from benchmarks.killed.warm_workers import start_server
 
 LIMIT = 120.0  # seconds for one attempt; beyond is a hang
 
@@ -38,7 +43,7 @@ class Trial:
     """One command, with so many workers, killed at one point."""
 
     command: str
-    workers: int
+    workers: str
     at: int
     everyone: bool
 
@@ -55,19 +60,21 @@ class Result:
 class Study:
     """The inputs, the unbroken runs, and the number of points of each."""
 
-    def __init__(self, folder: Path, commands: list[str], workers: list[int]) -> None:
-        self.folder, self.points = folder, dict[tuple[str, int], int]()
-        self.whole = dict[tuple[str, int], dict[str, str]]()
+    def __init__(self, folder: Path, commands: list[str], workers: list[str]) -> None:
+        self.folder, self.points = folder, dict[tuple[str, str], int]()
+        self.whole = dict[tuple[str, str], dict[str, str]]()
         self.left_out = dict[str, str]()
-        _import_all()
         prepare(folder / "data")
-        for command in commands:
-            for number in workers if command in IN_PROCESSES else [1]:
-                self._unbroken(command, number)
+        for number in workers:
+            for command in commands:
+                if command in IN_PROCESSES or number == workers[0]:
+                    self._unbroken(command, number)
+        gc.freeze()
 
-    def _unbroken(self, command: str, number: int) -> None:
+    def _unbroken(self, command: str, number: str) -> None:
         out = self.folder / "whole" / f"{command}{number}"
         code = self.attempt(Trial(command, number, 0, False), out)
+        _import_listed(self.folder / "modules")
         if code:
             log = (self.folder / "log").read_text().strip().splitlines() or ["no word"]
             self.left_out[command] = f"exit code {code}: {log[-1][:150]}"
@@ -80,6 +87,7 @@ class Study:
         counter = out.with_suffix(".points")
         out.parent.mkdir(parents=True, exist_ok=True)
         counter.unlink(missing_ok=True)
+        struck(counter).unlink(missing_ok=True)
         if (child := os.fork()) == 0:
             os._exit(self._run(trial, out, counter))
         until = time.monotonic() + LIMIT
@@ -100,12 +108,17 @@ class Study:
             os.dup2(log, stream)
         site = Path(__file__).parent / "site"
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *sys.path])
-        workers = ["--workers", str(trial.workers)] if trial.command in IN_PROCESSES else []
         install(trial.at, counter, everyone=trial.everyone)
+        command = [*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *_engine(trial)]
+        if "--engine" not in command and trial.workers != "1":
+            start_server()
         try:
-            return run([*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *workers])
+            return run(command)
         except SystemExit as end:
             return int(end.code or 0)
+        finally:
+            if not trial.at:
+                (self.folder / "modules").write_text("\n".join(set(sys.modules)))
 
     def judge(self, trial: Trial) -> Result:
         """Kill, look for half files, go on, compare."""
@@ -113,7 +126,7 @@ class Study:
         key, faults = (trial.command, trial.workers), []
         try:
             code = self.attempt(trial, out)
-            killed = _size(out.with_suffix(".points")) >= trial.at
+            killed = struck(out.with_suffix(".points")).exists()
             faults += _half_files(out)
             if code:
                 code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
@@ -124,18 +137,19 @@ class Study:
         return Result(trial, killed, faults)
 
 
-def _import_all() -> None:
-    """What the commands import on first use, so that forked attempts need not."""
-    lazy = ["matplotlib.pyplot", "sklearn.metrics", "sklearn.cluster", "scipy.stats", "pandas", "h5py"]
-    lazy += [f"xmil.runs.{name}" for name in ("tile", "embed", "predict", "explain", "evaluate", "insight")]
-    lazy += ["xmil.runs.heatmap", "xmil.heatmaps.drawing", "xmil.heatmaps.standards", "xmil.training.train"]
-    for name in lazy:
-        with suppress(ImportError):
+def _engine(trial: Trial) -> list[str]:
+    """The words that say who computes."""
+    if trial.command not in IN_PROCESSES:
+        return []
+    return ["--engine", "ray", "--workers", "2"] if trial.workers == "ray" else ["--workers", trial.workers]
+
+
+def _import_listed(listed: Path) -> None:
+    """Import what an unbroken run has imported on the way, so that attempts, which are forked, need not."""
+    names = set(listed.read_text().split()) if listed.exists() else set()
+    for name in sorted(names - set(sys.modules)):
+        with suppress(Exception):
             import_module(name)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _half_files(out: Path) -> list[str]:
@@ -154,15 +168,15 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     return [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others] + left
 
 
-def plan(points: dict[tuple[str, int], int], kills: int, first: int = 0) -> list[Trial]:
-    """Every point in turn, each command the same number of times, alone and with all by turns."""
+def plan(points: dict[tuple[str, str], int], kills: int, first: int = 0) -> list[Trial]:
+    """Points all over each run, each command the same number of times, alone and with all by turns."""
     trials: list[Trial] = []
     turn = first
     while len(trials) < kills and points:
         for (command, workers), number in points.items():
-            trials.append(
-                Trial(command, workers, 1 + turn % number, everyone=bool((turn // number + turn) % 2))
-            )
+            stride = next(step for step in (37, 41, 43, 1) if gcd(step, number) == 1)
+            everyone = bool((turn // number + turn) % 2)
+            trials.append(Trial(command, workers, 1 + turn * stride % number, everyone))
         turn += 1
     return trials[:kills]
 
@@ -179,31 +193,34 @@ def kill_commands(
     folder: Path,
     commands: list[str],
     *,
-    workers: list[int],
+    workers: list[str],
     kills: int,
     processes: int = 1,
     seconds: float = float("inf"),
     first: int = 0,
-) -> dict[str, object]:
-    """The counts of a study, and every fault."""
+) -> Iterator[dict[str, Any]]:
+    """The counts of a study and every fault, as they grow."""
     global _study
+    until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
     trials = plan(_study.points, kills, first)
-    judge = partial(_judge, until=time.monotonic() + seconds)
-    if processes > 1:
-        with get_context("fork").Pool(processes) as pool:
-            results = list(pool.imap_unordered(judge, trials, chunksize=1))
-    else:
-        results = [judge(trial) for trial in trials]
+    results: list[Result] = []
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        for future in as_completed([pool.submit(_judge, trial, until) for trial in trials]):
+            results.append(future.result())
+            yield _counts(_study, results)
+
+
+def _counts(study: Study, results: list[Result]) -> dict[str, Any]:
     counted = Counter(f"{r.trial.command}, {r.trial.workers} workers" for r in results if r.killed)
     faults = [f"{r.trial}: {fault}" for r in results for fault in r.faults]
-    points = {f"{command}, {number} workers": value for (command, number), value in _study.points.items()}
+    points = {f"{command}, {number} workers": value for (command, number), value in study.points.items()}
     return {
         "kills": sum(r.killed for r in results),
         "by command": dict(sorted(counted.items())),
         "points": points,
-        "left out": _study.left_out,
+        "left out": study.left_out,
         "faults": faults,
     }
 
@@ -217,29 +234,26 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--first", type=int, default=0, help="the point to begin at")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no kill after so many")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--workers", nargs="+", default=["1", "4"], help="numbers of workers, or ray")
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     parser.add_argument("--random-training", action="store_true", help="kill a training at random moments")
     args = parser.parse_args()
-    begun = time.monotonic()
+    begun, found = time.monotonic(), dict[str, Any](faults=[])
     with tempfile.TemporaryDirectory() as folder:
         if args.random_training:
             from benchmarks.killed.training import kill_training, write_cohort
 
             report = kill_training(write_cohort(Path(folder)), Path(folder) / "work", kills=args.kills)
-            found: dict[str, object] = {
-                "kills": report.kills,
-                "faults": report.differences + report.half_files,
-            }
+            found = {"kills": report.kills, "faults": report.differences + report.half_files}
         else:
             options = {"workers": args.workers, "kills": args.kills, "processes": args.processes}
             options |= {"seconds": args.seconds, "first": args.first}
-            found = kill_commands(Path(folder), args.commands, **options)
-    found["seconds"] = round(time.monotonic() - begun, 1)
+            for found in kill_commands(Path(folder), args.commands, **options):
+                found["seconds"] = round(time.monotonic() - begun, 1)
+                if args.out:  # as it goes: whoever ends this process still has the counts
+                    args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(1 if found["faults"] else 0)
 
 

@@ -11,6 +11,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 AT, COUNTER, ALL = "KILL_AT", "KILL_COUNTER", "KILL_ALL"
@@ -19,6 +20,7 @@ AT, COUNTER, ALL = "KILL_AT", "KILL_COUNTER", "KILL_ALL"
 def install(at: int, counter: Path, *, everyone: bool) -> None:
     """Die at the point of that number, alone or with every process of the group; 0 only counts."""
     points = _Points(at, counter, everyone)
+    os.register_at_fork(after_in_child=points.open)
     os.environ.update({AT: str(at), COUNTER: str(counter), ALL: str(int(everyone))})
     replace, mkstemp, mkdir = os.replace, tempfile.mkstemp, os.mkdir
 
@@ -41,19 +43,32 @@ def install(at: int, counter: Path, *, everyone: bool) -> None:
     tempfile.mkstemp = dying_mkstemp  # type: ignore[assignment]
 
 
+def struck(counter: Path) -> Path:
+    """The mark of a kill that took place."""
+    return counter.with_name(counter.name + ".struck")
+
+
 class _Points:
     """Counts the points of all processes by the length of a file they append to."""
 
     def __init__(self, at: int, counter: Path, everyone: bool) -> None:
-        self.at, self.everyone = at, everyone
-        self.handle = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.at, self.counter, self.everyone = at, counter, everyone
+        self.open()
+
+    def open(self) -> None:
+        """An opening of its own for each process: the place in the file is then its own too."""
+        self.lock = Lock()
+        self.handle = os.open(self.counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def reach(self, first: Callable[[], None] | None = None) -> None:
-        os.write(self.handle, b".")
-        if os.lseek(self.handle, 0, os.SEEK_CUR) != self.at:
+        with self.lock:
+            os.write(self.handle, b".")
+            here = os.lseek(self.handle, 0, os.SEEK_CUR)
+        if here != self.at:
             return
         if first is not None:
             first()
+        struck(self.counter).touch()
         if self.everyone:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)

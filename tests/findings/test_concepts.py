@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import xmil
 from xmil.core.errors import FileError, InputError, UnknownNameError
 from xmil.findings.concepts import Atlas, feature_weights, leading, remove_concepts, split_scores
-from xmil.findings.dictionary import KINDS, Dictionary, draw_sample, fit_dictionary
+from xmil.findings.dictionary import KINDS, Dictionary, even_counts, fit_dictionary
+from xmil.runs.insight_slide import MeanLogit
 
 D = 12
 
@@ -60,22 +60,24 @@ def test_a_deleted_concept_moves_the_output_as_its_relevance_says() -> None:
     found = fit_dictionary(x, concepts=4, seed=0)
     shares = split_scores(found, x, feature_weights(x, e.relevance))
 
-    def output(features: np.ndarray) -> float:
-        with torch.no_grad():
-            return float(model(torch.from_numpy(features)[None])[0, 1])
-
-    for removal in remove_concepts("s", output, found, x, shares, concepts=range(4)):
-        assert removal.measured == pytest.approx(removal.predicted, rel=0.3, abs=0.05)
+    output = MeanLogit((model,), 1)
+    slope = output.slope(x)
+    for removal in remove_concepts("s", output, found, x, shares, slope=slope, concepts=range(4)):
+        assert removal.measured == pytest.approx(removal.relevance, rel=0.3, abs=0.05)
+        little = 0.01 * found.codes(x)[:, [removal.concept]] * found.atoms[removal.concept]
+        per_step = (output(x - little) - output(x)) / 0.01
+        assert removal.predicted == pytest.approx(per_step, rel=0.02, abs=1e-3)
 
 
 def test_the_sample_is_even_bounded_and_repeatable() -> None:
-    bags = [np.full((1000, 2), i, dtype=np.float32) for i in range(20)]
-    sample = draw_sample(iter(bags), limit=500, seed=1)
-    assert sample.shape == (500, 2)
-    counts = np.bincount(sample[:, 0].astype(int), minlength=20)
-    assert counts.min() > 5
-    assert counts.max() < 60
-    np.testing.assert_array_equal(sample, draw_sample(iter(bags), limit=500, seed=1))
+    sizes = np.random.default_rng(0).integers(1, 2000, 50)
+    counts = even_counts(sizes, limit=5000, seed=1)
+    assert counts.sum() == 5000
+    assert (np.abs(counts - sizes * 5000 / sizes.sum()) < 1).all()
+    np.testing.assert_array_equal(counts, even_counts(sizes, limit=5000, seed=1))
+    assert even_counts([3, 0, 2]).tolist() == [3, 0, 2]
+    with pytest.raises(InputError, match="no patches"):
+        even_counts([])
 
 
 def test_the_atlas_keeps_the_strongest_and_not_one_slide_alone() -> None:
@@ -111,5 +113,3 @@ def test_bad_input_is_named() -> None:
         fit_dictionary(-x, concepts=2, kind="nmf")
     with pytest.raises(InputError, match=f"width {D}"):
         fit_dictionary(x, concepts=2).codes(x[:, :3])
-    with pytest.raises(InputError, match="no patches"):
-        draw_sample([])

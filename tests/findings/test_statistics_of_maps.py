@@ -8,7 +8,13 @@ from scipy.stats import spearmanr
 
 from xmil.core.errors import InputError
 from xmil.findings.appearance import appearance, light
-from xmil.findings.biomarkers import correlation_with, map_biomarkers, survival_of
+from xmil.findings.biomarkers import (
+    correlation_with,
+    map_biomarkers,
+    score_scale,
+    strong_share,
+    survival_of,
+)
 from xmil.findings.shortcuts import patch_associations, patch_correlations, ranked, slide_associations
 from xmil.findings.stability import consensus
 from xmil.findings.strategies import find_strategies
@@ -137,6 +143,9 @@ def test_strategies_split_where_reasons_differ_and_only_there() -> None:
     assert len(set(found.labels[:20])) == len(set(found.labels[20:40])) == 1
     assert found.accuracy(np.r_[np.ones(20), np.zeros(20), np.full(20, np.nan)])[found.labels[0]] == 1.0
     assert {int(found.labels[i]) for i in found.representatives} == {0, 1, 2}
+    assert sorted(row[0] for row in found.leaders) == [0, 1, 2]
+    odd = np.vstack([profiles[:40], [[0.0, 0.0, 9.0]]])  # one odd slide is no strategy
+    assert find_strategies(odd + rng.normal(size=odd.shape) * 0.2).count == 2
     assert find_strategies(np.ones((10, 3))).count == 1
     assert find_strategies(np.ones((1, 3))).count == 1
 
@@ -174,6 +183,38 @@ def test_biomarkers_of_a_map() -> None:
     assert np.isnan(inside["hot_regions"])
     with pytest.raises(InputError, match="mark each of the 20"):
         map_biomarkers(scores, region=[True])
+
+
+def test_regions_borders_and_mixing_are_those_of_a_walk_over_the_patches() -> None:
+    rng = np.random.default_rng(0)
+    grid = np.array([[x, y] for y in range(12) for x in range(15)])[rng.permutation(180)[:140]]
+    scores = rng.choice([-1.0, 0.0, 1.0], 140, p=[0.3, 0.1, 0.6])
+    held = {(int(x), int(y)): s for (x, y), s in zip(grid, scores, strict=True)}
+    beside = {p: [(p[0] + i, p[1] + j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1))] for p in held}
+    left, sizes = {p for p, s in held.items() if s > 0}, []
+    border = sum(q not in left for p in left for q in beside[p])
+    while left:
+        stack, size = [left.pop()], 0
+        while stack:
+            size += 1
+            for q in set(beside[stack.pop()]) & left:
+                left.remove(q)
+                stack.append(q)
+        sizes.append(size)
+    sides = [(held[p], held[q]) for p in held for q in beside[p] if q in held and held[p] * held[q] != 0]
+    found = map_biomarkers(scores, coords=grid * 10 - 40, patch_size=10)
+    assert (found["hot_regions"], found["largest_region"]) == (len(sizes), max(sizes))
+    assert found["border"] == border
+    assert found["mixing"] == pytest.approx(np.mean([a != b for a, b in sides]))
+
+
+def test_strong_patches_are_those_above_the_cohorts_mean_size() -> None:
+    cohort = [np.array([4.0, -1.0, 1.0]), np.array([0.5, -0.5, -3.0])]
+    scale = score_scale(np.concatenate(cohort))
+    assert scale == pytest.approx(10 / 6)
+    assert [strong_share(scores, scale) for scores in cohort] == [pytest.approx(1 / 3), 0.0]
+    assert strong_share(cohort[0], scale, region=[True, False, False]) == 1.0
+    assert np.isnan(strong_share(cohort[0], scale, region=[False] * 3))
 
 
 def test_shares_of_support_follow_the_true_share() -> None:

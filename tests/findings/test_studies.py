@@ -76,7 +76,7 @@ def members(noise: float, seed: int = 0) -> Members:
 def test_an_ensemble_beats_its_models_and_what_all_agree_on_counts_the_evidence() -> None:
     noisy = masks(members(0.8))
     assert noisy["mean of five"] > noisy["single model"] + 0.05
-    found = shares(members(0.4), 1)
+    found = shares(members(0.4))
     assert found["agreed"] > 0.9 > found["one model"]
     assert masks(members(0.0))["mean of five"] == pytest.approx(1.0)
 
@@ -84,7 +84,7 @@ def test_an_ensemble_beats_its_models_and_what_all_agree_on_counts_the_evidence(
 def test_purity_counts_each_patch_once_and_deletions_of_a_linear_model_agree() -> None:
     concepts = np.zeros((6, 2), dtype=np.float32)
     concepts[:, 0] = [6, 5, 4, 3, 2, 1]
-    part = ConceptShares(concepts, np.zeros(6, np.float32), np.zeros(6, np.float32))
+    part = ConceptShares(concepts, np.zeros(6, np.float32), np.zeros(6, np.float32), concepts)
     looked = Looked([part, part], [np.array([1, 1, 1, 2, 2, 2])] * 2, [np.arange(6)] * 2)
     assert purity(looked, top=4)[0] == 0.75
     rng = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_purity_counts_each_patch_once_and_deletions_of_a_linear_model_agree() -
     kinds: list[Any] = [np.zeros(20, dtype=int)] * 5
     made = through(dictionary, [(x, relevance_of(model, x, 1)) for x in bags], kinds, kinds)
     found = deletions(model, dictionary, made, bags, 1)
-    assert found["agrees"] == 1.0
+    assert found["agreement"] == found["agreement of relevance"] == 1.0
     assert found["correlation"] == pytest.approx(1.0, abs=1e-3)
 
 

@@ -10,18 +10,22 @@ memory, without a crash. Inputs follow from their entry and number alone; those 
 from __future__ import annotations
 
 import argparse
-import faulthandler
+import gc
 import json
 import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
 import warnings
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,8 @@ import xmil
 from tests.fuzz.entries import ENTRIES
 from tests.fuzz.mutations import spoil
 
-SECONDS, PEAK, CHUNK = 10, int(1.5e9), 200
+SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
+Job = tuple[str, int, int, Path]
 
 
 def try_one(name: str, number: int, golden: Path, place: Path) -> tuple[str, str]:
@@ -45,7 +50,7 @@ def try_one(name: str, number: int, golden: Path, place: Path) -> tuple[str, str
 
 def judged(name: str, path: Path) -> tuple[str, str]:
     """Read an input: "read", "refused", or "fault" with the reason."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)  # the alarm ends the process, in a library too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,20 +61,22 @@ def judged(name: str, path: Path) -> tuple[str, str]:
     except Exception as error:
         return "fault", f"{type(error).__name__}: {error}"[:300]
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def work(name: str, first: int, count: int, scratch: Path) -> None:
+def work(job: Job, until: float) -> None:
     """A sacrificial process: some inputs of one entry; it notes where it is, so that a death can be told."""
-    torch.set_num_threads(1)
+    name, first, count, scratch = job
     limit = _mapped() + 4 * PEAK
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    scratch.mkdir(parents=True)
-    (scratch / "golden").mkdir()
+    (scratch / "golden").mkdir(parents=True)
     golden = ENTRIES[name].make(scratch / "golden")
-    note, tally, faults = scratch / "at", Counter[str](), []
+    at = os.open(scratch / "at", os.O_WRONLY | os.O_CREAT)
+    tally, faults = Counter[str](), []
     for number in range(first, first + count):
-        note.write_text(str(number))
+        if time.monotonic() > until:
+            break
+        os.pwrite(at, str(number).encode(), 0)
         place = scratch / "input"
         place.mkdir()
         verdict, why = try_one(name, number, golden, place)
@@ -87,51 +94,86 @@ def _mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def sacrifice(job: tuple[str, int, int, Path], until: float) -> dict[str, Any]:
-    """Run `work` in a forked process; what is left of a death is the input it was at."""
-    name, first, _, scratch = job
-    if time.monotonic() > until:
-        return {"entry": name, "tally": {}, "faults": [], "peak": 0}
+def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
+    """Run `work` in forked processes: where one dies, the next goes on after the input it was at."""
+    name, first, count, scratch = job
+    found = []
+    while count and time.monotonic() < until:
+        status = _forked((name, first, count, scratch), until)
+        if (scratch / "result.json").exists():
+            found.append(json.loads((scratch / "result.json").read_text()))
+            count = 0
+        else:
+            at = int((scratch / "at").read_text()) if (scratch / "at").exists() else first
+            faults = [[at, f"the process died ({status})"]]
+            found.append({"tally": {"survived": at - first, "fault": 1}, "faults": faults, "peak": 0})
+            first, count = at + 1, first + count - at - 1
+        shutil.rmtree(scratch, ignore_errors=True)
+    return [{"entry": name, **part} for part in found]
+
+
+def _forked(job: Job, until: float) -> int:
     child = os.fork()
     if child == 0:
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
         try:
-            work(*job)
+            work(job, until)
         finally:
             os._exit(0)
-    _, status = os.waitpid(child, 0)
-    found: dict[str, Any] = {"tally": {}, "faults": [], "peak": 0}
-    if (scratch / "result.json").exists():
-        found = json.loads((scratch / "result.json").read_text())
-    else:
-        at = int((scratch / "at").read_text() or first) if (scratch / "at").exists() else first
-        found["faults"] = [[at, f"the process died ({os.waitstatus_to_exitcode(status)})"]]
-        found["tally"] = {"refused": at - first, "fault": 1}
-    shutil.rmtree(scratch, ignore_errors=True)
-    return {"entry": name, **found}
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def fuzz(names: list[str], *, inputs: int, processes: int, seconds: float, first: int = 0) -> dict[str, Any]:
-    """Inputs of every entry by turns, until there are enough or the time is up."""
-    with tempfile.TemporaryDirectory() as folder:
+def fuzz(
+    names: list[str], *, inputs: int, processes: int, seconds: float, first: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Inputs of every entry by turns, until there are enough or the time is up: the counts as they grow."""
+    until = time.monotonic() + seconds
+    torch.set_num_threads(1)
+    _import_all(names)
+    counts: dict[str, Any] = {"inputs": 0, "by entry": {name: Counter() for name in names}}
+    counts |= {"peak": 0, "faults": []}
+    with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(processes) as pool:
         jobs = _jobs(names, inputs, Path(folder), first)
-        with get_context("fork").Pool(processes) as pool:
-            one = partial(sacrifice, until=time.monotonic() + seconds)
-            results = list(pool.imap_unordered(one, jobs, chunksize=1))
-    tally: dict[str, Counter[str]] = {name: Counter() for name in names}
-    for result in results:
-        tally[result["entry"]].update(result["tally"])
-    return {
-        "inputs": sum(sum(counts.values()) for counts in tally.values()),
-        "by entry": {name: dict(counts) for name, counts in tally.items()},
-        "peak": max((result["peak"] for result in results), default=0),
-        "faults": [f"{r['entry']} {number}: {why}" for r in results for number, why in r["faults"]],
-    }
+        for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
+            for part in parts:
+                _add(counts, part)
+            yield counts
 
 
-def _jobs(names: list[str], inputs: int, folder: Path, first: int) -> list[tuple[str, int, int, Path]]:
+def _add(counts: dict[str, Any], part: dict[str, Any]) -> None:
+    counts["by entry"][part["entry"]].update(part["tally"])
+    counts["inputs"] += sum(part["tally"].values())
+    counts["peak"] = max(counts["peak"], part["peak"])
+    counts["faults"] += [f"{part['entry']} {number}: {why}" for number, why in part["faults"]]
+
+
+def _import_all(names: list[str]) -> None:
+    """Import what reading and writing every entry imports, so that forked processes need not.
+
+    A process of its own finds out, since libraries may start threads, which forks do not survive.
+    """
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        with suppress(Exception), tempfile.TemporaryDirectory() as folder:
+            for number, name in enumerate(names):
+                place = Path(folder) / str(number)
+                place.mkdir()
+                judged(name, ENTRIES[name].make(place))
+            os.write(writer, "\n".join(set(sys.modules)).encode()[:60_000])
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        missing = sorted(set(stream.read().split("\n")) - set(sys.modules))
+    os.waitpid(child, 0)
+    for module in missing:
+        with suppress(Exception):
+            import_module(module)
+    gc.freeze()
+
+
+def _jobs(names: list[str], inputs: int, folder: Path, first: int) -> list[Job]:
     each = -(-inputs // len(names))
     chunk = min(CHUNK, each)
     starts = range(first, first + each, chunk)
@@ -154,13 +196,14 @@ def main() -> None:
     names = [name for name in args.entries if name not in left_out]
     begun = time.monotonic()
     options = {"inputs": args.inputs, "processes": args.processes, "first": args.first}
-    found = fuzz(names, seconds=args.seconds, **options)
-    found |= {"left out": left_out, "seconds": round(time.monotonic() - begun, 1)}
+    found: dict[str, Any] = {"faults": []}
+    for found in fuzz(names, seconds=args.seconds, **options):
+        found |= {"left out": left_out, "seconds": round(time.monotonic() - begun, 1)}
+        if args.out:  # as it goes: whoever ends this process still has the counts
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
     if args.keep:
         keep(found["faults"], args.keep)
     print(json.dumps(found, indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(1 if found["faults"] else 0)
 
 

@@ -149,6 +149,13 @@ def _picture(root: Path, suffix: str = "png") -> Path:
     return root / f"s.{suffix}"
 
 
+def _tiled(root: Path, **kind: Any) -> Path:
+    from tests.slides.pyramids import textured, write_pyramid
+
+    pixels = textured([(8, 8, 40, 40)], (96, 64))
+    return write_pyramid(root / "s.tif", pixels, levels=(2,), tile=(32, 32), **kind)
+
+
 def _slide(path: Path) -> None:
     with open_slide(path) as slide:
         slide.read_region((0, 0), 0, (16, 16))
@@ -188,6 +195,9 @@ ENTRIES: dict[str, Entry] = {
     "slide png": Entry(_picture, _slide),
     "slide jpg": Entry(lambda root: _picture(root, "jpg"), _slide),
     "slide tif": Entry(lambda root: _picture(root, "tif"), _slide),
+    "slide pyramid": Entry(_tiled, _slide, ("tifffile", "openslide")),
+    "slide ome": Entry(lambda root: _tiled(root, ome=True, compression="zlib"), _slide, ("tifffile",)),
+    "run train": Entry(_fixture("train"), _run),
     "config": Entry(_config, _read_config, ("pydantic",)),
 }
 ENTRIES = {

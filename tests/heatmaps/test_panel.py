@@ -19,7 +19,17 @@ from tests.slides.squares import boxes_of, colours, explanation, grid, write_tif
 from xmil.core.errors import XmilError
 from xmil.core.target import Target
 from xmil.heatmaps.canvas import blend
-from xmil.heatmaps.panel import DPI, Picture, Ruler, fit_text, text_width
+from xmil.heatmaps.panel import (
+    DPI,
+    WIDEST,
+    Heading,
+    PanelColumn,
+    Picture,
+    Ruler,
+    draw_panel,
+    fit_text,
+    text_width,
+)
 from xmil.heatmaps.sheets import extremes
 from xmil.heatmaps.words import Caption, ends, subtitle
 from xmil.slides import open_slide
@@ -277,7 +287,7 @@ def test_text_is_measured():
 
 
 def test_names_in_any_script_are_drawn(tmp_path: Path) -> None:
-    """The font may lack the letters: that is no reason to fail or to warn, and file names have no spaces."""
+    """Letters that no font has are spelt, which is said once; file names have no spaces."""
     e = xmil.Explanation(
         np.array([1.0, -1.0], np.float32), np.array([0.0, 1.0], np.float32), 1.0, "lrp",
         xmil.Target(1, name="腫瘍 \N{SLIGHTLY SMILING FACE}"), True, bag="スライド",
@@ -289,3 +299,14 @@ def test_names_in_any_script_are_drawn(tmp_path: Path) -> None:
     assert not drawn.failed
     names = [path.name for path in (tmp_path / "heatmaps" / "overlay").iterdir()]
     assert names == ["スライド.lrp.腫瘍_\N{SLIGHTLY SMILING FACE}.png"]
+
+
+@pytest.mark.parametrize(("edge", "rows"), [(1200, 1), (2400, 3)])
+def test_a_panel_is_never_too_wide(edge: int, rows: int) -> None:
+    """Five pictures of 1,200 px stand in a row; of 2,400 px, two do."""
+    pixels = np.zeros((30, edge, 3), np.uint8)
+    columns = [PanelColumn(str(i), "", (pixels,)) for i in range(5)]
+    figure = draw_panel(columns, heading=Heading("a slide"))
+    assert figure.get_figwidth() * DPI <= WIDEST
+    assert len({round(axes.get_position().y0, 6) for axes in figure.axes}) == rows
+    check_layout(figure)

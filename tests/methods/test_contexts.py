@@ -64,6 +64,37 @@ def test_standard_errors_are_honest() -> None:
     assert 0.9 <= np.mean(held) <= 0.98
 
 
+def test_intervals_hold_where_rare_sub_bags_decide(tmp_path: Path) -> None:
+    """Narrow attention: most scores are near zero but in the few sub-bags that lack the strongest patches."""
+    model, bag = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, seed=2), bag_of(20)
+    with torch.no_grad():
+        for layer in (model.attention.V, model.attention.w):
+            layer.weight.mul_(10)
+    truth = xmil.explain(model, bag, target=1, contexts=1000, seed=99).scores
+    plain, held = [], []
+    for seed in range(20):
+        e = xmil.explain(model, bag, target=1, contexts=24, seed=seed)
+        low, high = e.interval()
+        plain.append(np.abs(e.scores - truth) <= stats.t.ppf(0.975, 11) * e.stderr)
+        held.append((low <= truth) & (truth <= high))
+    assert np.mean(plain) < 0.9 <= np.mean(held) <= 0.98
+    e.save(tmp_path / "e.parquet")
+    np.testing.assert_allclose(xmil.Explanation.load(tmp_path / "e.parquet").interval()[0], low, rtol=1e-5)
+
+
+def test_an_interval_is_the_formula() -> None:
+    e = xmil.explain(model_of("transmil"), bag_of(10), contexts=9, keep=0.4)  # four patches in each
+    assert e.stderr is not None
+    joined = (2 * e.stderr**2 + np.mean(e.stderr**2)) / 3  # three sub-bags hold each, at the least
+    np.testing.assert_allclose(
+        e.interval(0.8)[1], e.scores + stats.t.ppf(0.9, 3) * np.sqrt(joined), rtol=1e-5
+    )
+    with pytest.raises(InputError, match=r"'level' parameter of Explanation\.interval"):
+        e.interval(1.0)
+    with pytest.raises(InputError, match="no standard errors; explain with contexts=24"):
+        xmil.explain(model_of("transmil"), bag_of(10)).interval()
+
+
 @pytest.mark.parametrize("method", ["lrp", "ig", "gxi"])
 @pytest.mark.parametrize("name", ["attnmil", "transmil"])
 def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None:

@@ -91,18 +91,47 @@ def test_an_account_that_explodes_is_refused_by_name() -> None:
         map_tile("lrp", network, tile, MapSettings(layer="up"))
 
 
-def test_fine_maps_are_finer_and_keep_the_account(slide: Path) -> None:  # noqa: F811
-    encoder = encoder_of(Convolutions())
-    model, _, e = explained(encoder, slide)
-    coarse = xmil.explain_inside(model, encoder, slide, e, patches=[1])
-    same = xmil.explain_inside(model, encoder, slide, e, patches=[1], method="fine", parts=1)
-    np.testing.assert_allclose(same.maps, coarse.maps, rtol=1e-5, atol=1e-8)
-    found = xmil.explain_inside(model, encoder, slide, e, patches=[1], method="fine", parts=2)
-    assert found.maps.shape == (1, 16, 16)
-    parts = found.audit.spatial + found.audit.constant + found.audit.other
-    np.testing.assert_allclose(parts, e.scores[[1]], rtol=1e-4)
-    # the first place is covered by the tile that was not moved alone
-    assert found.maps[0, 0, 0] == pytest.approx(coarse.maps[0, 0, 0] / 4, rel=1e-4)
+def slowly_turned(network, tile: Tile, step: int) -> np.ndarray:
+    """The mean over the tile and its eight views, one by one, place by place."""
+    sides = [(step, 0), (-step, 0), (0, step), (0, -step)]
+    first = map_tile("tokens", network, tile, MapSettings()).values.numpy()
+    edge = len(first)
+    held = {(y, x): [first[y, x]] for y in range(edge) for x in range(edge)}
+    for k, (mirrored, turns) in enumerate([(m, t) for m in (0, 1) for t in (0, 2, 1, 3)]):
+        if step == 0 and k == 0:
+            continue  # the tile itself
+        dx, dy = sides[k % 4]
+        pixels = tile.shifted(dx / edge, dy / edge)
+        pixels = torch.rot90(pixels.flip(-1) if mirrored else pixels, turns, (2, 3))
+        values = map_tile("tokens", network, Tile(pixels, tile.weights, tile.shifted), MapSettings()).values
+        upright = np.rot90(values.numpy(), -turns)
+        upright = upright[:, ::-1] if mirrored else upright
+        for y, x in held:
+            if 0 <= y - dy < edge and 0 <= x - dx < edge:
+                held[y, x].append(upright[y - dy, x - dx])
+    mean = np.array([[np.mean(held[y, x]) for x in range(edge)] for y in range(edge)])
+    return mean + (first.sum() - mean.sum()) / mean.size
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_turned_maps_are_the_mean_over_views_and_add_up_as_tokens_do(step: int) -> None:
+    torch.manual_seed(0)
+    net = Convolutions()
+    wide = torch.randn(1, 3, 128, 128)
+
+    def shifted(dx: float, dy: float) -> Tensor:
+        x, y = 32 + round(dx * 64), 32 + round(dy * 64)
+        return wide[..., y : y + 64, x : x + 64]
+
+    network = EncoderNetwork(net, net)
+    tile = Tile(shifted(0, 0), torch.randn(len(net(shifted(0, 0))[0])), shifted)
+    with frozen(net):
+        made = map_tile("turned", network, tile, MapSettings(reach=step / 8))
+        plain = map_tile("tokens", network, tile, MapSettings())
+        np.testing.assert_allclose(made.values.numpy(), slowly_turned(network, tile, step), atol=1e-5)
+    assert float(made.values.sum()) == pytest.approx(float(plain.values.sum()), rel=1e-4)
+    assert not np.allclose(made.values, plain.values, atol=1e-3)
+    assert (made.constant, made.other) == (plain.constant, plain.other)
 
 
 def write_onnx(path: Path) -> Path:
@@ -135,6 +164,6 @@ def test_onnx_encoders_by_occlusion_and_shifts_alone(slide: Path, tmp_path: Path
         found = xmil.explain_inside(model, encoder, slide, e, patches=1, method=method, square=0.5)
         parts = found.audit.spatial + found.audit.constant + found.audit.other
         np.testing.assert_allclose(parts, e.scores[found.patches], rtol=1e-4, atol=1e-7)
-    for method in ("tokens", "fine", "lrp", "gradient", "ig"):
+    for method in ("tokens", "turned", "lrp", "gradient", "ig"):
         with pytest.raises(UnsupportedError, match="hides its operations"):
             xmil.explain_inside(model, encoder, slide, e, patches=1, method=method)

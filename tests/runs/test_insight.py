@@ -39,7 +39,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         worth = (model(torch.from_numpy(kinds.astype(np.float32)).unsqueeze(1))[:, 1]).numpy()
     strongest = int(worth.argmax())
-    rows = ["slide_id,label,site,scanner"]
+    rows = ["slide_id,label,site,scanner,time,event"]
     corners = np.array([[x * EDGE, y * EDGE] for y in range(4) for x in range(6)])
     for i in range(SLIDES):
         share = rng.random()
@@ -53,7 +53,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels[y + 4 : y + 20, x + 4 : x + 28] = (30, 60, 190)
         write_pyramid(root / "slides" / f"s{i:02}.tif", pixels, levels=())
         rows.append(
-            f"s{i:02},{int(share > 0.5)},{'north' if share > 0.5 else 'south'},{rng.choice(['x', 'y'])}"
+            f"s{i:02},{int(share > 0.5)},{'north' if share > 0.5 else 'south'},{rng.choice(['x', 'y'])},"
+            f"{(7 * i) % SLIDES + 1},{int(i % 3 > 0)}"
         )
     (root / "cohort.csv").write_text("\n".join(rows) + "\n")
     xmil.explain_slides(root / "model.safetensors", root / "features", out=root / "run", target="1")
@@ -121,6 +122,13 @@ def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> No
     assert "not a medical device" in page
     assert "Look at this first" in page
     assert "**limits**" in (looked.path / "card.md").read_text()
+    run = xmil.open_run(looked.path.parent)
+    labels = {row["slide_id"]: row["label"] for row in rows_of_csv(looked.path.parent.parent / "cohort.csv")}
+    told = rows_of(looked, "strategies.csv")
+    for strategy in {row["strategy"] for row in told}:
+        own = [row["slide_id"] for row in told if row["strategy"] == strategy]
+        right = np.mean([run.rows[slide]["predicted"] == labels[slide] for slide in own])
+        assert f"<td>{strategy}</td><td>{len(own)}</td><td>{100 * right:.0f} %</td>" in page
 
 
 def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None:
@@ -128,6 +136,48 @@ def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None
     assert len(table) == SLIDES
     assert table["supporting_share"].between(0, 1).all()
     assert looked.kind == "insight"
+
+
+def test_strong_patches_score_above_the_mean_size_of_the_cohorts(study: Path, looked: xmil.Run) -> None:
+    run = xmil.open_run(study / "run")
+    scores = {slide: run.explanation(slide, method="lrp").scores for slide in run}
+    scale = np.abs(np.concatenate(list(scores.values()))).mean()
+    table = looked.table().set_index("slide_id")["strong_share"]
+    for slide, own in scores.items():
+        assert table[slide] == pytest.approx((own > scale).mean())
+
+
+def test_survival_is_kaplan_meiers_in_both_halves(looked: xmil.Run, study: Path) -> None:
+    pytest.importorskip("lifelines", reason="the extra 'insight' is not installed")
+    share = {row["slide_id"]: float(row["strong_share"]) for row in rows_of(looked, "slides.csv")}
+    cohort = rows_of_csv(study / "cohort.csv")
+    high = [row for row in cohort if share[row["slide_id"]] > np.median(list(share.values()))]
+    left = 1.0
+    told = [
+        row
+        for row in rows_of(looked, "survival.csv")
+        if (row["biomarker"], row["group"]) == ("strong_share", "above the median")
+    ]
+    for time in sorted({float(row["time"]) for row in high}):
+        risk = sum(float(row["time"]) >= time for row in high)
+        died = sum(float(row["time"]) == time and row["event"] == "1" for row in high)
+        left *= 1 - died / risk
+        (point,) = [row for row in told if float(row["time"]) == time]
+        assert float(point["survival"]) == pytest.approx(left)
+        assert float(point["low"]) <= left <= float(point["high"])
+    assert "Kaplan-Meier" in (looked.path / "report.html").read_text()
+
+
+def test_the_card_holds_sanity_tests_and_the_atlas_a_sheet_per_leading_concept(looked: xmil.Run) -> None:
+    card = json.loads((looked.path / "card.json").read_text())
+    assert set(card["sanity"]) == {"weights drawn anew", "made again"}
+    rows = rows_of(looked, "sanity.csv")
+    assert len(rows) == 10
+    assert all(float(row["made_again"]) == 1.0 for row in rows)
+    redrawn = np.mean([float(row["weights_redrawn"]) for row in rows])
+    assert f"{redrawn:.2f}" in card["sanity"]["weights drawn anew"]
+    assert card["sanity"]["weights drawn anew"].startswith("passed" if redrawn <= 0.5 else "failed")
+    assert len(list((looked.path / "atlas").glob("concept_*.jpg"))) == 3
 
 
 def test_a_second_run_finds_everything_done_and_a_changed_slide_is_looked_at_again(
@@ -231,6 +281,8 @@ def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
     for one, other in zip(first, second, strict=True):
         assert one["models"] == other["models"] == "2.0"
         assert float(one["rank_correlation"]) == pytest.approx(float(other["rank_correlation"]), abs=1e-6)
+    notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
+    assert [any("other models than" in note for note in own) for own in notes] == [False, True]
 
 
 def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:
@@ -243,3 +295,39 @@ def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xm
     assert card["faithfulness"]["aupc, remove"].startswith(f"{float(row['mean']):.3g} (")
     assert "not a medical device" in (agreed.path / "card.html").read_text()
     assert card["stability"]["models"] == 2.0
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_ray_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) -> None:
+    """Three slides on Ray: a profile per class, and biomarkers within an annotation."""
+    features, model = agreed.path.parent / "features", study / "model.safetensors"
+    run = xmil.explain_slides(model, features, out=tmp_path / "run", target="all")
+    square = [[0, 0], [2 * EDGE, 0], [2 * EDGE, 4 * EDGE], [0, 4 * EDGE], [0, 0]]
+    tumour = {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [square]},
+        "properties": {"classification": {"name": "Tumor"}},
+    }
+    (tmp_path / "regions").mkdir()
+    for slide in run:
+        (tmp_path / "regions" / f"{slide}.geojson").write_text(json.dumps([tumour]))
+    with pytest.raises(SystemExit) as left:
+        main([
+            "insight", str(run.path), "--features", str(features), "--model", str(model), "--concepts", "3",
+            "--regions", str(tmp_path / "regions"), "--within", "Tumor",
+            "--beside", str(agreed.path.parent / "run2"),
+            "--engine", "ray", "--workers", "2",
+        ])  # fmt: skip
+    assert not left.value.code
+    found = xmil.open_run(run.path / "insight")
+    rows = rows_of(found, "classes.csv")
+    assert len(rows) == 6
+    for row in rows_of(found, "slides.csv"):
+        e = run.explanation(row["slide_id"], method="lrp", target=1)
+        inside = e.coords[:, 0] < 2 * EDGE
+        assert float(row["region_supporting_share"]) == pytest.approx((e.scores[inside] > 0).mean())
+        kept = xmil.Explanation.load(found.path / "consensus" / f"{row['slide_id']}.parquet").scores
+        assert float(row["tapas"]) == pytest.approx((kept[inside] > 0).mean())
+        one = [c for c in rows if c["slide_id"] == row["slide_id"]]
+        (profile,) = [p for p in rows_of(found, "profiles.csv") if p["slide_id"] == row["slide_id"]]
+        assert any(all(c[k] == profile[k] for k in profile) for c in one)

@@ -14,21 +14,21 @@ from xmil.core.runfiles import RunFolder
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export"], [1])
+    return Study(tmp_path_factory.mktemp("killed"), ["explain", "export"], ["1"])
 
 
 def test_the_points_of_a_run_are_counted(study: Study) -> None:
     assert study.left_out == {}
     for (command, _), whole in study.whole.items():
-        assert study.points[command, 1] >= 4 * len(whole), command  # made, half, whole, renamed
+        assert study.points[command, "1"] >= 4 * len(whole), command  # made, half, whole, renamed
 
 
 @pytest.mark.parametrize("command", ["explain", "export"])
 def test_kills_change_nothing(study: Study, command: str) -> None:
     """At the first points, in the middle and at the end."""
-    last = study.points[command, 1]
+    last = study.points[command, "1"]
     for at in (2, last // 2, last - 1):
-        result = study.judge(Trial(command, 1, at, everyone=bool(at % 2)))
+        result = study.judge(Trial(command, "1", at, everyone=bool(at % 2)))
         assert (result.killed, result.faults) == (True, [])
 
 
@@ -59,6 +59,6 @@ def test_a_training_killed_before_its_log_writes_it_when_it_goes_on(tmp_path: Pa
 
 def test_a_lost_file_would_be_found(study: Study, tmp_path: Path) -> None:
     """The comparison can fail: against an unbroken run of other content it does."""
-    study.whole["export", 1] = {**study.whole["export", 1], "more.txt": "0"}
-    assert study.judge(Trial("export", 1, 3, everyone=False)).faults
+    study.whole["export", "1"] = {**study.whole["export", "1"], "more.txt": "0"}
+    assert study.judge(Trial("export", "1", 3, everyone=False)).faults
     assert {trial.command for trial in plan(study.points, 9)} == {"explain", "export"}

@@ -26,6 +26,7 @@ from xmil.slides.tiling import (
     find_tissue,
     grey_std,
     outlines,
+    read_patch,
     tile_slide,
     tissue_geojson,
     tissue_mask,
@@ -311,3 +312,19 @@ def test_the_std_is_of_grey_values() -> None:
     patch = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     grey = np.asarray(Image.fromarray(patch).convert("L")).astype(float)
     assert grey_std(patch) == pytest.approx(grey.std(), abs=0.3)
+
+
+def test_edge_patches_are_kept_on_request(tmp_path: Path) -> None:
+    """With 300 x 200 px of tissue and patches of 128 px, only 2 x 1 are whole; 3 x 2 cover everything."""
+    path = tmp_path / "s.png"
+    noise = np.random.default_rng(0).normal((200, 120, 170), 20, size=(200, 300, 3))
+    Image.fromarray(np.clip(noise, 0, 255).astype(np.uint8)).save(path)
+    asked = {"size": 128, "slide_mpp": 0.5, "drop": (), "min_tissue": 0.1}
+    assert tiled(path, **asked).xy0.tolist() == [[0, 0], [128, 0]]
+    tiling = tiled(path, keep_edge=True, **asked)
+    assert tiling.xy0.tolist() == [[x, y] for y in (0, 128) for x in (0, 128, 256)]
+    with open_slide(path) as slide:
+        patch = read_patch(slide, (256, 128), edge0=128, size=128)
+        assert np.array_equal(patch[:72, :44], slide.read_area((256, 128, 44, 72), (44, 72)))
+    assert (patch[72:] == 255).all()
+    assert (patch[:, 44:] == 255).all()

@@ -54,7 +54,7 @@ EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, an
     "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
     "ray": ("runs on many machines (--engine ray)", {"ray": "ray"}),
     "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
-    "export": ("DICOM exports (xmil export --to dicom)", {"highdicom": "highdicom"}),
+    "export": ("DICOM and Zarr exports (xmil export)", {"highdicom": "highdicom", "zarr": "zarr"}),
     "dicom": (
         "DICOM, JPEG 2000 and WebP slides",
         {"wsidicom": "wsidicom", "imagecodecs": "imagecodecs"},

@@ -1,16 +1,25 @@
-"""`xmil demo`: from digit slides to evidence, through the public commands."""
+"""`xmil demo`: from slides of digits, or of tissue, to evidence, through the public commands."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from xmil.cli._options import Json
+
+if TYPE_CHECKING:
+    from xmil.demo.pipeline import Staged, Timing
+
+Say = Callable[[str], None]
 
 
 def demo(
@@ -20,35 +29,92 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few slides and little training: rough numbers, in less time.")
     ] = False,
+    tissue: Annotated[
+        bool, typer.Option("--tissue", help="Drawn tissue with tumour, lymphocytes and pen marks; no digits.")
+    ] = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="With --tissue: a folder of your H&E pictures and nuclei.csv (image, cell, x, y)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of bags and models.")] = 0,
+    as_json: Json = False,
 ) -> int:
-    """Draw slides of digits, tile, embed, train, predict, explain, evaluate and draw them; write a report."""
-    import time
-
+    """Draw slides, tile, embed, train, predict, explain, evaluate and draw heatmaps; write a report."""
     import torch
 
-    from xmil.demo.pipeline import Demo, run_stages
+    from xmil.core.errors import InputError
+
+    if images is not None and not tissue:
+        raise InputError("--images goes with --tissue.")
+    torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
+    say = _note if as_json else _say
+    found = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    return 0
+
+
+def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
+    """The demonstration on digits; what it found."""
+    from xmil.demo import stain_fields  # noqa: F401  # registers `digits` where the package is not installed
+    from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
-    torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
-    begin = time.perf_counter()
     made = Demo(out, quick=quick, seed=seed)
-    made.prepare()
-    from xmil.demo import stain_fields  # noqa: F401  # registers `digits` where the package is not installed
-
-    log = out / "log.txt"
-    timings = run_stages(made, lambda commands, side: _run(commands, side, log), _say)
-    print("report ...", flush=True)
+    begin = time.perf_counter()
+    timings = _stages(made, say)
     report = write_report(made, timings)
     results = read_results(made)
     for r in results:
         scores = ", ".join(f"{method} {r.auprc2[method]:.2f}" for method in ("attention", "lrp"))
-        print(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}")
-    print(verdict(results))
-    print(f"Done in {time.perf_counter() - begin:.0f} s. Report: {report}")
-    print(f"Viewer: {viewer_command(made)}")
-    print("It opens http://127.0.0.1:8787/ (or the next free port) in your browser.")
-    return 0
+        say(f"{r.task:<15} {r.model:<9} test AUROC {r.auroc:.2f}   AUPRC-2: {scores}\n")
+    _end(say, verdict(results), begin, report, viewer_command(made))
+    pairs = [{"task": r.task, "model": r.model, "test_auroc": r.auroc, "auprc2": r.auprc2} for r in results]
+    return {"verdict": verdict(results), "pairs": pairs, **_places(report, viewer_command(made), timings)}
+
+
+def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
+    """The demonstration on tissue; what it found."""
+    from xmil.demo import nuclear_stain  # noqa: F401  # registers `tissue`
+    from xmil.demo.tissue_page import read_sections, tissue_verdict, tissue_viewer, write_tissue_report
+    from xmil.demo.tissue_pipeline import TissueDemo
+
+    made = TissueDemo(out, images=images, quick=quick, seed=seed)
+    begin = time.perf_counter()
+    timings = _stages(made, say)
+    report = write_tissue_report(made, timings)
+    sections = read_sections(made)
+    _end(say, tissue_verdict(sections), begin, report, tissue_viewer(made))
+    rows = [
+        {"section": s.name, "holds": s.tumour, "probability": s.probability, "patches": len(s.held),
+         "patches_held": int(s.held.sum()), "held_among_top_10": s.found("lrp")}
+        for s in sections
+    ]  # fmt: skip
+    return {"verdict": tissue_verdict(sections), "sections": rows,
+            **_places(report, tissue_viewer(made), timings)}  # fmt: skip
+
+
+def _stages(made: Staged, say: Say) -> list[Timing]:
+    from xmil.demo.pipeline import run_stages
+
+    made.prepare()
+    log = made.out / "log.txt"
+    timings = run_stages(made, lambda commands, side: _run(commands, side, log), say)
+    say("report ...\n")
+    return timings
+
+
+def _end(say: Say, verdict: str, begin: float, report: Path, viewer: str) -> None:
+    say(f"{verdict}\nDone in {time.perf_counter() - begin:.0f} s. Report: {report}\nViewer: {viewer}\n")
+    say("It opens http://127.0.0.1:8787/ (or the next free port) in your browser.\n")
+
+
+def _places(report: Path, viewer: str, timings: Sequence[Timing]) -> dict[str, Any]:
+    return {"report": str(report), "viewer": viewer, "seconds": {t.title: t.seconds for t in timings}}
+
+
+def _note(text: str) -> None:
+    print(text, end="", flush=True, file=sys.stderr)
 
 
 def _say(text: str) -> None:

@@ -41,6 +41,26 @@ def embed(
     threads: Annotated[
         int, typer.Option(help="Threads that read and decode; 0 means one per core, at most 16.")
     ] = 0,
+    readers: Annotated[
+        int,
+        typer.Option(
+            help="Processes that read and decode; 0 means threads instead, -1 one per core for a GPU and "
+            "threads for a CPU."
+        ),
+    ] = -1,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Compile the network: quicker on a GPU; the last digits of features differ."
+        ),
+    ] = False,
+    decode: Annotated[
+        str,
+        typer.Option(
+            help="cpu, or gpu: JPEG tiles are decoded by the GPU where its pixels are the CPU's within one "
+            "grey level."
+        ),
+    ] = "cpu",
     stain_norm: Annotated[
         bool, typer.Option("--stain-norm", help="Normalise each slide's stains to a reference (Macenko).")
     ] = False,
@@ -80,6 +100,9 @@ def embed(
         precision=precision,
         batch=batch,
         threads=threads,
+        readers=None if readers < 0 else readers,
+        compile=compile_,
+        decode=decode,
         stain_norm=stain_norm,
         input_size=input_size,
         mean=_numbers(mean, "--mean"),

@@ -17,7 +17,7 @@ def export(
         str,
         typer.Option(
             help="Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, "
-            "geojson, scores, colours (OME-TIFF), csv, parquet."
+            "ome-zarr, spatialdata, geojson, scores, colours (OME-TIFF), csv, parquet."
         ),
     ],
     slides: Annotated[
@@ -35,7 +35,7 @@ def export(
     restart: Annotated[bool, typer.Option("--restart", help="Write existing files again.")] = False,
     follow_links: _options.FollowLinks = True,
 ) -> int:
-    """Write each slide's scores for QuPath, ASAP, OME-TIFF readers and tables."""
+    """Write each slide's scores for QuPath, ASAP, DICOM, OME-Zarr, SpatialData and tables."""
     from xmil.runs.heatmap import draw_slides
 
     folder = run.parent if run.is_file() else run

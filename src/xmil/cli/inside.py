@@ -26,8 +26,8 @@ def inside(
     out: Annotated[Path | None, typer.Option(help="Folder for the maps; RUN/inside by default.")] = None,
     patches: Annotated[int, typer.Option(help="Number of strongest patches per slide.")] = 16,
     method: Annotated[
-        str, typer.Option(help="tokens, fine, lrp, occlusion, keep, shifted, ig or gradient.")
-    ] = "tokens",
+        str, typer.Option(help="turned, tokens, lrp, occlusion, keep, shifted, ig or gradient.")
+    ] = "turned",
     target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
     patch_px: Annotated[
         int | None, typer.Option(help="Patch size in pixels, as given to the encoder.")

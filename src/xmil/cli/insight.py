@@ -43,6 +43,16 @@ def insight(
         Path | None, typer.Option(help="Run of `xmil evaluate`, for certificates in the card and the album.")
     ] = None,
     album: Annotated[bool, typer.Option("--album", help="Write album.pdf, one page per slide.")] = False,
+    regions: Annotated[
+        Path | None,
+        typer.Option(help="Folder of annotations, SLIDE.geojson; biomarkers within them are added."),
+    ] = None,
+    within: Annotated[
+        str, typer.Option(help="Classes of annotations that make a region, separated by commas, or all.")
+    ] = "",
+    sanity: Annotated[
+        int, typer.Option(help="Slides for the card's sanity tests, with --model; 0 for none.", min=0)
+    ] = 10,
     seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
     as_json: _options.Json = False,
     restart: Annotated[
@@ -73,6 +83,9 @@ def insight(
         beside=beside,
         evaluated=evaluated,
         album=album,
+        regions=regions,
+        within=within,
+        sanity=sanity,
         seed=seed,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),

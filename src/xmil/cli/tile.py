@@ -34,6 +34,10 @@ def tile(
     fold: Annotated[bool, typer.Option(help="Keep patches with folded tissue.")] = True,
     blur: Annotated[bool, typer.Option(help="Keep patches out of focus.")] = True,
     coverslip: Annotated[bool, typer.Option(help="Keep patches with the coverslip's edge.")] = True,
+    keep_edge: Annotated[
+        bool,
+        typer.Option("--keep-edge", help="Also patches over the slide's right and lower border."),
+    ] = False,
     as_json: Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the earlier run in --out and start over.")
@@ -63,6 +67,7 @@ def tile(
         fold=fold,
         blur=blur,
         coverslip=coverslip,
+        keep_edge=keep_edge,
         restart=restart,
         workers=workers_of(engine, workers=workers, address=address, cpus=cpus),
         follow_links=follow_links,

@@ -92,7 +92,7 @@ class Bag(Placed):
         return len(self.features)
 
     def __repr__(self) -> str:
-        n, d = self.features.shape
+        n, d = len(self), self.dim
         known = [
             f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
         ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +40,29 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
     finally:
         with suppress(OSError):  # a disk that went read-only keeps it; it never passes for a result
             Path(temporary).unlink(missing_ok=True)
+
+
+def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder beside `path`, then rename: stores such as Zarr's, whole or absent.
+
+    An older folder gives way only once the new one is complete.
+    """
+    target = Path(path)
+    try:
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
+    except OSError as error:
+        raise _not_written(target, error) from None
+    try:
+        write(aside / "new")
+        _sync_tree(aside / "new")
+        if target.exists():
+            os.replace(target, aside / "old")
+        os.replace(aside / "new", target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise _not_written(target, error) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
@@ -78,6 +102,13 @@ def _sync_file(path: str) -> None:
         _sync(handle)
     finally:
         os.close(handle)
+
+
+def _sync_tree(folder: Path) -> None:
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            _sync_file(os.path.join(inner, name))
+        sync_folder(Path(inner))
 
 
 def _sync(handle: int) -> None:

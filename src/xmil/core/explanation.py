@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import InputError, bad_parameter
+from xmil.core.interval import steadied
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
 from xmil.core.target import Target
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FEWEST_PAIRS = 32  # of orders and their reverse before sampled Shapley values may stop
 DRAWING = "xmil.heatmaps.inline"  # a higher layer: found by name when a picture is asked for
 
 
@@ -153,6 +155,35 @@ class Explanation(Placed):
         known = {name: getattr(self, name) for name in names}
         own: dict[str, Any] = {name: None if held is None else held[rows] for name, held in known.items()}
         return replace(self, patches=self.patches.take(rows) if patches is None else patches, **own)
+
+    def interval(self, level: float = 0.95) -> tuple[FloatArray, FloatArray]:
+        """The lower and upper bound (n,) of each score's mean over all sub-bags or orders.
+
+        Wider than `stderr` alone would say: each patch's variance is joined by the mean variance of the bag's
+        patches, as one sample more. So it covers scores that rare sub-bags decide, too.
+
+        >>> e = Explanation(np.array([0.5, 0.0]), np.zeros(2), 0.0, "lrp", Target(1), True,
+        ...                 stderr=np.array([0.1, 0.0]), params={"contexts": 24, "keep": 0.5})
+        >>> [bound.round(2).tolist() for bound in e.interval()]
+        [[0.29, -0.04], [0.71, 0.04]]
+        """
+        if not isinstance(level, float) or not 0 < level < 1:
+            raise bad_parameter("level", "Explanation.interval", "a float in the range (0, 1)", level)
+        if self.stderr is None:
+            raise InputError(
+                f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
+                "'shapley'."
+            )
+        half = steadied(self.stderr, self._samples, level=level).astype(np.float32)
+        return self.scores - half, self.scores + half
+
+    @property
+    def _samples(self) -> int:
+        """What each score is the mean of, at the least."""
+        contexts = self.params.get("contexts")
+        if contexts is not None:
+            return max(2, int(contexts * self.params.get("keep", 0.5) + 1e-9))
+        return min(FEWEST_PAIRS, max(2, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2))
 
     @property
     def column(self) -> str:

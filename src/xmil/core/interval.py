@@ -1,4 +1,4 @@
-"""An estimate with its interval, and the bootstrap that gives one."""
+"""An estimate with its interval, the bootstrap that gives one, and intervals of many means at once."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def bootstrap(
     rows = np.random.default_rng(seed).integers(0, len(sample), size=(draws, len(sample)))
     low, high = np.quantile(statistic(sample[rows], axis=1), ((1 - level) / 2, (1 + level) / 2))
     return Interval(estimate, float(low), float(high))
+
+
+def steadied(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:
+    """Half the width of the interval of each of many means, from their standard errors (n,).
+
+    Few samples of a skewed quantity often miss what makes it vary. So each variance is joined by the mean
+    variance of all, which counts as one sample more; the quantile is Student's.
+
+    >>> steadied([0.1, 0.0], 12).round(2).tolist()
+    [0.21, 0.04]
+    """
+    from scipy.stats import t as student  # not at the top: reading explanations does without scipy
+
+    squares = np.square(np.asarray(stderr, dtype=np.float64))
+    joined = ((samples - 1) * squares + squares.mean()) / samples
+    half: npt.NDArray[np.float64] = student.ppf(0.5 + level / 2, samples) * np.sqrt(joined)
+    return half

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,11 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
 
 def named(bag: Bag, name: str) -> Bag:
     """The bag under a slide's name in the cohort."""
-    return bag if bag.slide_id == name else replace(bag, slide_id=name)
+    if bag.slide_id == name:
+        return bag
+    other = copy(bag)  # features that are still as stored stay so
+    object.__setattr__(other, "slide_id", name)
+    return other
 
 
 def _check_part(bag: Bag, case: str) -> None:

@@ -15,7 +15,9 @@ import numpy.typing as npt
 from xmil.core.bag import Bag, FloatArray, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
+from xmil.core.stored_bag import StoredBag
 from xmil.data.containers import Rows
+from xmil.data.containers.container import Empty
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,19 @@ class Header(Placed):
     def read(self, rows: npt.ArrayLike | None = None) -> Bag:
         """The bag, or that of the given rows in the given order."""
         index = None if rows is None else _as_index(rows, len(self))
+        return self._bag(Bag, self._features(index), index)
+
+    def read_stored(self, empty: Empty = np.empty) -> Bag:
+        """The bag, its features in the type they are stored in, in memory that `empty` makes."""
+        if self.features is None or self.keep is not None:
+            return self.read()
+        return self._bag(StoredBag, self.features.read_stored(empty), None)
+
+    def _bag(self, kind: type[Bag], features: npt.NDArray[Any], index: IntArray | None) -> Bag:
         columns = {name: values if index is None else values[index] for name, values in self.columns.items()}
         extras = self.extras if index is None else select_extras(self.extras, index)
-        return Bag(
-            self._features(index),
+        return kind(
+            features,
             patches=self.patches if index is None else self.patches.take(index),
             columns=columns,
             extras=extras,

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Protocol
 
 from xmil._version import __version__
 from xmil.core.bag import Bag
@@ -75,6 +76,7 @@ class DemoStage:
     commands: tuple[list[str], ...] = ()
     work: Callable[[], None] | None = None
     side_by_side: bool = False
+    may_fail: bool = False  # on some slides, as exit code 1 says
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -130,21 +132,8 @@ class Demo:
 
     def prepare(self) -> None:
         """Make the folder; one that holds a demonstration of another size or seed is refused."""
-        missing = [module for module in NEEDED if find_spec(module) is None]
-        if missing:
-            raise InputError(
-                f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'."
-            )
-        about = {"version": __version__, "quick": self.quick, "seed": self.seed}
-        path = self.out / "demo.json"
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.out}: cannot be used ({error}); choose another --out.") from None
-        if known != about:
-            raise InputError(f"{self.out}: holds a demonstration with other settings; choose another --out.")
-        write_text(path, json.dumps(about, indent=1) + "\n")
+        check_needed()
+        claim_folder(self.out, {"version": __version__, "quick": self.quick, "seed": self.seed})
 
     def stages(self) -> Iterator[DemoStage]:
         """Every step before the report, in order."""
@@ -250,6 +239,26 @@ class Demo:
         return ["heatmap", str(run), *where, *what]
 
 
+def check_needed() -> None:
+    """Ask for what is not installed."""
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        raise InputError(f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'.")
+
+
+def claim_folder(out: Path, about: dict[str, Any]) -> None:
+    """Make a folder for a demonstration; one that holds another is refused."""
+    path = out / "demo.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
+    except (OSError, ValueError) as error:
+        raise InputError(f"{out}: cannot be used ({error}); choose another --out.") from None
+    if known != about:
+        raise InputError(f"{out}: holds a demonstration with other settings; choose another --out.")
+    write_text(path, json.dumps(about, indent=1) + "\n")
+
+
 CONFIG = """# One of the demonstration's four models; see docs/training.md for every setting.
 out = "{out}"
 
@@ -277,7 +286,20 @@ tensorboard = false
 """
 
 
-def run_stages(demo: Demo, run: Run, say: Say) -> list[Timing]:
+class Staged(Protocol):
+    """What has stages: a demonstration in a folder."""
+
+    @property
+    def out(self) -> Path: ...
+
+    def prepare(self) -> None:
+        """Make the folder, or refuse it."""
+
+    def stages(self) -> Iterator[DemoStage]:
+        """Every step before the report, in order."""
+
+
+def run_stages(demo: Staged, run: Run, say: Say) -> list[Timing]:
     """Every stage in turn; one that was done before is left, one that fails ends the demonstration."""
     demo.prepare()
     before = {timing.title: timing for timing in _read_done(demo.out / DONE)}
@@ -301,7 +323,7 @@ def _run_stage(stage: DemoStage, run: Run, out: Path) -> Timing:
     if stage.work is not None:
         stage.work()
     for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
-        if code:
+        if code > int(stage.may_fail):
             raise DemoError(f"'{line}' failed; {out / 'log.txt'} says why.")
     return Timing(stage.title, stage.lines, time.perf_counter() - begin)
 

@@ -57,7 +57,7 @@ def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
         _ending(demo, timings),
     ]
     path = demo.out / "report.html"
-    write_text(path, _page("\n".join(parts)))
+    write_text(path, page("\n".join(parts)))
     return path
 
 
@@ -75,8 +75,9 @@ def _name(result: PairResult) -> str:
     return f"{TASK_TITLES[result.task]} {MODEL_TITLES[result.model]}"
 
 
-def _page(body: str) -> str:
-    head = f"<meta charset='utf-8'><title>xmil demo</title><style>{STYLE}</style>"
+def page(body: str, *, title: str = "xmil demo") -> str:
+    """A page that stands alone."""
+    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
@@ -128,7 +129,7 @@ def _panels(demo: Demo, result: PairResult) -> str:
     caption = (
         f"Slide {slide.name}, scores for “yes”; beside each method its AUPRC-2 on this slide, both classes."
     )
-    return f"<h2>{escape(_name(result))}</h2>{_figure(path, caption)}"
+    return f"<h2>{escape(_name(result))}</h2>{figure(path, caption)}"
 
 
 def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
@@ -154,7 +155,7 @@ def _flip_section(demo: Demo, results: Sequence[PairResult]) -> str:
         "in brackets its mean (AUPC). Mean over the slides that are classified correctly, explained for "
         "the predicted class."
     )
-    return f"<h2>Against the model: flip curves</h2>{_figure(path, caption)}"
+    return f"<h2>Against the model: flip curves</h2>{figure(path, caption)}"
 
 
 def draw_curves(results: Sequence[PairResult], path: Path) -> None:
@@ -182,7 +183,7 @@ def certificate_section(demo: Demo) -> str:
     """The certificate of the shown slide: its picture above the sentence that is its title."""
     picture, sentence = certificate(demo, "pos_neg", "transmil")
     name = demo.shown("pos_neg").name
-    return f"<h2>The certificate of {escape(name)} (Pos-Neg, TransMIL)</h2>" + _figure(picture, sentence)
+    return f"<h2>The certificate of {escape(name)} (Pos-Neg, TransMIL)</h2>" + figure(picture, sentence)
 
 
 def _ending(demo: Demo, timings: Sequence[Timing]) -> str:
@@ -203,12 +204,12 @@ def viewer_command(demo: Demo) -> str:
     runs = " ".join(str(demo.folder(kind, "pos_neg", "transmil")) for kind in ("explain", "evaluate"))
     model = demo.checkpoint("pos_neg", "transmil")
     return (
-        f"{_program()} view {runs} --slides {demo.out / 'slides'} --model {model} "
+        f"{program()} view {runs} --slides {demo.out / 'slides'} --model {model} "
         f"--features {demo.out / 'features'}"
     )
 
 
-def _program() -> str:
+def program() -> str:
     """`xmil`, or where it is when the shell does not find it."""
     beside = Path(sys.executable).parent / "xmil"
     if shutil.which("xmil") or not beside.is_file():
@@ -216,7 +217,8 @@ def _program() -> str:
     return os.path.relpath(beside)
 
 
-def _figure(path: Path, caption: str) -> str:
+def figure(path: Path, caption: str) -> str:
+    """A picture with its caption, inside the page."""
     data = base64.b64encode(path.read_bytes()).decode()
     image = f"<img alt='{escape(caption, quote=True)}' src='data:image/png;base64,{data}'>"
     return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"

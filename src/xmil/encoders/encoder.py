@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from math import floor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.fitting import Fit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -44,31 +45,27 @@ class Transform:
 
     def __call__(self, patch: npt.NDArray[np.uint8]) -> Tensor:
         """A patch (h, w, 3) in uint8 as the encoder sees it: (3, size, size), still in uint8."""
-        pixels = patch if self.size is None else self._resized(patch)
+        pixels = self.fit(patch)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def scaled(self, batch: Tensor) -> Tensor:
         """A batch in uint8 as numbers around zero; batches of floats are passed on."""
         if batch.dtype != torch.uint8:
             return batch
-        mean, std = (
-            torch.tensor(values, device=batch.device).view(3, 1, 1) for values in (self.mean, self.std)
-        )
+        mean, std = _colours(self.mean, self.std, batch.device)
         return (batch.float() / 255 - mean) / std
 
-    def _resized(self, patch: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        from PIL import Image
+    @property
+    def fit(self) -> Fit:
+        """What is done to a patch before it is scaled."""
+        return Fit(self.size, self.crop, self.interpolation)
 
-        assert self.size is not None  # noqa: S101  # narrows the type for mypy
-        height, width = patch.shape[:2]
-        edge = floor(self.size / self.crop)
-        short = min(height, width)
-        wanted = (int(edge * width / short), int(edge * height / short))
-        if wanted != (width, height):
-            kind: Any = getattr(Image.Resampling, self.interpolation.upper())
-            patch = np.asarray(Image.fromarray(patch).resize(wanted, kind))
-        top, left = (round((length - self.size) / 2.0) for length in patch.shape[:2])
-        return patch[top : top + self.size, left : left + self.size]
+
+@lru_cache(maxsize=16)
+def _colours(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and std on a device; kept there, since copying them anew would wait for the GPU each time."""
+    first, second = (torch.tensor(values, device=device).view(3, 1, 1) for values in (mean, std))
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -88,12 +85,14 @@ class Encoder:
     device: str = "cpu"
     precision: str = "float32"
     about: dict[str, Any] = field(default_factory=dict)
+    layout: torch.memory_format = torch.contiguous_format  # of a batch
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Features (b, dim) in float32 on the encoder's device."""
         with torch.inference_mode(), self._autocast():
             x = batch.to(self.device, non_blocking=True)
             if isinstance(self.transform, Transform):
+                x = x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
                 x = self.transform.scaled(x)
             out = self.network(x)
         return vectors(out, self.name, len(batch)).float()
@@ -137,3 +136,13 @@ def make_encoder(
     patch = transform(np.full((256, 256, 3), 255, dtype=np.uint8))
     dim = int(encoder(patch.unsqueeze(0)).shape[1])
     return Encoder(name, dim, network, transform, on or device, precision, about or {})
+
+
+def compile_encoder(encoder: Encoder) -> Encoder:
+    """The encoder with its network compiled, for batches of one size, channels last."""
+    if not isinstance(encoder.network, nn.Module) or isinstance(encoder.network, torch.jit.ScriptModule):
+        raise InputError(f"The encoder {encoder.name!r} is no network of torch's own; leave out --compile.")
+    network = encoder.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    compiled = torch.compile(network, dynamic=False)
+    about = {**encoder.about, "compiled": True}
+    return replace(encoder, network=compiled, about=about, layout=torch.channels_last)

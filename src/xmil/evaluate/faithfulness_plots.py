@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from xmil.core.lettering import letter_figure
 from xmil.core.method_cards import card_of
 from xmil.core.storage import write_atomically
 from xmil.evaluate.faithfulness import Row, SlideResult
@@ -207,4 +208,6 @@ def _percent(points: int) -> Any:
 
 def _save(figure: Figure, path: Path) -> None:
     about = {"Title": figure.get_suptitle()}  # for readers who cannot see the picture
-    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120, metadata=about))
+    write_atomically(
+        path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120, metadata=about)
+    )

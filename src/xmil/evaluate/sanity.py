@@ -17,6 +17,7 @@ from xmil.core.explanation import Explanation
 from xmil.evaluate.flip import Bags
 from xmil.methods import explain
 
+LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
 SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
@@ -50,7 +51,7 @@ def randomisation(
     method: str = "lrp",
     target: Any = 1,
     draws: int = 5,
-    limit: float = 0.5,
+    limit: float = LIMIT,
     seed: int = 0,
     **params: Any,
 ) -> Randomisation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from xmil.core.interval import Interval
 
 MICRON = 1e-3  # millimetres
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 def map_biomarkers(
@@ -54,64 +56,71 @@ def map_biomarkers(
         "supporting_relevance": positive,
         "positive_relevance_share": positive / total if total else nan,
         "mean_score": float(s[inside].mean()) if n else nan,
+        "mean_absolute": total / n if n else nan,
     }
-    return {key: float(value) for key, value in told.items()} | _spatial(hot, cold, coords, patch_size, mpp)
+    area = n * (patch_size * mpp * MICRON) ** 2 if patch_size and mpp else nan
+    found = {key: float(value) for key, value in told.items()} | _spatial(hot, cold, coords, patch_size)
+    density = float(hot.sum() / area) if coords is not None and area else nan
+    return found | {"density_per_mm2": density}
 
 
-def _spatial(
-    hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None, mpp: float | None
-) -> dict[str, float]:
-    names = ("hot_regions", "largest_region", "border", "mixing", "density_per_mm2")
+def score_scale(scores: npt.ArrayLike) -> float:
+    """The mean absolute score of a cohort's patches: what a score must exceed to be called strong."""
+    return float(np.abs(np.asarray(scores, dtype=np.float64)).mean())
+
+
+def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
+    """The share of patches, of the `region` where one is given, that score above the cohort's scale.
+
+    >>> strong_share([3.0, 0.1, -2.0, 0.2], scale=1.0)
+    0.25
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    inside = s if region is None else s[np.asarray(region, dtype=bool)]
+    return float((inside > scale).mean()) if len(inside) else float("nan")
+
+
+def _spatial(hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None) -> dict[str, float]:
+    names = ("hot_regions", "largest_region", "border", "mixing")
     if coords is None or patch_size is None:
         return dict.fromkeys(names, float("nan"))
-    cells = np.rint(np.asarray(coords) / patch_size).astype(np.int64)
-    places = {(int(x), int(y)): i for i, (x, y) in enumerate(cells)}
-    sizes = _components(hot, cells, places)
-    mixed, border, sides = _neighbours(hot, cold, cells, places)
-    area = len(hot) * (patch_size * mpp * MICRON) ** 2 if mpp else float("nan")
-    values = (len(sizes), max(sizes, default=0), border, mixed / sides if sides else np.nan, hot.sum() / area)
+    pairs = _neighbours(np.rint(np.asarray(coords) / patch_size).astype(np.int64))
+    one, other = pairs
+    together = pairs[:, hot[one] & hot[other]]
+    sizes = _region_sizes(hot, together)
+    signed = (hot | cold)[one] & (hot | cold)[other]
+    mixing = (hot[one] != hot[other])[signed].mean() if signed.any() else np.nan
+    border = 4 * hot.sum() - 2 * together.shape[1]
+    values = (len(sizes), sizes.max(initial=0), border, mixing)
     return dict(zip(names, map(float, values), strict=True))
 
 
-def _components(hot: Bools, cells: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
+def _neighbours(cells: IntArray) -> IntArray:
+    """Pairs (2, m) of patches that share a side, each once."""
+    if not len(cells):
+        return np.zeros((2, 0), dtype=np.int64)
+    x, y = (cells - cells.min(axis=0)).T
+    width = int(y.max()) + 2
+    keys = x * width + y
+    places, rows = np.unique(keys, return_index=True)
+    pairs = []
+    for step in (width, 1):
+        at = np.searchsorted(places, keys + step).clip(max=len(places) - 1)
+        there = np.flatnonzero(places[at] == keys + step)
+        pairs.append(np.stack([there, rows[at[there]]]))
+    return np.concatenate(pairs, axis=1)
+
+
+def _region_sizes(hot: Bools, together: IntArray) -> IntArray:
     """Sizes of the connected groups of supporting patches (four neighbours)."""
-    seen, sizes = np.zeros(len(hot), dtype=bool), []
-    for start in np.flatnonzero(hot):
-        if seen[start]:
-            continue
-        stack, size = [int(start)], 0
-        seen[start] = True
-        while stack:
-            i = stack.pop()
-            size += 1
-            for j in _beside(cells[i], places):
-                if hot[j] and not seen[j]:
-                    seen[j] = True
-                    stack.append(j)
-        sizes.append(size)
-    return sizes
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-
-def _neighbours(
-    hot: Bools, cold: Bools, cells: IntArray, places: dict[tuple[int, int], int]
-) -> tuple[int, int, int]:
-    """Sides where support meets refutation, sides where support ends, and sides between signed patches."""
-    mixed = border = sides = 0
-    for i in range(len(hot)):
-        beside = _beside(cells[i], places)
-        if hot[i]:
-            border += 4 - sum(bool(hot[j]) for j in beside)
-        for j in beside:
-            if j > i and (hot[i] or cold[i]) and (hot[j] or cold[j]):
-                sides += 1
-                mixed += bool(hot[i] != hot[j])
-    return mixed, border, sides
-
-
-def _beside(cell: IntArray, places: dict[tuple[int, int], int]) -> list[int]:
-    x, y = int(cell[0]), int(cell[1])
-    around = ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1))
-    return [places[place] for place in around if place in places]
+    ones = np.ones(together.shape[1], dtype=np.int8)
+    graph = coo_array((ones, (together[0], together[1])), shape=(len(hot), len(hot)))
+    _, groups = connected_components(graph.tocsr(), directed=False)
+    sizes = np.bincount(groups[hot])
+    return np.asarray(sizes[sizes > 0], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -125,21 +134,25 @@ class SurvivalSplit:
     events: int
 
 
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """Kaplan-Meier's estimate for a group of slides, with its 95 % band."""
+
+    group: str
+    n: int
+    times: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+
+
 def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike) -> SurvivalSplit:
-    """Cox regression on one biomarker, and Kaplan-Meier groups above and below its median (lifelines)."""
-    try:
-        import pandas as pd
-        from lifelines import CoxPHFitter
-        from lifelines.statistics import logrank_test
-    except ImportError:
-        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.") from None
-    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
-    known = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
-    x, t, e = x[known], t[known], e[known]
-    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
-        raise InputError(
-            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
-        )
+    """Cox regression on one biomarker, and a log-rank test of its halves (lifelines)."""
+    x, t, e = _outcomes(biomarker, times, events)
+    import pandas as pd
+    from lifelines import CoxPHFitter
+    from lifelines.statistics import logrank_test
+
     scaled = (x - x.mean()) / x.std()
     high = x > np.median(x)
     with warnings.catch_warnings():
@@ -151,6 +164,43 @@ def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.Arra
         *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
     )
     return SurvivalSplit(ratio, float(row["p"]), float(parted.p_value), len(x), int(e.sum()))
+
+
+def survival_curves(
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike
+) -> list[SurvivalCurve]:
+    """Kaplan-Meier curves of the slides above the biomarker's median and of the others (lifelines)."""
+    x, t, e = _outcomes(biomarker, times, events)
+    from lifelines import KaplanMeierFitter
+
+    high, found = x > np.median(x), []
+    for group, rows in (("above the median", high), ("up to the median", ~high)):
+        if not rows.any():
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            fitted = KaplanMeierFitter().fit(t[rows], e[rows])
+        share = fitted.survival_function_.iloc[:, 0]
+        band = fitted.confidence_interval_survival_function_.to_numpy(dtype=np.float64)
+        points = (np.asarray(values, dtype=np.float64) for values in (share.index, share, *band.T))
+        found.append(SurvivalCurve(group, int(rows.sum()), *points))
+    return found
+
+
+def _outcomes(
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike
+) -> tuple[Floats, Floats, Floats]:
+    """Biomarker, times and events where all three are known; too few of them are refused."""
+    if find_spec("lifelines") is None:
+        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.")
+    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
+    known = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
+    x, t, e = x[known], t[known], e[known]
+    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
+        raise InputError(
+            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
+        )
+    return x, t, e
 
 
 def correlation_with(biomarker: npt.ArrayLike, values: Sequence[Any], *, seed: int = 0) -> Interval:

@@ -17,11 +17,15 @@ EXAMPLES = 25  # patches of an atlas page
 
 @dataclass(frozen=True, eq=False)
 class ConceptShares:
-    """A patch's score is the sum of its row in `concepts` (n, k), `offset` (n,) and `residual` (n,)."""
+    """A patch's score is the sum of its row in `concepts` (n, k), `offset` (n,) and `residual` (n,).
+
+    `codes` (n, k) say how much of each concept a patch has.
+    """
 
     concepts: FloatArray
     offset: FloatArray
     residual: FloatArray
+    codes: FloatArray
 
     @property
     def profile(self) -> FloatArray:
@@ -35,11 +39,12 @@ def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatA
     >>> feature_weights([[2.0, 0.0]], [[1.0, 0.0]]).tolist()
     [[0.5, 0.0]]
     """
-    x, r = np.asarray(features, dtype=np.float64), np.asarray(relevance, dtype=np.float64)
+    x, r = np.asarray(features, dtype=np.float32), np.asarray(relevance, dtype=np.float32)
     if x.shape != r.shape:
         raise InputError(f"Features {x.shape} and relevance {r.shape} must have one shape.")
-    tiny = np.abs(x) <= 1e-7 * np.abs(x).max(axis=1, keepdims=True, initial=0.0)
-    return np.where(tiny, 0.0, r / np.where(tiny, 1.0, x)).astype(np.float32)
+    size = np.abs(x)
+    known = size > np.float32(1e-7) * size.max(axis=1, keepdims=True, initial=0.0)
+    return np.divide(r, x, out=np.zeros_like(x), where=known)
 
 
 def split_scores(dictionary: Dictionary, features: npt.ArrayLike, weights: npt.ArrayLike) -> ConceptShares:
@@ -51,28 +56,22 @@ def split_scores(dictionary: Dictionary, features: npt.ArrayLike, weights: npt.A
     codes = dictionary.codes(x)
     concepts = codes * (g @ dictionary.atoms.T)
     residual = (dictionary.residual(x, codes) * g).sum(axis=1)
-    return ConceptShares(concepts, g @ dictionary.offset, residual)
-
-
-def without_concept(dictionary: Dictionary, features: npt.ArrayLike, concept: int) -> FloatArray:
-    """The features with one concept's part taken out of every patch (n, d)."""
-    x = np.asarray(features, dtype=np.float32)
-    return np.asarray(x - dictionary.codes(x)[:, [concept]] * dictionary.atoms[concept])
+    return ConceptShares(concepts, g @ dictionary.offset, residual, codes)
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What deleting a concept did to a slide's output, and what its relevance had predicted."""
+    """What deleting a concept did to a slide's output, and what had been expected.
+
+    `relevance` is minus the concept's share of the score; `predicted` is what the slope of the output at the
+    slide as it is says of the deletion.
+    """
 
     slide: str
     concept: int
+    relevance: float
     predicted: float
     measured: float
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the output moved in the predicted direction."""
-        return self.predicted * self.measured > 0
 
 
 def remove_concepts(
@@ -82,15 +81,31 @@ def remove_concepts(
     features: FloatArray,
     shares: ConceptShares,
     *,
+    slope: npt.ArrayLike,
     concepts: Sequence[int],
 ) -> list[Removal]:
-    """Delete each of the concepts from the slide and ask the model."""
-    before = output(np.asarray(features, dtype=np.float32))
+    """Delete each of the concepts from the slide and ask the model; `slope` (n, d) is its gradient there."""
+    x, g = np.asarray(features, dtype=np.float32), np.asarray(slope, dtype=np.float32)
+    before = output(x)
     found = []
     for k in concepts:
-        after = output(without_concept(dictionary, features, k))
-        found.append(Removal(slide, int(k), -float(shares.profile[k]), after - before))
+        code, atom = shares.codes[:, k], dictionary.atoms[k]
+        after = output(np.asarray(x - np.outer(code, atom), dtype=np.float32))
+        predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
+        found.append(Removal(slide, int(k), -float(shares.profile[k]), predicted, after - before))
     return found
+
+
+def removal_agreement(expected: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, float]:
+    """How often the output moved in the expected direction, and the correlation of the two.
+
+    >>> removal_agreement([-1.0, -2.0, 1.0], [-2.0, -4.0, 2.0])
+    {'agreement': 1.0, 'correlation': 1.0}
+    """
+    x, y = np.asarray(expected, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    varied = x.std() > 0 and y.std() > 0
+    correlation = float(np.corrcoef(x, y)[0, 1]) if varied else float("nan")
+    return {"agreement": float((x * y > 0).mean()), "correlation": correlation}
 
 
 def leading(profiles: npt.ArrayLike, top: int = 5) -> IntArray:

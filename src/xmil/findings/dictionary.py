@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import FloatArray
+from xmil.core.bag import FloatArray, IntArray
 from xmil.core.budget import check_archive
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
 from xmil.core.parsing import parse_json
@@ -95,29 +95,21 @@ def _write(path: str, arrays: dict[str, Any]) -> None:
         np.savez_compressed(stream, **arrays)
 
 
-def draw_sample(bags: Iterable[npt.NDArray[Any]], *, limit: int = SAMPLE, seed: int = 0) -> FloatArray:
-    """An even draw of at most `limit` patches from bags that are seen once, in memory of that size."""
-    rng = np.random.default_rng(seed)
-    kept: list[npt.NDArray[Any]] = []
-    keys: list[npt.NDArray[np.float64]] = []
-    for bag in bags:
-        key = rng.random(len(bag))
-        best = np.argsort(key)[:limit]
-        kept.append(np.asarray(bag, dtype=np.float32)[best])
-        keys.append(key[best])
-        if sum(map(len, keys)) > 2 * limit:
-            kept, keys = _thinned(kept, keys, limit)
-    if not kept:
+def even_counts(sizes: npt.ArrayLike, *, limit: int = SAMPLE, seed: int = 0) -> IntArray:
+    """How many patches to draw from slides of these sizes: all of them, or `limit` in proportion.
+
+    >>> even_counts([100, 300], limit=8).tolist()
+    [2, 6]
+    """
+    n = np.asarray(sizes, dtype=np.int64)
+    total = int(n.sum())
+    if not total:
         raise InputError("There are no patches to learn concepts from.")
-    return _thinned(kept, keys, limit)[0][0]
-
-
-def _thinned(
-    kept: list[npt.NDArray[Any]], keys: list[npt.NDArray[np.float64]], limit: int
-) -> tuple[list[npt.NDArray[Any]], list[npt.NDArray[np.float64]]]:
-    key = np.concatenate(keys)
-    best = np.sort(np.argsort(key, kind="stable")[:limit])
-    return [np.concatenate(kept)[best]], [key[best]]
+    if total <= limit:
+        return n
+    ends = np.concatenate([[0], np.cumsum(n)]) * (limit / total)
+    shifted = np.floor(ends + np.random.default_rng(seed).random())
+    return np.minimum(np.diff(shifted).astype(np.int64), n)
 
 
 def fit_dictionary(

@@ -5,7 +5,6 @@ Every number in it stands in a table of the run's folder, which is named beside 
 
 from __future__ import annotations
 
-import io
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from xmil.findings.biomarkers import SurvivalCurve
+from xmil.findings.report_figures import strategy_figure, survival_figure
 from xmil.findings.shortcuts import Association
 from xmil.findings.strategies import Strategies
 
@@ -27,12 +28,15 @@ th:first-child, td:first-child { text-align: left; }
 .found { font-weight: 700; }
 .patches { display: flex; flex-wrap: wrap; gap: 4px; margin: .4rem 0 1rem; }
 .patches img { width: 72px; height: 72px; }
+.accused { display: flex; flex-wrap: wrap; gap: 0 1.5rem; } .accused figure { margin: .4rem 0; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
 .small { font-size: .9rem; opacity: .85; }
 """
-GREY = "#808080"  # can be read on white and on black
 CARD_STYLE = "td, th { text-align: left; vertical-align: top; }"
 UNTESTED = "not tested: run xmil evaluate and give its folder (--evaluated)"
+UNCORRECTED = "p is not corrected for the number of rows"
+UNCHECKED = "not tested: give the model (--model)"
+SHOWN = 8  # concepts
 LIMITS = (
     "An explanation is about the model, not the disease.",
     "Concepts are directions of the encoder's features; their names are the reader's.",
@@ -64,12 +68,14 @@ class Findings:
     strategies: Strategies | None = None
     accuracy: Sequence[float] = ()
     shortcuts: Sequence[Association] = ()
-    accused: Sequence[bytes] = ()  # patches of the slides that the first shortcut names
+    accused: Sequence[tuple[str, bytes]] = ()  # patches of the slides that the first shortcut names
     removals: Mapping[str, float] = field(default_factory=dict)
     biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stability: Mapping[str, float] = field(default_factory=dict)
     audit: Mapping[str, float] = field(default_factory=dict)
     faithfulness: Mapping[str, str] = field(default_factory=dict)
+    sanity: Mapping[str, str] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[SurvivalCurve]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -80,10 +86,12 @@ def report_html(found: Findings) -> str:
         _concepts(found),
         _strategies(found),
         _shortcuts(found),
-        _table("Biomarkers from the maps", found.biomarkers, "biomarkers.csv"),
+        _table("Biomarkers from the maps", found.biomarkers, f"biomarkers.csv; {UNCORRECTED}"),
+        survival_figure(found.curves),
         _numbers("Stability across the models", found.stability, "stability.csv; maps in consensus/"),
         _numbers("Account of the outputs", found.audit, "slides/<slide_id>.json"),
         _faithfulness(found),
+        _sanity(found),
         _limits(),
     ]
     head = f"<meta charset='utf-8'><title>{escape(found.title)}</title><style>{STYLE}</style>"
@@ -99,7 +107,11 @@ def verdict(found: Findings) -> str:
         return "No columns or image properties were given to test for shortcuts."
     if not named:
         return f"No shortcut was found in {len(tested)} tests."
-    return f"Look at this first: what the model uses is associated with {named[0].cause} ({named[0]})."
+    first = named[0]
+    return (
+        f"Look at this first: {first.cause} goes with what the model uses ({first.measure} "
+        f"{first.effect:.2f} over {first.n} slides, corrected p = {first.corrected:.3g})."
+    )
 
 
 def card(found: Findings) -> dict[str, Any]:
@@ -110,6 +122,7 @@ def card(found: Findings) -> dict[str, Any]:
         "slides": len(found.slides),
         "account": dict(found.audit),
         "faithfulness": dict(found.faithfulness) or UNTESTED,
+        "sanity": dict(found.sanity) or UNCHECKED,
         "concepts": len(found.concepts),
         "strategies": None if found.strategies is None else found.strategies.count,
         "shortcuts": [str(a) for a in found.shortcuts if a.found],
@@ -178,17 +191,28 @@ def _concepts(found: Findings) -> str:
     rows = [
         f"<h3>Concept {row.concept}</h3><p>mean relevance {_short(row.relevance)} per slide, absolute "
         f"{_short(row.strength)}; leads in {row.leads} of {len(found.slides)} slides</p>{_patches(row)}"
-        for row in found.concepts
+        for row in found.concepts[:SHOWN]
     ]
+    more = len(found.concepts) - len(rows)
+    rest = f"{more} further concepts are in the tables: " if more else ""
     told = ""
     if found.removals:
-        told = (
-            f"<p>Deleting the leading concepts moved the output in the predicted direction in "
-            f"{100 * found.removals['agreement']:.0f} % of {int(found.removals['n'])} trials; correlation of "
-            f"predicted and measured change {_short(found.removals['correlation'])} (removals.csv).</p>"
-        )
-    source = "<p class='small'>concepts.csv, profiles.csv</p>"
+        told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>"
+    source = f"<p class='small'>{rest}concepts.csv, profiles.csv</p>"
     return f"<h2>What the model looks at</h2>{told}{''.join(rows)}{source}"
+
+
+def _deleted(removals: Mapping[str, float]) -> str:
+    named = (("the output's slope", ""), ("relevance", " of relevance"))
+    told = [
+        f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
+        f"(correlation {_short(removals[f'correlation{end}'])})"
+        for who, end in named
+    ]
+    return (
+        f"Deleting leading concepts, {int(removals['n'])} trials, moved the output in the direction "
+        f"{', and in the one '.join(told)}"
+    )
 
 
 def _patches(row: ConceptRow) -> str:
@@ -207,48 +231,30 @@ def _strategies(found: Findings) -> str:
     if found.strategies is None:
         return ""
     s = found.strategies
-    rows = ""
+    known = np.isfinite(np.asarray(found.accuracy, dtype=np.float64)).any()
+    head = ["strategy", "slides", *(["right"] if known else []), "leading concepts", "typical slide"]
+    rows = [head]
     for k in range(s.count):
-        right = found.accuracy[k] if k < len(found.accuracy) else float("nan")
-        shown = "" if np.isnan(right) else f"{100 * right:.0f} %"
-        example = escape(found.slides[int(s.representatives[k])])
-        rows += (
-            f"<tr><td>{k}</td><td>{int((s.labels == k).sum())}</td><td>{shown}</td><td>{example}</td></tr>"
-        )
-    table = (
-        f"<table><tr><th>strategy</th><th>slides</th><th>right</th><th>typical slide</th></tr>{rows}</table>"
-    )
+        right = [_percent(found.accuracy[k])] if known else []
+        leaders = ", ".join(map(str, s.leaders[k]))
+        typical = found.slides[int(s.representatives[k])]
+        rows.append([str(k), str(int((s.labels == k).sum())), *right, leaders, typical])
+    cells = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(["th"] + ["td"] * s.count, rows, strict=True)
+    ]
+    table = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
     lead = (
         "All slides are decided for similar reasons."
         if s.count == 1
         else f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)})."
     )
-    return f"<h2>Strategies</h2><p>{lead}</p>{table}{_scatter(s)}<p class='small'>strategies.csv</p>"
+    drawn = strategy_figure(s, found.slides)
+    return f"<h2>Strategies</h2><p>{lead}</p>{table}{drawn}<p class='small'>strategies.csv</p>"
 
 
-def _scatter(s: Strategies) -> str:
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axis = figure.subplots()
-    colours = colormaps["Set2"].colors  # type: ignore[attr-defined]
-    for k in range(s.count):
-        x, y = s.embedding[s.labels == k].T
-        axis.scatter(x, y, color=colours[k % len(colours)], s=20, label=f"strategy {k}")
-    axis.set(xlabel="first direction of the profiles", ylabel="second direction")
-    axis.patch.set_alpha(0)
-    for part in (axis.xaxis, axis.yaxis):
-        part.label.set_color(GREY)
-    axis.tick_params(colors=GREY)
-    axis.spines[:].set_color(GREY)
-    figure.legend(loc="outside right upper", fontsize=8, frameon=False, labelcolor=GREY)
-    held = io.BytesIO()
-    figure.savefig(held, format="png", dpi=110, transparent=True)  # on a light page and on a dark one
-    return (
-        "<figure><img alt='slides by their profile over concepts' "
-        f"src='data:image/png;base64,{b64encode(held.getvalue()).decode()}'></figure>"
-    )
+def _percent(share: float) -> str:
+    return "" if np.isnan(share) else f"{100 * share:.0f} %"
 
 
 def _shortcuts(found: Findings) -> str:
@@ -268,9 +274,20 @@ def _shortcuts(found: Findings) -> str:
         "Brightness, saturation, hue and focus belong to tissue, too: they are listed and never called a "
         "shortcut.</p>"
     )
-    shown = _images(found.accused, "patch of a named slide")
+    shown = _accused(found.accused)
     lead = "<p>Strongest patches of the slides that show it most:</p>" if shown else ""
     return f"<h2>Shortcuts</h2><table><tr>{head}</tr>{rows}</table>{lead}{shown}{source}"
+
+
+def _accused(patches: Sequence[tuple[str, bytes]]) -> str:
+    """The patches of each slide under its name."""
+    slides = dict.fromkeys(slide for slide, _ in patches)
+    parts = [
+        f"<figure><figcaption>{escape(slide)}</figcaption>"
+        f"{_images([data for name, data in patches if name == slide], f'patch of {slide}')}</figure>"
+        for slide in slides
+    ]
+    return f"<div class='accused'>{''.join(parts)}</div>" if parts else ""
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> str:
@@ -278,10 +295,10 @@ def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> st
         return ""
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     head = "<th></th>" + "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr><td>{escape(name)}</td>{''.join(f'<td>{escape(row.get(c, str()))}</td>' for c in columns)}</tr>"
-        for name, row in rows.items()
-    )
+    lines = [
+        [name.replace("_", " "), *(row.get(column, "") for column in columns)] for name, row in rows.items()
+    ]
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     return (
         f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table><p class='small'>{escape(source)}</p>"
     )
@@ -298,6 +315,11 @@ def _faithfulness(found: Findings) -> str:
         return f"<h2>Faithfulness</h2><p>{escape(UNTESTED.capitalize())}.</p>"
     rows = {name: {"mean (95 % interval)": value} for name, value in found.faithfulness.items()}
     return _table("Faithfulness", rows, "summary.csv of the evaluated run")
+
+
+def _sanity(found: Findings) -> str:
+    rows = {name: {"result": value} for name, value in found.sanity.items()}
+    return _table("Sanity", rows, "sanity.csv") or f"<h2>Sanity</h2><p>{escape(UNCHECKED.capitalize())}.</p>"
 
 
 def _limits() -> str:

@@ -2,8 +2,8 @@
 
 Each slide is a profile of relevance over concepts. Profiles are scaled to unit length, so that what counts is
 the mix and not the amount, and clustered; the number of clusters is the one with the best silhouette, or one
-where no split is convincing. After Lapuschkin et al., "Unmasking Clever Hans predictors", Nature
-Communications 2019.
+where no split is convincing. No cluster has fewer slides than three, or a fiftieth of all. After Lapuschkin
+et al., "Unmasking Clever Hans predictors", Nature Communications 2019.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from xmil.core.errors import InputError
 
 MOST = 8
 CONVINCING = 0.25  # silhouette below which slides are not split
+FEWEST, LEAST_SHARE = 3, 0.02  # slides of a strategy: a single odd slide is none
+COMPARED = 2_000  # slides of a silhouette, whose time goes with their square
+LEADERS = 3  # concepts named for a strategy
 
 
 @dataclass(frozen=True, eq=False)
 class Strategies:
-    """Cluster of each slide (m,), a flat embedding (m, 2), and the slide nearest to each centre."""
+    """Cluster of each slide (m,), a flat embedding (m, 2), and the slide nearest to each centre.
+
+    `leaders` are the concepts with the largest part in each cluster's mean profile, strongest first.
+    """
 
     labels: IntArray
     embedding: npt.NDArray[np.float64]
     representatives: IntArray
     silhouette: float
+    leaders: tuple[tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> int:
@@ -58,13 +65,18 @@ def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0, most: int = MOST)
     x = raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
     best, labels, centres = CONVINCING, np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True)
     silhouette = float("nan")
+    sample = COMPARED if len(x) > COMPARED else None
     distinct = len(np.unique(x.round(9), axis=0))
     for k in range(2, min(most, distinct, len(x) - 1) + 1):
         found = KMeans(k, n_init=10, random_state=seed).fit(x)
-        value = float(silhouette_score(x, found.labels_))
+        if np.bincount(found.labels_).min() < max(FEWEST, LEAST_SHARE * len(x)):
+            continue
+        value = float(silhouette_score(x, found.labels_, sample_size=sample, random_state=seed))
         if value > best:
             best, labels, centres, silhouette = value, found.labels_, found.cluster_centers_, value
-    return Strategies(labels.astype(np.int64), _flat(x), _nearest(x, labels, centres), silhouette)
+    order = np.argsort(-np.abs(centres), axis=1, kind="stable")[:, :LEADERS]
+    leaders = tuple(tuple(int(k) for k in row) for row in order)
+    return Strategies(labels.astype(np.int64), _flat(x), _nearest(x, labels, centres), silhouette, leaders)
 
 
 def _flat(x: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

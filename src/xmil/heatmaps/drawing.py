@@ -15,6 +15,7 @@ from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
 from xmil.core.interactions import Interactions
+from xmil.core.lettering import spelt_out
 from xmil.core.patches import Patches
 from xmil.core.storage import read_explanations, read_header, write_atomically
 from xmil.core.target import Target
@@ -22,12 +23,14 @@ from xmil.heatmaps.canvas import TISSUES
 from xmil.heatmaps.dicoms import write_annotations, write_parametric_map
 from xmil.heatmaps.exports import write_geojson, write_table
 from xmil.heatmaps.ometiff import Pyramid, write_colours, write_scores
+from xmil.heatmaps.omezarr import write_omezarr
 from xmil.heatmaps.pairs import DRAWN, write_pairs
 from xmil.heatmaps.panel import FORMATS, Picture
 from xmil.heatmaps.picture import KINDS, Look, Scene, draw, only
 from xmil.heatmaps.registry import EXPORTS, Export, Exported
 from xmil.heatmaps.saved_run import SavedRun
 from xmil.heatmaps.scale import CLIPS, Scale, pooled
+from xmil.heatmaps.spatial_store import write_spatialdata
 from xmil.heatmaps.standards import write_asap, write_qupath
 from xmil.heatmaps.words import ALL, PREDICTED, is_predicted, without_repeats
 from xmil.slides.frames import FRAMES, export_frame
@@ -231,7 +234,13 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             _write(file, scene, order)
-    return Drawn(len(due), len(files) - len(due), scene.note)
+    return Drawn(len(due), len(files) - len(due), scene.note or _spelt_out(due, scene))
+
+
+def _spelt_out(due: Sequence[File], scene: Scene) -> str | None:
+    """A word on names that no font here draws, where pictures show them."""
+    names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
+    return spelt_out("".join(names)) if any(file.kind in KINDS for file in due) else None
 
 
 @dataclass(frozen=True)
@@ -320,12 +329,14 @@ EXPORTS.add("dicom", Export(write_parametric_map, "map.dcm", each=True))
 EXPORTS.add("dicom-annotations", Export(write_annotations, "annotations.dcm", each=True))
 EXPORTS.add("scores", Export(_scores, "scores.ome.tif"))
 EXPORTS.add("colours", Export(_colours, "colours.ome.tif", each=True))
+EXPORTS.add("ome-zarr", Export(write_omezarr, "scores.ome.zarr"))
+EXPORTS.add("spatialdata", Export(write_spatialdata, "zarr"))
 EXPORTS.add("csv", Export(_table, "csv"))
 EXPORTS.add("parquet", Export(_table, "parquet"))
 
 
 def _current(path: Path, changed: int) -> bool:
-    return path.is_file() and path.stat().st_mtime_ns >= changed
+    return path.exists() and path.stat().st_mtime_ns >= changed
 
 
 def _safe(name: str) -> str:

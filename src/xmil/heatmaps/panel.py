@@ -6,9 +6,7 @@ A pixel of a picture is a pixel of the figure. Text is measured and made to fit 
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +22,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 
 from xmil.core.errors import unknown_name
+from xmil.core.lettering import drawable, families, letter_figure
 from xmil.core.storage import write_atomically
 from xmil.heatmaps.scale import STEPS, Scale
 from xmil.heatmaps.words import digits_for, number
@@ -35,6 +34,7 @@ FORMATS = ("png", "pdf", "svg")
 RED, BLUE, GREY, INK = "#8E0F23", "#1B4F87", "#555555", "#111111"
 SMALLEST = 0.62  # of the wished size; text that still does not fit is cut short
 NARROWEST = 30  # units that a column's words need
+WIDEST = 6600  # pixels of a panel; columns that would go beyond stand in further rows
 
 
 class Picture(Figure):
@@ -49,22 +49,14 @@ class Picture(Figure):
         write_atomically(path, lambda part: self.savefig(part, format=kind, dpi=DPI, metadata=about))
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """As matplotlib does; letters that its font lacks are boxes, without a warning for each."""
-        with quiet_glyphs():
-            super().savefig(*args, **kwargs)
+        """As matplotlib does; letters that no font has are spelt."""
+        letter_figure(self)
+        super().savefig(*args, **kwargs)
 
     def _repr_png_(self) -> bytes:
         held = io.BytesIO()
         self.savefig(held, format="png", dpi=DPI)
         return held.getvalue()
-
-
-@contextmanager
-def quiet_glyphs() -> Iterator[None]:
-    """Names in any script are drawn, as far as the font goes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +122,10 @@ def draw_panel(
 ) -> Picture:
     """Columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
     sheet = Sheet(_unit(columns))
+    wide = max(_width(column, sheet.unit) for column in columns)
+    across = min(across, max(1, int(WIDEST // (wide + 1.6 * sheet.unit))))
     blocks = [columns[i : i + across] for i in range(0, len(columns), across)]
-    widths = [max(_width(column, sheet.unit) for column in columns)] * min(across, len(columns))
+    widths = [wide] * min(across, len(columns))
     sheet.open(widths)
     sheet.heading(heading)
     for block in blocks:
@@ -191,7 +185,7 @@ class Sheet:
 
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
         """Text whose upper edge is at `y`, made to fit `width` pixels."""
-        shown, points = fit_text(text, width, size * self.unit, look.get("weight", "normal"))
+        shown, points = fit_text(drawable(text), width, size * self.unit, look.get("weight", "normal"))
         look = {"va": "top", "ha": "left", "color": INK, "parse_math": False, **look}
         self.texts.append((self.figure.text(0, 0, shown, fontsize=points, **look), x, y))
 
@@ -305,9 +299,8 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """Pixels that a line of text takes at a size in pixels, with room for the rounding of small letters."""
-    font = FontProperties(weight=weight, size=size)
-    with quiet_glyphs():
-        wide, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    font = FontProperties(family=families(text), weight=weight, size=size)
+    wide, _, _ = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)
     return float(wide) * 1.06
 
 

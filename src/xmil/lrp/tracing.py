@@ -90,22 +90,30 @@ class Trace:
         """The model's own outputs (b, c), detached."""
         return self._logits.detach()
 
+    def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
+        """The way back from the logits, weighted by `seed`: gradients under the rules, with a new account."""
+        self._engine.ledger.clear()
+        wanted = [self._x, *self._layers.values()]
+        return list(torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True))
+
+    def forget_module(self) -> None:
+        """Let go of the module, so that a trace that is kept does not keep it alive."""
+        self._engine.module = nn.Module()
+
     def relevance(self, output: OutputFunction, *, keep: bool = False) -> Relevance:
         """Relevance of output(logits), a tensor (b,); `keep` leaves the graph for another output."""
-        ledger = self._engine.ledger
-        ledger.clear()
         logits = self.logits.requires_grad_(True)
         with torch.enable_grad():
             value = output(logits)
             (seed,) = torch.autograd.grad(value.sum(), logits)
         wanted = [self._x, *self._layers.values()]
-        gradients = torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True)
+        gradients = self.pull(seed, keep=keep)
         at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
         terms = seed.double() * self.logits.double()
         beside = (value.detach().double() - terms.sum(dim=-1)).sum()
         with torch.no_grad():
             empty = output(torch.zeros_like(self.logits)).double().sum()
-        shares, (rest, largest, at_zero) = ledger.totals(beside, terms.abs().max(), empty)
+        shares, (rest, largest, at_zero) = self._engine.ledger.totals(beside, terms.abs().max(), empty)
         size = max(abs(rest), largest)
         shares["cut"] += (bent := _bent(rest, at_zero, size))
         shares["bias"] += rest - bent

@@ -8,7 +8,7 @@ coalitions of one size in batches, on instances that are embedded once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -175,17 +175,22 @@ class PooledCoalitions(Coalitions):
     def _prefixes(self, orders: Tensor) -> Tensor:
         if self.head is not None:
             return self._read(self.terms[:, orders[:, :-1]].cumsum(dim=-1).movedim(0, -1))
-        rows = self.terms.T.to(self.x.dtype)  # (n, k + k * width)
-        return torch.stack([self._running(rows, order[:-1]) for order in orders])
+        rows = self.terms.T.clone()  # (n, k + k * width)
+        read = self._read
+        if self.layers is not None and rows.shape[1] == self.width + 1:
+            rows[:, 1:] += rows[:, :1] * self.layers[0][1]
+            read = self._read_shifted
+        rows = rows.to(self.x.dtype)
+        return torch.stack([_running(rows, order[:-1], read) for order in orders])
 
-    def _running(self, rows: Tensor, order: Tensor) -> Tensor:
-        """Logits (m, c) of the growing sums over an order, in blocks that a processor's cache holds."""
-        before, found = torch.zeros_like(rows[:1]), []
-        for block in order.split(BLOCK):
-            sums = rows[block].cumsum(dim=0).add_(before)
-            found.append(self._read(sums))
-            before = sums[-1:]
-        return torch.cat(found)
+    def _read_shifted(self, sums: Tensor) -> Tensor:
+        """Logits (m, c) from sums (m, 1 + width) that hold the bias: relu(a / w) = relu(a) / w."""
+        assert self.layers is not None  # noqa: S101  # narrows the type for mypy
+        (first, shift), *others = [(m.to(sums.dtype), b.to(sums.dtype)) for m, b in self.layers[1:]]
+        inner = F.linear(sums[:, 1:].relu(), first) / sums[:, :1] + shift
+        for matrix, bias in others:
+            inner = F.linear(inner.relu_(), matrix, bias)
+        return inner.double()
 
     def _read(self, sums: Tensor) -> Tensor:
         """Logits (..., c) from sums (..., k + k * width) over the instances of each coalition."""
@@ -201,6 +206,18 @@ class PooledCoalitions(Coalitions):
         for matrix, bias in self.layers[1:]:
             inner = F.linear(inner.relu_(), matrix.to(means.dtype), bias.to(means.dtype))
         return inner.double()
+
+
+def _running(rows: Tensor, order: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+    """Logits (m, c) of the growing sums over an order, in blocks that a processor's cache holds."""
+    before, found = torch.zeros_like(rows[:1]), []
+    for block in order.split(BLOCK):
+        part = rows[block]
+        part[:1] += before
+        sums = part.cumsum(dim=0)
+        found.append(read(sums))
+        before = sums[-1:]
+    return torch.cat(found)
 
 
 class MaxCoalitions(Coalitions):

@@ -59,18 +59,18 @@ def grid_of(out: Any) -> tuple[str, int, int, int] | None:
 
 
 def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
-    """Relevance summed over channels (h, w), and what the tokens in front of the patches hold."""
+    """Relevance summed over channels (b, h, w), and what the tokens in front of the patches hold."""
     if layer is None:
-        return features.sum(dim=1)[0], 0.0
+        return features.sum(dim=1), 0.0
     grid = grid_of(features)
     assert grid is not None  # noqa: S101  # checked before the trace
     layout, height, width, front = grid
     if layout == "channels first":
-        return features.sum(dim=1)[0], 0.0
+        return features.sum(dim=1), 0.0
     if layout == "channels last":
-        return features.sum(dim=-1)[0], 0.0
-    per_token = features.sum(dim=-1)[0]
-    return per_token[front:].reshape(height, width), float(per_token[:front].double().sum())
+        return features.sum(dim=-1), 0.0
+    per_token = features.sum(dim=-1)
+    return per_token[:, front:].reshape(-1, height, width), float(per_token[:, :front].double().sum())
 
 
 def output_of(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:

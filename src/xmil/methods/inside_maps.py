@@ -26,6 +26,7 @@ from xmil.methods.inside_layers import (
     preset_gamma,
     replaced,
 )
+from xmil.methods.inside_views import VIEWS, over_views
 from xmil.nn.folded import fold_batch_norm
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
@@ -48,7 +49,10 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class TileMap:
-    """A map (h, w) and what of g . f(x) it does not place: `constant` at places that no pixel decides."""
+    """A map (h, w) and what of g . f(x) it does not place: `constant` at places that no pixel decides.
+
+    Of b pictures at once, the maps (b, h, w) and the sums of what they do not place.
+    """
 
     values: Tensor
     constant: float = 0.0
@@ -66,7 +70,8 @@ class MapSettings:
     epsilon: float | None = None
     gamma: float | None = None
     batch: int = 32
-    parts: int = 2
+    views: int = len(VIEWS)
+    reach: float = 1 / 6
 
     def __post_init__(self) -> None:
         for name in ("square", "stride"):
@@ -74,11 +79,15 @@ class MapSettings:
                 raise bad_parameter(
                     name, "explain_inside", "a share in the range (0, 1]", getattr(self, name)
                 )
-        for name in ("steps", "batch", "parts"):
+        for name in ("steps", "batch", "views"):
             if getattr(self, name) < 1:
                 raise bad_parameter(
                     name, "explain_inside", "an int in the range [1, inf)", getattr(self, name)
                 )
+        if self.views > len(VIEWS):
+            raise bad_parameter(
+                "views", "explain_inside", f"an int in the range [1, {len(VIEWS)}]", self.views
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +151,14 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
     raise UnsupportedError(
         "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
         "or use method='occlusion'."
+    )
+
+
+@MAPS.register("turned")
+def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
+    """Tokens averaged over turned, mirrored and moved views of the tile; they add up to the tile's own."""
+    return over_views(
+        lambda seen: tokens(network, seen, settings), tile, n=settings.views, reach=settings.reach
     )
 
 
@@ -219,29 +236,6 @@ def shifted(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileM
     return TileMap(values, constant=whole - float(values.double().sum()))
 
 
-@MAPS.register("fine")
-def fine(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Tokens of the tile moved by parts of a token, on a grid `parts` times as fine.
-
-    A place has the mean of the tokens that cover it; what the finer map does not hold is constant.
-    """
-    parts = settings.parts
-    first = tokens(network, tile, settings)
-    edge = first.values.shape[0]
-    total, count = (torch.zeros(edge * parts, edge * parts, dtype=torch.float64) for _ in range(2))
-    for dy in range(parts):
-        for dx in range(parts):
-            moved = tile.shifted(dx / (edge * parts), dy / (edge * parts)) if dx or dy else tile.pixels
-            made = tokens(network, Tile(moved, tile.weights, tile.shifted), settings) if dx or dy else first
-            spread = made.values.double().cpu() / parts**2
-            spread = spread.repeat_interleave(parts, 0).repeat_interleave(parts, 1)
-            total[dy:, dx:] += spread[: edge * parts - dy, : edge * parts - dx]
-            count[dy:, dx:] += 1
-    values = total / count
-    kept = first.constant + float(first.values.double().sum() - values.sum())
-    return TileMap(values.float(), constant=kept, other=first.other)
-
-
 def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: MapSettings) -> TileMap:
     """Relevance of g . f at the output of a layer, the network below it left alone."""
     module = network.seen()
@@ -267,7 +261,7 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     held = float((traced.logits * tile.weights).abs().sum())
     _check_closes(other, size=max(abs(value), abs(kept), found.size), layer=layer)
     _check_size(float(values.abs().sum()), held, layer)
-    return TileMap(values, constant=kept, other=other)
+    return TileMap(values[0] if len(values) == 1 else values, constant=kept, other=other)
 
 
 def _check_closes(other: float, *, size: float, layer: str | None) -> None:

@@ -2,9 +2,10 @@
 
 The Shapley interaction index of Grabisch and Roubens, "An axiomatic approach to the concept of interaction
 among players in cooperative games", 1999: the mean of v(S + ij) - v(S + i) - v(S + j) + v(S), the size of S
-uniform on 0..n-2 and S uniform among the others. A set that holds each instance with one probability, itself
-uniform on [0, 1], is such an S for every pair at once, so that all pairs share each draw: per draw the set is
-run with none, one and two of the chosen instances the other way round.
+uniform on 0..n-2 and S uniform among the others. Few players are sampled by strata, see `strata`. For many, a
+set that holds each instance with one probability, itself uniform on [0, 1], is such an S for every pair at
+once, so that all pairs share each draw: per draw the set is run with none, one and two of the chosen
+instances the other way round.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from xmil.methods.opening import Calling, as_bag, open_network
 from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import seed_words
 from xmil.methods.shapley import LARGEST, bits_of
+from xmil.methods.strata import MOST, Strata
 from xmil.nn.frozen import frozen
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 ENUMERATED = 12  # so many players are enumerated: 4,096 coalitions
 CHUNK = 8  # pairs of draws between two looks at the standard errors
 FEWEST = 2 * CHUNK
+LOOKS = 8  # at the standard errors of strata
 MASKS = 1 << 27  # entries of the coalitions that are written out at once
 Progress = Callable[[int, int], None]
 Masks = Callable[[Tensor], Tensor]  # coalitions of players (b, p) to logits (b, c)
@@ -122,6 +125,9 @@ class _Players:
         toggles = self._toggles()
         self._announce(2 * draws, len(toggles))
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        budget = 2 * draws * len(toggles)
+        if self.n <= MOST and (strata := Strata(self.n, budget, rng)).within(budget):
+            return self._stratified(strata, 2 * draws, len(toggles), precision, progress)
         total = squares = torch.zeros(len(self.pairs), device=self.game.x.device).double()
         done = 0
         while done < draws:
@@ -132,9 +138,36 @@ class _Players:
                 progress(2 * done, 2 * draws)
             mean = total / done
             stderr = ((squares / done - mean.square()).clamp(min=0) / max(1, done - 1)).sqrt()
-            if precision is not None and done >= FEWEST and float(stderr.max()) <= precision:
+            if done >= FEWEST and _enough(stderr, precision):
                 break
         return _Found(mean, self._rounded(stderr), self._alone(), _shortfall(stderr, precision, 2 * done))
+
+    def _stratified(
+        self, strata: Strata, draws: int, each: int, precision: float | None, progress: Progress | None
+    ) -> _Found:
+        """As many sub-bags as `draws` of `each` would take, all of them for all pairs."""
+        budget, count, i, j = draws * each, strata.first, *self.pairs.T
+        strata.add_full(*self._run(strata.every()))
+        done = strata.enumerated
+        while True:
+            if strata.shares:
+                strata.add(*self._run(batch := strata.draw(count)))
+                done += len(batch)
+            if progress is not None:
+                progress(min(draws, done // each), draws)
+            count = min(budget // LOOKS, budget - done) if strata.shares else 0
+            if count > 0 and precision is None:
+                continue
+            mean, stderr = (found[i, j] for found in strata.estimate(self.chosen))
+            if count <= 0 or _enough(stderr, precision):
+                break
+        return _Found(
+            mean, self._rounded(stderr), self._alone(), _shortfall(stderr, precision, -(-done // each))
+        )
+
+    def _run(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        held = batch.to(self.game.x.device)
+        return held, self.values(held)
 
     def values(self, masks: Tensor) -> Tensor:
         """The output (b,) of coalitions (b, p) of players."""
@@ -263,6 +296,10 @@ def _result(
         params=params,
         warnings=found.warnings,
     )
+
+
+def _enough(stderr: Tensor, precision: float | None) -> bool:
+    return precision is not None and float(stderr.max()) <= precision
 
 
 def _shortfall(stderr: Tensor, precision: float | None, draws: int) -> tuple[str, ...]:

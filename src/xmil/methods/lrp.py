@@ -15,7 +15,7 @@ from torch import Tensor
 
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
-from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, record, trace
+from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, record, replay, trace
 from xmil.methods.account import account_warnings, check_reached
 from xmil.methods.baseline import PRESET, Baseline, described, find_baseline
 from xmil.methods.network import Network
@@ -146,10 +146,22 @@ def traced_bags(
     The reference is run as one instance by itself, which costs next to nothing, or as a bag of n of them
     where a single one takes another way through the model, or another scale, as in additive models.
     """
+
+    def run(x: Tensor, shift: Tensor | None) -> Trace:
+        return _traced(network, x, rules, shift, layers=[] if layer is None else [layer])
+
+    shift = None if reference is None else reference.shift
+    if layer is None and network.model is not None and not network.takes_companions:
+        return replay.traced(run, x, shift, module=network.module, rules=rules)
+    return run(x, shift)
+
+
+def _traced(
+    network: Network, x: Tensor, rules: Composite, shift: Tensor | None, *, layers: Sequence[str]
+) -> Trace:
     options: dict[str, Any] = {"module": network.module, "composite": rules}
-    layers = [] if layer is None else [layer]
-    if reference is not None:
-        one = reference.shift.reshape(-1, 1, x.shape[-1])
+    if shift is not None:
+        one = shift.reshape(-1, 1, x.shape[-1])
         alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
         tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
         for net, bags in tries[1:] if network.name == "addmil" else tries:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,6 +37,12 @@ def memory_budget(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         _budget.reset(token)
+
+
+@cache
+def _own_companions(model: type[MILModel]) -> dict[str, bool]:
+    """What the `aggregate` of a model of ours takes beside the instances."""
+    return named_companions(model.aggregate)
 
 
 class Network:
@@ -70,7 +77,7 @@ class Network:
         self.copies = False  # whether the module changes what it is given
         self.fixed: XmilError | None = None  # why sub-bags are refused
         self._forward = forward
-        self._own_names = {} if self.model is None else named_companions(self.model.aggregate)
+        self._own_names = {} if self.model is None else _own_companions(type(self.model))
         self._rows: Tensor | None = None  # of the full bag, where this is the network of a part
 
     @property
@@ -108,6 +115,11 @@ class Network:
         """Names of the classes, where the model knows them."""
         names = getattr(self.module, "class_names", None)
         return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether outputs of a model of ours depend on more than features: coordinates, say."""
+        return bool(self._own_names)
 
     def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Outputs (b, c) of bags (b, n, d); `rows` (b, n) where they are not the full bag."""

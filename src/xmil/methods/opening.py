@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, TypedDict, Unpack
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.stored_bag import StoredBag
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.trial import try_out
@@ -36,7 +38,7 @@ def open_network(model: Any, bag: Any, **how: Unpack[Calling]) -> tuple[Network,
     bag = as_bag(bag)
     x = as_tensor(bag, network)
     network.companions = Companions.of(bag, x.shape[1])
-    with frozen(network.module):
+    with frozen(network.module) if network.model is None else nullcontext():
         try_out(network, x, returns=how.get("returns"), average=how.get("average"))
     return network, x
 
@@ -65,6 +67,8 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
     like = next(iter(network.module.parameters()), torch.zeros(0))
     if isinstance(bag, Tensor):
         x = _checked_tensor(bag, like, name)
+    elif isinstance(bag, StoredBag):  # copied as it is stored, widened where it is used
+        x = torch.from_numpy(bag.stored).to(like.device, non_blocking=True)
     else:
         x = torch.from_numpy(bag.features if isinstance(bag, Bag) else as_features(bag, name=name)).to(
             like.device

@@ -119,7 +119,9 @@ class Question:
         c, task = logits.shape[-1], TASKS[self.network.task]
         n = task.count_targets(c)
         targets = range(n) if self.targets is None else self.targets
-        names, predicted = self.network.target_names(c), task.predicted(logits.detach()[0].double().cpu())
+        names, predicted = self.network.target_names(c), 0
+        if any(Target.of(t).cls is None for t in targets):  # else the device need not be waited for
+            predicted = task.predicted(logits.detach()[0].double().cpu())
         resolved = [
             Target.of(t).resolve(n_classes=n, predicted=predicted, class_names=names) for t in targets
         ]

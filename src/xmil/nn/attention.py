@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from xmil.nn.fused import leaves_gpu_idle, normalised_attention
+
 BLOCK_ELEMENTS = 1 << 24  # largest temporary of a blockwise product, in numbers (64 MB in float32)
 SMALL_WEIGHTS = (
     1 << 12
@@ -178,6 +180,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     """softmax(q k / sqrt(e) + bias) v; small weight matrices are built, large ones never."""
     if q.shape[-2] * k.shape[-2] <= SMALL_WEIGHTS:
         return attention_weights(q, k, bias) @ v
+    if bias is None and leaves_gpu_idle(q, k, v):
+        found = normalised_attention(q, k, v, None, scale=q.shape[-1] ** -0.5)
+        if found is not None:
+            return found[0]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from xmil.nn.attention import SelfAttention, attend, attention_weights, row_blocks
 
@@ -97,7 +98,13 @@ class NystromAttention(SelfAttention):
         return self.finish(out, v)
 
     def attention(self, x: Tensor, rows: int | None = None) -> NystromFactors:
-        """The attention matrix over x as factors, or its first rows."""
+        """The attention matrix over x as factors, or its first rows.
+
+        One operation to torch's function modes: LRP takes all of it as a constant.
+        """
+        if has_torch_function((x,)):
+            found: NystromFactors = handle_torch_function(nystrom_factors, (x,), x, self, rows)
+            return found
         n, m = x.shape[1], self.n_landmarks
         q, k = self.project(x[:, :rows], 0), self.project(x, 1)
         if n < m:
@@ -110,6 +117,11 @@ class NystromAttention(SelfAttention):
         a = attention_weights(q_l, k_l)
         core = iterative_pinv(a, column_sums=a.sum(dim=-2), iterations=self.pinv_iterations)
         return NystromFactors(q, k_l, core, q_l, keys, skip=padding)
+
+
+def nystrom_factors(x: Tensor, attention: NystromAttention, rows: int | None = None) -> NystromFactors:
+    """The attention matrix of a layer over x, by the name that function modes know it by."""
+    return attention.attention(x, rows)
 
 
 def iterative_pinv(a: Tensor, *, column_sums: Tensor, iterations: int) -> Tensor:

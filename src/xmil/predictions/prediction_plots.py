@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from xmil.core.interval import Interval
+from xmil.core.lettering import letter_figure
 from xmil.core.storage import write_atomically
 from xmil.predictions.weighted import Bools, Floats
 
@@ -219,4 +220,4 @@ def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> N
 
 
 def _save(figure: Figure, path: Path) -> None:
-    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120))
+    write_atomically(path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120))

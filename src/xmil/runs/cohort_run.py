@@ -69,6 +69,10 @@ class CohortRun(ABC, Generic[Item, Result]):
     def make_worker(self, workers: Workers) -> MakeWorker[Item, Result]:
         """What makes the worker of a process."""
 
+    def outcomes(self, items: Sequence[Item], workers: Workers) -> Iterator[Outcome[Item, Result]]:
+        """The items worked on, as they finish."""
+        return process(items, self.make_worker(workers), workers)
+
     def about(self) -> Mapping[str, Any]:
         """What run.json says beside the settings."""
         return {}
@@ -135,7 +139,7 @@ class CohortRun(ABC, Generic[Item, Result]):
             tally: Tally[Result] = Tally(failed=dict(refused or {}))
             with self._tables(folder, items, tally) as save, hear.counting(what, len(items)) as advance:
                 waiting = list(self._waiting(items, tally, advance))
-                for outcome in process(waiting, self.make_worker(workers), workers):
+                for outcome in self.outcomes(waiting, workers):
                     self._note(outcome, tally)
                     advance()
                     save()

@@ -8,20 +8,18 @@ first batches of the next are read.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from xmil._version import __version__
-from xmil.core.errors import FileError, InputError, StopError, bad_parameter
+from xmil.core.errors import FileError, InputError, StopError, bad_parameter, unknown_name
 from xmil.core.identity import file_digest, unchanged
 from xmil.core.names import counted
 from xmil.core.run import Run
@@ -29,18 +27,20 @@ from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import write_atomically
 from xmil.data import feature_files, open_bag
 from xmil.data.siblings import slide_name
-from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
+from xmil.runs.feature_file import Encoded, write_features
 from xmil.runs.listener import Listener
 from xmil.runs.patch_stream import PatchStream
 from xmil.runs.slide_inputs import StrPath, named_slides
-from xmil.runs.workers.pool import MakeWorker, Stages, Workers, checked_device
+from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, Workers, checked_device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from xmil.encoders import Encoder
 
-KEPT = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
+
+DECODERS = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,22 @@ class EmbedSettings:
     threads: int = 4
     ahead: int = 4  # batches read ahead
     full_digests: bool = False
+    readers: int = 0  # processes that read and decode; 0 means threads of this one
+    compile: bool = False
+    decode: str = "cpu"  # "gpu": JPEG tiles by the device, where its pixels are near enough
 
     def __post_init__(self) -> None:
-        for name in ("batch", "threads", "ahead"):
-            if getattr(self, name) < 1:
-                raise bad_parameter(name, "embed", "an int in the range [1, inf)", getattr(self, name))
+        for name, least in {"batch": 1, "threads": 1, "ahead": 1, "readers": 0}.items():
+            if getattr(self, name) < least:
+                raise bad_parameter(name, "embed", f"an int in the range [{least}, inf)", getattr(self, name))
+        if self.decode not in DECODERS:
+            raise unknown_name("decoder", self.decode, DECODERS)
+
+    def reads_by_processes(self, encoder: Encoder) -> bool:
+        """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
+        from xmil.encoders import Transform
+
+        return self.readers > 0 and os.name == "posix" and isinstance(encoder.transform, Transform)
 
     def load(self) -> Encoder:
         """The encoder."""
@@ -80,11 +91,14 @@ class EmbedSettings:
             mean=self.mean,
             std=self.std,
             random=self.random,
+            compiled=self.compile,
         )
 
     def lasting(self) -> dict[str, Any]:
         """What changes features, and so must stay the same in a folder."""
-        passing = ("device", "batch", "threads", "ahead", "weights", "full_digests")
+        passing = ["device", "batch", "threads", "ahead", "weights", "full_digests", "readers"]
+        passing += [] if self.compile else ["compile"]  # folders of earlier versions do not name them
+        passing += [] if self.decode == "gpu" else ["decode"]
         kept = {key: value for key, value in asdict(self).items() if key not in passing}
         return {**kept, "files": list(self.digests)}
 
@@ -106,6 +120,9 @@ def embed_slides(
     precision: str = "auto",
     batch: int = 64,
     threads: int = 0,
+    readers: int | None = None,
+    compile: bool = False,  # noqa: A002 - the word users know
+    decode: str = "cpu",
     stain_norm: bool = False,
     input_size: int | None = None,
     mean: Sequence[float] | None = None,
@@ -121,7 +138,9 @@ def embed_slides(
     """Encode the patches of slides into a folder of features, as `xmil embed` does.
 
     `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
-    a folder beside the patches.
+    a folder beside the patches. `readers` processes read and decode (None: one per core for a GPU, none for a
+    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features;
+    `decode` "gpu" has the GPU decode JPEG tiles where its pixels are the CPU's within one grey level.
     """
     from xmil.encoders.load import short_name
 
@@ -140,7 +159,12 @@ def embed_slides(
         batch=batch,
         threads=threads or min(16, max(2, os.cpu_count() or 2)),
         full_digests=full_digests,
+        readers=_readers(found_device(device)) if readers is None else readers,
+        compile=compile,
+        decode=decode,
     )
+    if decode == "gpu" and not settings.device.startswith("cuda"):
+        raise InputError("--decode gpu needs a GPU; leave it out on a CPU.")
     pairs, refused = _pairs(Path(tiles), slides, follow_links=follow_links, hear=hear)
     folder = Path(tiles) / f"features_{short_name(encoder)}" if out is None else Path(out)
     run, chosen = EmbedRun(folder, settings), as_workers(workers)
@@ -182,6 +206,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     """A folder of features."""
 
     chosen: EmbedSettings
+    notes: list[str] = field(default_factory=list)
     kind = "embed"
     verb = "used"
 
@@ -204,6 +229,21 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
         """Encodes one slide after another; the encoder's files are those that were hashed here."""
         return partial(_make_worker, self.chosen, self.out, self.chosen.digests)
+
+    def outcomes(self, items: Sequence[Item], workers: Workers) -> Iterator[Outcome[Item, dict[str, Any]]]:
+        """Slide after slide, their patches in common batches where processes read them for this one."""
+        if not in_process(workers) or not items or not self.chosen.readers:
+            return super().outcomes(items, workers)
+        from xmil.runs.embedder import Embedder
+
+        encoder = self.chosen.load()
+        if not self.chosen.reads_by_processes(encoder):
+            return super().outcomes(items, workers)
+        return Embedder(encoder, self.chosen, self.out, self.notes).outcomes(items)
+
+    def warnings(self, items: Sequence[Item], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
+        """Slides that were read in another way than asked for."""
+        return self.notes
 
     def known(self, item: Item) -> dict[str, Any] | None:
         """What is there of a slide whose features are those of its patches, which may be tiled again."""
@@ -240,86 +280,48 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
 
 def _make_worker(
     settings: EmbedSettings, out: Path, digests: tuple[str, ...]
-) -> Stages[Item, dict[str, Any]]:
+) -> Worker[Item, dict[str, Any]]:
     encoder = settings.load()
     if settings.digests != digests:
         raise StopError(
             "The encoder's files have changed since the run started; put them back, or use another --out."
         )
+    if settings.reads_by_processes(encoder):
+        from xmil.runs.embedder import Embedder
+
+        return Embedder(encoder, settings, out).one
 
     def read(item: Item) -> PatchStream:
         return PatchStream(item[1], item[2], encoder.transform, settings)
 
     def work(item: Item, patches: PatchStream) -> dict[str, Any]:
         with patches:
-            write = partial(_write, item[0], patches, encoder, settings)
+            about: dict[str, Any] = {"encoder": encoder, "settings": settings}
+            write = partial(write_features, slide_id=item[0], patches=patches, **about)
+            write = partial(write, encoded=_vectors(encoder, patches))
             stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
         return {"patches": len(patches)}
 
     return Stages(read, work)
 
 
-def _write(slide_id: str, patches: PatchStream, encoder: Encoder, settings: EmbedSettings, path: str) -> None:
-    """Encode batch by batch straight into the file."""
-    import h5py
-
-    header = patches.header
-    with h5py.File(path, "w") as file:
-        file.attrs["xmil"] = json.dumps(_ours(slide_id, patches, encoder, settings), default=str)
-        features = file.create_dataset("features", (len(patches), encoder.dim), dtype=np.float32)
-        named = {"name": slide_id, "savetodir": Path(path).parent.name, "encoder": encoder.name}
-        features.attrs.update(named)
-        coords = file.create_dataset("coords", data=header.coords)
-        coords.attrs.update(_coords_attributes(slide_id, patches))
-        done = 0
-        for values in _vectors(encoder, patches):
-            if not np.isfinite(values).all():
-                raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
-            features[done : done + len(values)] = values
-            done += len(values)
-
-
-def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[npt.NDArray[np.float32]]:
+def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
     """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
+    from xmil.runs.feed.batches import encoded
+
     last: Tensor | None = None
-    for batch in patches:
-        current = _encoded(encoder, batch)
+    done = 0
+    for batch in chain(patches, [None]):
+        current = None if batch is None else encoded(encoder, batch)
         if last is not None:
-            yield last.cpu().numpy()
+            yield np.arange(done, done + len(last)), last.cpu().numpy()
+            done += len(last)
         last = current
-    if last is not None:
-        yield last.cpu().numpy()
 
 
-def _encoded(encoder: Encoder, batch: Tensor) -> Tensor:
-    """The vectors of a batch; a batch that the GPU cannot hold ends the run, as the next one would."""
-    import torch
-
-    try:
-        return encoder(batch)
-    except torch.cuda.OutOfMemoryError:
-        raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower --batch.") from None
-
-
-def _coords_attributes(slide_id: str, patches: PatchStream) -> dict[str, Any]:
-    header = patches.header
-    kept = {key: header.extra.get(key) for key in KEPT}
-    kept["level0_width"], kept["level0_height"] = patches.slide.dimensions
-    known = {**kept, "patch_size": patches.size, "patch_size_level0": header.patch_size, "mpp": header.mpp}
-    named = {"name": slide_id, "savetodir": header.path.parent.name}
-    return {key: "None" if value is None else value for key, value in {**known, **named}.items()}
-
-
-def _ours(slide_id: str, patches: PatchStream, encoder: Encoder, settings: EmbedSettings) -> dict[str, Any]:
-    made = {"encoder": {"name": encoder.name, "asked": settings.encoder, **encoder.about}}
-    made["encoder"] |= {"precision": encoder.precision, "stain_norm": settings.stain_norm}
-    return {
-        "version": __version__,
-        "slide_id": slide_id,
-        "mpp": patches.header.mpp,
-        "inferred": list(patches.header.inferred),
-        "extra": {**made, "source": patches.source},
-    }
+def _readers(device: str) -> int:
+    """Reading processes for a device: a GPU takes more patches than threads of one process decode."""
+    return min(16, os.cpu_count() or 1) if device.startswith("cuda") and os.name == "posix" else 0
 
 
 def found_device(name: str) -> str:

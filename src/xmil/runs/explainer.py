@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from xmil.core.bag import Bag
@@ -20,7 +24,7 @@ from xmil.core.identity import identity
 from xmil.core.run import pairs_file
 from xmil.core.runfiles import make_folder
 from xmil.core.storage import write_explanations
-from xmil.data.bags import read_bag
+from xmil.data.bags import open_bag
 from xmil.data.cases import Case, join_bags, named
 from xmil.data.siblings import is_plain
 from xmil.methods import explain_targets, interactions, memory_budget
@@ -29,6 +33,7 @@ from xmil.runs.ensemble import Ensemble, average, predicted_by
 from xmil.runs.inputs import NOTHING, Unsaid
 from xmil.runs.rows import Row, slide_row
 from xmil.runs.settings import PREDICTED, ExplainSettings
+from xmil.runs.summary import SlideSummary, summarise_slide
 from xmil.runs.workers.pool import Stages
 
 LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
@@ -62,9 +67,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a worker did with a case: a row per slide."""
+    """What a worker did with a case: a row per slide, and what each adds to the run's summary."""
 
     rows: list[Row]
+    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Explainer:
 
     def __init__(self, job: ExplainJob, ensemble: Ensemble) -> None:
         self.job, self.models, self.spec = job, ensemble.models, ensemble.spec
+        self._empty = pinned_empty if job.device.startswith("cuda") else np.empty
 
     def read(self, case: Case) -> Read:
         """The bags of a case; runs ahead in a thread."""
@@ -98,9 +105,13 @@ class Explainer:
             if not is_plain(slide):
                 raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
         full = self.job.full_digests
+        for path in case.paths:
+            read_ahead(path)
         sources = [identity(path, full=full, times=True) for path in case.paths]
         options, pairs = self.job.settings.reading, zip(case.slides, case.paths, strict=True)
-        parts = [named(read_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
+        headers = [(open_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
+        alone = len(headers) == 1  # slides of a case are joined in float32
+        parts = [named(h.read_stored(self._empty) if alone else h.read(), slide) for h, slide in headers]
         bag, rows = join_bags(parts, name=case.name)
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
@@ -117,12 +128,12 @@ class Explainer:
 
     def write(self, made: Unwritten) -> Explained:
         """Write the files of a case's slides, while the next case is explained."""
-        for place in range(len(made.read.parts)):
-            self._write(made, place)
+        summaries = {slide: self._write(made, place) for place, slide in enumerate(made.case.slides)}
         said = {"warnings": warnings_of(made.explanations)}
         about: dict[str, Any] = {"logits": made.logits, "spec": vars(self.spec), "seconds": made.seconds}
         parts = enumerate(made.read.parts)
-        return Explained([{**slide_row(made.case, i, n=len(part), **about), **said} for i, part in parts])
+        rows = [{**slide_row(made.case, i, n=len(part), **about), **said} for i, part in parts]
+        return Explained(rows, summaries)
 
     def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
@@ -162,7 +173,7 @@ class Explainer:
             if self.job.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _write(self, made: Unwritten, place: int) -> None:
+    def _write(self, made: Unwritten, place: int) -> list[SlideSummary]:
         case, read, explanations, logits = made.case, made.read, made.explanations, made.logits
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
@@ -173,6 +184,7 @@ class Explainer:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.job.out, case.slides[place])
         stopping(partial(write_explanations, own, path, provenance=about))
+        return [summarise_slide(e) for e in own if len(e)]
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
         """Interactions of each target, before the slide's file: that one says the slide is done."""
@@ -190,6 +202,19 @@ class Explainer:
             path = pairs_file(self.job.out, case.name, target)
             stopping(partial(make_folder, path.parent))
             stopping(partial(found.save, path))
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array in memory that a GPU copies from by itself."""
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())
+
+
+def read_ahead(path: Path) -> None:
+    """Have the system fetch a file while its head is looked at, where it takes such advice."""
+    if hasattr(os, "posix_fadvise") and path.is_file():  # a pipe would wait for its other end
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def slide_file(out: Path, slide: str) -> Path:

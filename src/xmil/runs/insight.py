@@ -4,36 +4,43 @@ run.json, slides.csv, failures.csv
 dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
-strategies.csv, shortcuts.csv, biomarkers.csv, removals.csv, stability.csv
 concepts/<slide_id>.npz              what of each patch's score goes through each concept
+classes.csv                          relevance by concept, class and slide, if several classes were explained
+atlas/concept_<k>.jpg                patches of the leading concepts
+strategies.csv, shortcuts.csv, biomarkers.csv, survival.csv, removals.csv, stability.csv, sanity.csv
 consensus/<slide_id>.parquet         what the models of an ensemble, or several runs, agree on
 report.html, card.html, card.json, card.md, album.pdf
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError
 from xmil.core.names import listed
 from xmil.core.parsing import parse_json
 from xmil.core.run import Run, open_run
 from xmil.data import feature_files, open_bag, read_cohort
 from xmil.data.siblings import slide_name
-from xmil.findings.dictionary import SAMPLE, draw_sample, fit_dictionary
+from xmil.findings.dictionary import even_counts, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
 from xmil.runs.insight_album import write_album
+from xmil.runs.insight_regions import region_files
+from xmil.runs.insight_shares import add_strong_shares
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
 from xmil.runs.insight_tables import write_insight
 from xmil.runs.listener import Listener
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
 
-PER_SLIDE = 2_000  # patches of one slide in the sample, at most
+SANITY = 10  # slides of the sanity tests
 MADE = ("report.html", "card.html", "card.json", "card.md", "album.pdf")
 NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
 
@@ -55,6 +62,9 @@ def insight(
     beside: str | Sequence[StrPath] = (),
     evaluated: StrPath | None = None,
     album: bool = False,
+    regions: StrPath | None = None,
+    within: str | Sequence[str] = (),
+    sanity: int = SANITY,
     seed: int = 0,
     restart: bool = False,
     workers: Workers | int = 1,
@@ -69,7 +79,9 @@ def insight(
     pictures: properties of patches, and examples in the report. `model` may be the folder of a training:
     stability is then that of its folds; `beside` names further runs of the same slides to compare with.
     `evaluated` is a run of `xmil evaluate`, whose certificates go into card and album. `album` writes a PDF
-    with a page for each slide.
+    with a page for each slide. `regions` is a folder of annotations, <slide_id>.geojson: biomarkers are then
+    given within them as well, or within their classes `within`. With the model, `sanity` slides are explained
+    again, with it and with new weights in it, and the card says how the scores changed.
     """
     hear = listener or Listener()
     held = run if isinstance(run, Run) else open_run(run)
@@ -86,6 +98,9 @@ def insight(
         tuple(open_run(path).path for path in (listed(beside) if isinstance(beside, str) else beside)),
         None if evaluated is None else open_run(evaluated).path,
         album,
+        {} if regions is None else region_files(regions),
+        tuple(listed(within)),
+        sanity,
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
@@ -125,6 +140,9 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     beside: tuple[Path, ...] = ()
     evaluated: Path | None = None
     album: bool = False
+    regions: Mapping[str, Path] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
+    sanity: int = SANITY
     kind = "insight"
     folders = ("slides", "concepts", "consensus")
     verb = "looked at"
@@ -137,7 +155,8 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def settings(self) -> dict[str, Any]:
         """What is looked for, in which run."""
         model = None if self.model is None else str(self.model)
-        more = {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
+        more: dict[str, Any] = {"within": list(self.within)} if self.within else {}
+        more |= {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
         return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model, **more}
 
     def about(self) -> dict[str, Any]:
@@ -153,19 +172,21 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         path = self.out / "dictionary.npz"
         if path.is_file():
             return
-        sample = draw_sample(self._features(), limit=SAMPLE, seed=self.chosen.seed)
+        sample = self._sample()
         kinds = min(self.chosen.concepts, len(sample))
         fit_dictionary(sample, concepts=kinds, kind=self.chosen.dictionary, seed=self.chosen.seed).save(path)
 
-    def _features(self) -> Iterator[Any]:
-        """Some patches of each slide, read one slide at a time."""
-        import numpy as np
-
-        rng = np.random.default_rng(self.chosen.seed)
-        for slide in self.items:
+    def _sample(self) -> FloatArray:
+        """Patches of every slide in proportion; the files are asked for these rows alone."""
+        seed = self.chosen.seed
+        counts = even_counts([len(open_bag(self.paths[slide])) for slide in self.items], seed=seed)
+        rng, held = np.random.default_rng(seed), []
+        for slide, count in zip(self.items, counts.tolist(), strict=True):
             header = open_bag(self.paths[slide])
-            rows = np.sort(rng.permutation(len(header))[:PER_SLIDE])
-            yield header.read(rows).features
+            rows = np.sort(rng.permutation(len(header))[:count])
+            if count:
+                held.append(header.read(rows).features)
+        return np.concatenate(held)
 
     def make_worker(self, workers: Workers) -> MakeWorker[str, dict[str, Any]]:  # noqa: ARG002 - the base's
         """A worker has the dictionary, the model and the places of the files."""
@@ -177,6 +198,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         return InsightJob(
             self.out, self.run.path, dict(self.paths), self.model, dict(self.pictures),
             self.chosen.method, self.chosen.target, self.folder.fingerprint, self.beside,
+            {slide: path for slide, path in self.regions.items() if slide in self.paths}, self.within,
         )  # fmt: skip
 
     def known(self, item: str) -> dict[str, Any] | None:
@@ -209,7 +231,12 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """Tables over the cohort, report and card."""
         slides = [slide for slide in items if slide in tally.results]
         results = [tally.results[slide] for slide in slides]
-        made = write_insight(self, slides, results)
+        scale = add_strong_shares(self, slides, results)
+        tally.rows |= {
+            row["slide_id"]: row for s, r in zip(slides, results, strict=True) for row in self.rows_of(s, r)
+        }
+        self._write_tables(self.folder, items, tally)
+        made = {"strong_above": scale, **write_insight(self, slides, results)}
         if self.album:
             write_album(self, slides, results)
         return made

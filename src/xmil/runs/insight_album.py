@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import InputError, XmilError
 from xmil.core.explanation import Explanation
+from xmil.core.lettering import letter_figure
 from xmil.core.storage import write_atomically
 from xmil.heatmaps.canvas import View, check_fit, place_on, whole_box
 from xmil.heatmaps.picture import Look
@@ -28,6 +29,7 @@ LONGEST, TOP, EDGE, WIDE = (
     96,
     96,
 )  # pixels of a map, patches of each end, their pixels, letters a line
+LINE = 0.0118  # of the page, a line of facts
 LIMIT = "For research use only: not a medical device."
 
 
@@ -38,7 +40,7 @@ def write_album(run: InsightRun, slides: Sequence[str], results: Sequence[Mappin
     def write(part: str) -> None:
         with PdfPages(part, metadata={"Title": f"Explanations of {run.run.path.name}"}) as pages:
             for slide, result in zip(slides, results, strict=True):
-                pages.savefig(album_page(run, slide, result), dpi=150)
+                pages.savefig(letter_figure(album_page(run, slide, result)), dpi=150)
 
     write_atomically(run.out / "album.pdf", write)
 
@@ -55,8 +57,10 @@ def album_page(run: InsightRun, slide: str, result: Mapping[str, Any]) -> Any:
         _pictures(figure, run.pictures.get(slide), e)
     except XmilError as error:
         figure.text(0.06, 0.9, fill(f"No picture: {error}", WIDE), fontsize=8, va="top")
-    figure.text(0.06, 0.285, _facts(result), fontsize=8, va="top", family="monospace")
-    figure.text(0.06, 0.165, certificate_text(run.evaluated, slide, e), fontsize=8.5, va="top", wrap=True)
+    facts = _facts(result)
+    figure.text(0.06, 0.285, facts, fontsize=8, va="top", family="monospace")
+    below = 0.27 - LINE * (facts.count("\n") + 1)
+    figure.text(0.06, below, certificate_text(run.evaluated, slide, e), fontsize=8.5, va="top", wrap=True)
     figure.text(0.06, 0.03, LIMIT, fontsize=7, color="0.35")
     return figure
 

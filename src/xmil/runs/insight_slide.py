@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from xmil.findings.dictionary import Dictionary
 from xmil.findings.shortcuts import patch_correlations
 from xmil.findings.stability import Consensus, consensus
 from xmil.runs.cohort_run import stopping
+from xmil.runs.insight_regions import region_biomarkers, region_mask
 
 LOOKED_AT = 96  # patches of a slide whose pictures are read, evenly by score
 PIXELS = 64  # of such a picture
 EXAMPLES = 5  # patches per concept and slide
 Models = Sequence[Any]
+REMOVAL = ("concept", "relevance", "predicted", "measured")
 DELETED = 5  # leading concepts that are deleted, where the model is at hand
 
 
@@ -45,20 +47,30 @@ class InsightJob:
     target: str | None
     fingerprint: str
     beside: tuple[Path, ...] = ()  # further runs of the same slides
+    regions: Mapping[str, Path] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # classes of annotations that make a region
 
     def identity_of(self, slide: str) -> list[Any]:
-        """What a slide's findings were made from: its explanations and its features."""
+        """What a slide's findings were made from: its explanations, its features and its region."""
         runs = [run / "slides" / f"{slide}.parquet" for run in (self.run, *self.beside)]
-        return [identity(path) for path in (*runs, self.features[slide])]
+        region = [self.regions[slide]] if slide in self.regions else []
+        return [identity(path) for path in (*runs, self.features[slide], *region)]
 
 
 def make_insight_worker(job: InsightJob) -> Callable[[str], dict[str, Any]]:
     """A function from a slide to what it gives, with dictionary and models loaded once."""
-    from xmil.runs.ensemble import Ensemble, model_paths
-
     dictionary = Dictionary.load(job.out / "dictionary.npz")
-    models = () if job.model is None else Ensemble.load(model_paths(job.model)).models
+    models = () if job.model is None else run_models(job.model, job.run)
     return lambda slide: _look(job, dictionary, models, slide)
+
+
+def run_models(path: Path, run: Path) -> Models:
+    """The models at a path, with the background that the run of explanations lent them."""
+    from xmil.core.background import Background
+    from xmil.runs.ensemble import BACKGROUND, Ensemble, model_paths
+
+    held, kept = Ensemble.load(model_paths(path)), Background.load(run / BACKGROUND)
+    return (held if kept is None else held.lent(kept)).models
 
 
 def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
@@ -88,9 +100,13 @@ def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -
         maps = ConceptMaps(shares.concepts, e.scores, e.method, str(e.target))
         stopping(lambda: maps.save(job.out / "concepts" / f"{slide}.npz"))
         found |= _concepts(shares) | {"removals": _removals(slide, models, e, dictionary, bag, shares)}
+        found["classes"] = _classes(job, slide, dictionary, bag, models)
     each = _each(job, slide, e, bag, models)
-    if each is not None:
-        agreed = consensus(each)
+    agreed = None if each is None else consensus(each)
+    if slide in job.regions:
+        inside = region_mask(job.regions[slide], e, job.within)
+        found["biomarkers"] |= region_biomarkers(e, inside, agreed)
+    if agreed is not None:
         found["stability"] = agreed.summary
         found["biomarkers"] |= agreed.shares
         path = job.out / "consensus" / f"{slide}.parquet"
@@ -163,22 +179,59 @@ def _concepts(shares: ConceptShares) -> dict[str, Any]:
     return {"profile": [float(value) for value in shares.profile], "residual": rest, "examples": examples}
 
 
+def _classes(
+    job: InsightJob, slide: str, dictionary: Dictionary, bag: Bag, models: Models
+) -> dict[str, list[float]]:
+    """The profile of every class that the run explains, where there are several and none is named."""
+    every = [e for e in read_explanations(job.run / "slides" / f"{slide}.parquet") if e.method == job.method]
+    if job.target is not None or len(every) < 2:
+        return {}
+    found = {}
+    for e in every:
+        relevance = _relevance(e, bag, models)
+        if relevance is not None:
+            weights = feature_weights(bag.features, relevance)
+            profile = split_scores(dictionary, bag.features, weights).profile
+            found[str(e.target)] = [float(value) for value in profile]
+    return found
+
+
 def _removals(
     slide: str, models: Models, e: Explanation, dictionary: Dictionary, bag: Bag, shares: ConceptShares
 ) -> list[dict[str, Any]]:
     """What deleting the slide's leading concepts does to the explained logit."""
     if not models or not isinstance(e.target.cls, int) or e.target.cls >= len(e.logits):
         return []
-    import torch
-
-    def output(features: FloatArray) -> float:
-        with torch.no_grad():
-            x = torch.from_numpy(features)[None]
-            return float(np.mean([float(model(x)[0, e.target.cls]) for model in models]))
-
+    output = MeanLogit(models, e.target.cls)
     chosen = leading(shares.profile[None], DELETED).tolist()
-    made = remove_concepts(slide, output, dictionary, bag.features, shares, concepts=chosen)
-    return [{"concept": r.concept, "predicted": r.predicted, "measured": r.measured} for r in made]
+    slope = output.slope(bag.features)
+    made = remove_concepts(slide, output, dictionary, bag.features, shares, slope=slope, concepts=chosen)
+    return [{key: getattr(r, key) for key in REMOVAL} for r in made]
+
+
+@dataclass(frozen=True, eq=False)
+class MeanLogit:
+    """The mean logit of a class over models, as a function of a bag's features."""
+
+    models: Models
+    cls: int
+
+    def __call__(self, features: FloatArray) -> float:
+        import torch
+
+        with torch.no_grad():
+            return float(self._of(torch.from_numpy(features)))
+
+    def slope(self, features: FloatArray) -> FloatArray:
+        """The gradient at the features (n, d)."""
+        import torch
+
+        x = torch.from_numpy(features).requires_grad_(True)
+        (found,) = torch.autograd.grad(self._of(x), x)
+        return np.asarray(found.numpy(), dtype=np.float32)
+
+    def _of(self, x: Any) -> Any:
+        return sum(model(x[None])[0, self.cls] for model in self.models) / len(self.models)
 
 
 def _seen(path: Path | None, e: Explanation) -> dict[str, Any]:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xmil.core.errors import InputError, XmilError
 from xmil.core.runfiles import write_table
-from xmil.core.storage import read_explanations, write_text
+from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
-from xmil.findings.biomarkers import correlation_with, survival_of
-from xmil.findings.report import ConceptRow, Findings, card_html, card_json, card_markdown, report_html
+from xmil.findings.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
+from xmil.findings.concepts import removal_agreement
+from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
-from xmil.runs.insight_slide import chosen_explanation
+from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
+from xmil.runs.insight_sanity import other_models, sanity_tests
+from xmil.runs.insight_slide import REMOVAL
 
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
-SHOWN, PICTURES, EDGE = 8, 12, 96  # concepts in the report, patches of each, their pixels
+PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
 SHARES = (
-    "supporting_share", "agreed_share", "masked_share", "positive_relevance_share", "hot_regions",
-    "largest_region", "mixing",
+    "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
+    "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
 )  # fmt: skip
 
 
@@ -39,21 +42,24 @@ def write_insight(
     shortcuts = _shortcuts(run, slides, results)
     found = Findings(
         title=f"What the model looks at: {run.run.path.name}",
-        about=_about(run),
+        about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),
         strategies=strategies,
         accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
         shortcuts=shortcuts,
-        accused=_accused(run, shortcuts),
+        accused=accused_patches(run, shortcuts),
         removals=_removals(run, slides, results),
         biomarkers=_biomarkers(run, slides, results),
         stability=_stability(slides, results, run),
         audit=_audit(results),
         faithfulness=_faithfulness(run),
+        sanity=sanity_tests(run, slides),
+        curves=_curves(run, slides, results),
         notes=_notes(run, results, profiles),
     )
-    _write_tables(run, found, with_profile, profiles, strategies)
+    known = [r for r in results if "profile" in r]
+    _write_tables(run, found, with_profile, profiles, strategies, known)
     write_text(run.out / "report.html", report_html(found))
     write_text(run.out / "card.html", card_html(found))
     write_text(run.out / "card.json", card_json(found))
@@ -61,16 +67,30 @@ def write_insight(
     return {"shortcuts": [str(a) for a in shortcuts if a.found]}
 
 
-def _about(run: InsightRun) -> dict[str, Any]:
-    model = run.run.about.get("model")
-    name = model.get("spec", {}).get("name") if isinstance(model, dict) else None
+def _about(run: InsightRun, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    held = run.run.about
+    patches = int(sum(r["biomarkers"]["patches"] for r in results))
+    folder = Path(str(held.get("features"))).name
     return {
-        "model": name,
+        "model": _model_words(held),
+        "data": f"{len(results)} slides, {patches:,} patches; features {folder}",
+        "task": run.run.task,
         "method": run.chosen.method,
         "target": run.chosen.target or "as explained",
         "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
-        "version": run.run.about.get("version"),
+        "version": held.get("version"),
     }
+
+
+def _model_words(about: Mapping[str, Any]) -> str | None:
+    """The models' kind, width and checksums."""
+    models = about.get("models") or [about.get("model")]
+    known = [model for model in models if isinstance(model, dict)]
+    if not known:
+        return None
+    spec = known[0].get("spec") or {}
+    sums = ", ".join(str(model.get("digest"))[:12] for model in known)
+    return f"{spec.get('name')}, {spec.get('in_dim')} features, SHA-256 {sums}"
 
 
 def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
@@ -85,7 +105,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
-    return notes + [str(line) for line in run.run.warnings]
+    return notes + other_models(run) + [str(line) for line in run.run.warnings]
 
 
 def _shortcuts(
@@ -106,16 +126,6 @@ def _shortcuts(
     )
 
 
-def _accused(run: InsightRun, shortcuts: Sequence[Association]) -> list[bytes]:
-    """The strongest patches of the slides that the first shortcut names."""
-    named = [a for a in shortcuts if a.found][:1]
-    wanted = []
-    for slide in named[0].slides if named else ():
-        e = chosen_explanation(run.run.file(slide), run.chosen.method, run.chosen.target)
-        wanted += [(slide, int(row)) for row in np.argsort(-np.abs(e.scores), kind="stable")[:3]]
-    return _pictures(run, wanted)
-
-
 def _cell(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value  # read back from a file
 
@@ -132,60 +142,47 @@ def _concepts(
         wanted = [
             (size, slide, i) for slide, r in zip(slides, results, strict=True) for i, size in r["examples"][k]
         ]
-        best = sorted(wanted, key=lambda item: -item[0])[:PICTURES] if place < SHOWN else []
-        pictures = tuple(_pictures(run, [(slide, i) for _, slide, i in best]))
+        best = sorted(wanted, key=lambda item: -item[0])[:ON_SHEET] if place < SHOWN else []
+        pictures = [data for _, data in patch_pictures(run, [(slide, i) for _, slide, i in best])]
+        write_sheet(run, int(k), pictures)
+        shown = tuple(pictures[:PICTURES])
         rows.append(
-            ConceptRow(int(k), float(profiles[:, k].mean()), float(strength[k]), int(leads[k]), pictures)
+            ConceptRow(int(k), float(profiles[:, k].mean()), float(strength[k]), int(leads[k]), shown)
         )
     return rows
 
 
-def _pictures(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[bytes]:
-    """JPEGs of patches, where their slides are at hand and can be read."""
-    from PIL import Image
-
-    from xmil.heatmaps.canvas import place_on
-    from xmil.heatmaps.sheets import cut_patch
-    from xmil.slides import open_slide
-
-    made = []
-    for slide, row in patches:
-        if slide not in run.pictures:
-            continue
-        try:
-            with open_slide(run.pictures[slide]) as opened:
-                e = place_on(read_explanations(run.run.file(slide))[0], opened)
-                pixels = cut_patch(opened, e.boxes()[row], EDGE)
-        except XmilError:
-            continue  # the slide's own row says what is wrong with it
-        held = io.BytesIO()
-        Image.fromarray(pixels).save(held, format="JPEG", quality=85)
-        made.append(held.getvalue())
-    return made
-
-
 def _correct(run: InsightRun, slides: Sequence[str]) -> list[float]:
-    rows = run.run.rows
+    """Whether the run decided rightly: as it says itself, else by the label of the cohort given here."""
     known = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-    return [known.get(str(rows.get(slide, {}).get("correct", "")).lower(), float("nan")) for slide in slides]
+    rows, found = run.run.rows, []
+    for slide in slides:
+        row, label = rows.get(slide, {}), str(run.columns.label.get(slide, ""))
+        told = str(row.get("correct") or "").lower()
+        if told not in known and f"p:{label}" in row:  # the label names a class of the model
+            told = str(label == row.get("predicted")).lower()
+        found.append(known.get(told, float("nan")))
+    return found
 
 
 def _removals(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
     rows = [
-        (slide, *(r[k] for k in ("concept", "predicted", "measured")))
+        (slide, *(r[key] for key in REMOVAL))
         for slide, result in zip(slides, results, strict=True)
         for r in result.get("removals", ())
     ]
-    write_table(run.out / "removals.csv", ("slide_id", "concept", "predicted", "measured"), rows)
+    write_table(run.out / "removals.csv", ("slide_id", *REMOVAL), rows)
     if len(rows) < 3:
         return {}
-    predicted, measured = (np.array([row[i] for row in rows]) for i in (2, 3))
-    agreement = float((predicted * measured > 0).mean())
-    varied = predicted.std() > 0 and measured.std() > 0
-    correlation = float(np.corrcoef(predicted, measured)[0, 1]) if varied else float("nan")
-    return {"agreement": agreement, "correlation": correlation, "n": float(len(rows))}
+    relevance, predicted, measured = (np.array([row[i] for row in rows]) for i in (2, 3, 4))
+    by_relevance = removal_agreement(relevance, measured)
+    return {
+        **removal_agreement(predicted, measured),
+        **{f"{name} of relevance": value for name, value in by_relevance.items()},
+        "n": float(len(rows)),
+    }
 
 
 def _biomarkers(
@@ -228,6 +225,33 @@ def _survival(run: InsightRun, slides: Sequence[str], numbers: Sequence[float]) 
     }
 
 
+def _curves(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> dict[str, list[SurvivalCurve]]:
+    """Kaplan-Meier curves by the strong share, and by the plain output beside it."""
+    times, events = run.columns.outcomes.get("time"), run.columns.outcomes.get("event")
+    if times is None or events is None:
+        return {}
+    nan = float("nan")
+    outcome = ([times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
+    found = {}
+    for name in ("strong_share", "plain output"):
+        values = [r["output"] if name == "plain output" else r["biomarkers"][name] for r in results]
+        try:
+            found[name] = survival_curves(values, *outcome)
+        except XmilError:
+            continue  # the table of biomarkers says why
+    rows = [
+        (name, c.group, c.n, *point)
+        for name, curves in found.items()
+        for c in curves
+        for point in zip(c.times, c.share, c.low, c.high, strict=True)
+    ]
+    header = ("biomarker", "group", "n", "time", "survival", "low", "high")
+    write_table(run.out / "survival.csv", header, rows)
+    return found
+
+
 def _stability(
     slides: Sequence[str], results: Sequence[Mapping[str, Any]], run: InsightRun
 ) -> dict[str, float]:
@@ -266,12 +290,30 @@ def _audit(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     known = [r["audit"] for r in results if r.get("audit")]
     if not known:
         return {}
-    shares = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
-    return {f"mean |{name}|": value for name, value in shares.items()}
+    sizes = {name: float(np.mean([abs(a.get(name, 0.0)) for a in known])) for name in known[0]}
+    return {f"size of {name}": value for name, value in sizes.items() if value}
+
+
+def _write_classes(
+    run: InsightRun, names: Sequence[str], slides: Sequence[str], results: Sequence[Mapping[str, Any]]
+) -> None:
+    """Relevance per concept, class and slide, where the run explains several classes."""
+    rows = [
+        (slide, target, *profile)
+        for slide, result in zip(slides, results, strict=True)
+        for target, profile in result.get("classes", {}).items()
+    ]
+    if rows:
+        write_table(run.out / "classes.csv", ("slide_id", "target", *names), rows)
 
 
 def _write_tables(
-    run: InsightRun, found: Findings, slides: Sequence[str], profiles: Any, strategies: Strategies | None
+    run: InsightRun,
+    found: Findings,
+    slides: Sequence[str],
+    profiles: Any,
+    strategies: Strategies | None,
+    results: Sequence[Mapping[str, Any]],
 ) -> None:
     rows = [(row.concept, row.relevance, row.strength, row.leads) for row in found.concepts]
     write_table(run.out / "concepts.csv", ("concept", "mean_relevance", "mean_absolute", "leads_in"), rows)
@@ -281,6 +323,7 @@ def _write_tables(
         ("slide_id", *names),
         [(s, *p.tolist()) for s, p in zip(slides, profiles, strict=True)],
     )
+    _write_classes(run, names, slides, results)
     if strategies is not None:
         places = zip(slides, strategies.labels.tolist(), strategies.embedding.tolist(), strict=True)
         write_table(

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity
@@ -22,34 +23,77 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xmil.runs.embed import EmbedSettings
+    from xmil.runs.feed.tiles import GpuTiles
 
 SAMPLE = 32  # patches from which the stains of a slide are found
 
 
-class PatchStream:
-    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
+class SlidePatches:
+    """A slide with its patches, checked against each other; close it after use."""
 
-    def __init__(
-        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
-    ) -> None:
+    def __init__(self, slide: Path, patches: Path, settings: EmbedSettings) -> None:
         self.source = identity(slide, full=settings.full_digests)
         self.header = open_bag(patches)
         self.size = _patch_px(self.header, settings)
         self.slide = open_slide(slide)
-        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
-        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
-        self._waiting: deque[list[Future[Tensor]]] = deque()
-        self._next = 0
+        self.tiles: GpuTiles | None = None  # where a GPU decodes them
         try:
             _check(self.slide, self.header)
             self.stain = self._find_stain() if settings.stain_norm and len(self) else None
-            self._fill()
         except BaseException:
             self.close()
             raise
 
     def __len__(self) -> int:
         return len(self.header)
+
+    @property
+    def xy0(self) -> npt.NDArray[np.int64]:
+        """The corners (n, 2)."""
+        assert self.header.coords is not None  # noqa: S101  # `_patch_px` has seen them
+        return self.header.coords
+
+    @property
+    def edge0(self) -> int:
+        """The edge of a patch in level-0 pixels."""
+        assert self.header.patch_size is not None  # noqa: S101  # as above
+        return self.header.patch_size
+
+    def read(self, index: int) -> Pixels:
+        """The pixels of one patch, stains not changed."""
+        return read_patch(self.slide, self.xy0[index], edge0=self.edge0, size=self.size)
+
+    def close(self) -> None:
+        """Close the slide."""
+        self.slide.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _find_stain(self) -> Macenko:
+        """The slide's stains, from patches spread evenly over it."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
+        try:
+            return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
+        except InputError as error:
+            raise FileError(f"{self.slide.path}: {error}") from None
+
+
+class PatchStream(SlidePatches):
+    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
+
+    def __init__(
+        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
+    ) -> None:
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
+        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
+        self._waiting: deque[list[Future[Tensor]]] = deque()
+        self._next = 0
+        super().__init__(slide, patches, settings)
+        self._fill()
 
     def __iter__(self) -> Iterator[Tensor]:
         """Batches in the order of the patches."""
@@ -60,21 +104,10 @@ class PatchStream:
             self._fill()
             yield torch.stack(batch)
 
-    def read(self, index: int) -> Pixels:
-        """The pixels of one patch, stains not changed."""
-        assert self.header.coords is not None and self.header.patch_size is not None  # noqa: S101, PT018
-        return read_patch(self.slide, self.header.coords[index], edge0=self.header.patch_size, size=self.size)
-
     def close(self) -> None:
         """Stop reading and close the slide."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self.slide.close()
-
-    def __enter__(self) -> PatchStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def _fill(self) -> None:
         while len(self._waiting) < self._ahead and self._next < len(self):
@@ -86,14 +119,6 @@ class PatchStream:
     def _prepared(self, index: int) -> Tensor:
         pixels = self.read(index)
         return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
-
-    def _find_stain(self) -> Macenko:
-        """The slide's stains, from patches spread evenly over it."""
-        chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
-        try:
-            return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
-        except InputError as error:
-            raise FileError(f"{self.slide.path}: {error}") from None
 
 
 def _patch_px(header: Header, settings: EmbedSettings) -> int:

@@ -42,6 +42,7 @@ def tile_slides(
     fold: bool = True,
     blur: bool = True,
     coverslip: bool = True,
+    keep_edge: bool = False,
     restart: bool = False,
     workers: Workers | int = 1,
     follow_links: bool = True,
@@ -51,12 +52,15 @@ def tile_slides(
     """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
 
     Patches with pen marks are left out unless `pen`; those with a fold, blur or the coverslip's edge are kept
-    unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn.
+    unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn. `keep_edge` adds the
+    patches that reach over the slide's right and lower border, white beyond it.
     """
     hear = listener or Listener()
     kept = {"pen": pen, "fold": fold, "blur": blur, "coverslip": coverslip}
     drop = tuple(kind for kind, wanted in kept.items() if not wanted)
-    settings = TileSettings(size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification, drop)
+    settings = TileSettings(
+        size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification, drop, keep_edge
+    )
     found = named_slides(slides, follow_links=follow_links, say=hear.say)
     run = TileRun(Path(out), settings, found.slides, full_digests=full_digests, restarts=restart)
     tally = run.go(
@@ -94,7 +98,10 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
     def settings(self) -> dict[str, Any]:
         """What a patch is; the mpp of slides that store none may be given later."""
-        return {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
+        given = {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
+        if not self.chosen.keep_edge:  # as it was before there was a choice
+            del given["keep_edge"]
+        return given
 
     def about(self) -> dict[str, Any]:
         """The given mpp, which stays known when it is not repeated, and the slides."""

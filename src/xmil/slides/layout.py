@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil._version import __version__
+from xmil.core.lettering import drawable
 from xmil.core.storage import write_atomically, write_text
 from xmil.slides.slide import resize
 from xmil.slides.tiling import STANDARD, Tiling, outlines, tissue_geojson
@@ -147,8 +148,9 @@ def _draw_outlines(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
 
 def _caption(tiling: Tiling) -> str:
     microns = tiling.edge0 * tiling.mpp
+    name = drawable(tiling.slide_id, own_only=True)
     return (
-        f"{tiling.slide_id}   {len(tiling.xy0):,} patches of {tiling.settings.size} px at "
+        f"{name}   {len(tiling.xy0):,} patches of {tiling.settings.size} px at "
         f"{microns / tiling.settings.size:.3g} µm/px   tissue {tiling.tissue.share:.0%} of the slide"
     )
 

@@ -46,6 +46,7 @@ class TileSettings:
     slide_mpp: float | None = None
     magnification: float | None = None
     drop: tuple[str, ...] = ("pen",)  # artefacts whose patches are left out
+    keep_edge: bool = False  # patches that reach over the right and lower border of the slide
 
     def __post_init__(self) -> None:
         for name, least in (("size", 8), ("overlap", 0)):
@@ -102,7 +103,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     settings = settings or TileSettings()
     mpp, inferred = known_mpp(slide, settings)
     edge0, step0 = _edges(slide, settings, mpp)
-    corners = grid(slide.bounds, edge0, step0)
+    corners = grid(slide.bounds, edge0, step0, over=settings.keep_edge)
     if not len(corners):
         width, height = slide.bounds[2:]
         raise FileError(f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px.")
@@ -152,15 +153,20 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
     raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass --slide-mpp.")
 
 
-def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int) -> Corners:
+def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int, *, over: bool = False) -> Corners:
     """Level-0 corners of all whole patches inside the bounds (x, y, width, height), row by row.
+
+    `over` adds those that begin inside and reach over the border, until everything is covered.
 
     >>> grid((10, 0, 600, 300), 256, 256).tolist()
     [[10, 0], [266, 0]]
+    >>> grid((10, 0, 600, 200), 256, 256, over=True).tolist()
+    [[10, 0], [266, 0], [522, 0]]
     """
     x, y, width, height = bounds
-    columns = np.arange(x, x + width - edge0 + 1, step0, dtype=np.int64)
-    rows = np.arange(y, y + height - edge0 + 1, step0, dtype=np.int64)
+    more = step0 - 1 if over else 0
+    columns = np.arange(x, x + width + more - edge0 + 1, step0, dtype=np.int64)
+    rows = np.arange(y, y + height + more - edge0 + 1, step0, dtype=np.int64)
     return np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ from xmil.core.budget import check_budget, stored_bytes
 from xmil.core.errors import FileError
 
 Index = npt.NDArray[np.int64]
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 NUMBERS = "fiub"
 _RATIO = 1100  # deflate cannot shrink further; other codecs rarely come near
 _SLACK = 1 << 20
@@ -47,6 +48,13 @@ class Rows(ABC):
     @abstractmethod
     def read(self, index: Index | None = None) -> FloatArray:
         """All rows, or those of the index in its order."""
+
+    def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:  # noqa: ARG002 - for subclasses
+        """All rows in the type they are stored in where that is quicker, else as float32.
+
+        `empty` makes the array that they are read into.
+        """
+        return self.read()
 
 
 class ArrayRows(Rows):

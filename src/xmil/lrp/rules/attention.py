@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
+from xmil.lrp.marks import CUT
 from xmil.lrp.operations import register_rule
 from xmil.lrp.rules.affine import apply_affine
 from xmil.lrp.values import with_gradient_of
+from xmil.nn.fused import normalised_attention, transposed_attention
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -28,6 +30,17 @@ def softmax(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     with torch.no_grad():
         out: Tensor = function(*args, **kwargs)
     return out
+
+
+@register_rule("nystrom_factors")
+def nystrom_factors(engine: Engine, function: Any, x: Tensor, *args: Any) -> Any:
+    """Constants that depend on the input, one and all."""
+    with torch.no_grad():
+        factors = function(x, *args)
+    for value in vars(factors).values():
+        if isinstance(value, Tensor):
+            engine.marks.put(value, CUT)
+    return factors
 
 
 @register_rule("scaled_dot_product_attention")
@@ -55,11 +68,24 @@ def scaled_dot_product_attention(
     ):
         out = function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
         return apply_affine(engine, out, out, None, engine.composite.attention)
-    with torch.no_grad():
-        out = function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    ruled: Tensor = _ConstantWeights.apply(value, out, query * factor, key, mask)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        known = normalised_attention(query, key, value, _as_bias(mask), scale=factor)
+        sums = None if known is None else known[1]
+        out = (
+            known[0]
+            if known is not None
+            else function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
+        )
+    ruled: Tensor = _ConstantWeights.apply(value, out, query, key, mask, sums, factor)  # type: ignore[no-untyped-call]
     return apply_affine(engine, ruled, ruled, None, engine.composite.attention)
+
+
+def _as_bias(mask: Tensor | None) -> Tensor | None:
+    """A mask as what it adds to the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
 
 
 class _ConstantWeights(torch.autograd.Function):
@@ -67,17 +93,36 @@ class _ConstantWeights(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, out: Tensor, query: Tensor, key: Tensor, mask: Tensor | None
+        ctx: Any,
+        value: Tensor,
+        out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        sums: Tensor | None,
+        scale: float,
     ) -> Tensor:
-        ctx.save_for_backward(query, key, mask)
-        ctx.shape = value.shape
+        ctx.save_for_backward(query, key, mask, sums)
+        ctx.shape, ctx.scale = value.shape, scale
         return out.view_as(out)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        query, key, mask = ctx.saved_tensors
-        by = _by_queries if query.shape[-2] >= key.shape[-2] else _by_keys
-        return by(query, key, mask, gradients[0]).sum_to_size(ctx.shape), None, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+        query, key, mask, sums = ctx.saved_tensors
+        passed = _transposed(query, key, mask, gradients[0], sums, ctx.scale)
+        return passed.sum_to_size(ctx.shape), None, None, None, None, None, None
+
+
+def _transposed(
+    query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None, scale: float
+) -> Tensor:
+    """P^T g: by a fused kernel where there is one, else in blocks."""
+    few_keys = query.shape[-2] >= key.shape[-2]
+    if sums is not None and not (few_keys and query.device.type == "cpu"):
+        found = transposed_attention(query, key, gradient, _as_bias(mask), sums, scale=scale)
+        if found is not None:
+            return found
+    return (_by_queries if few_keys else _by_keys)(query * scale, key, mask, gradient)
 
 
 def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ kept, since neighbouring patches share them.
 from __future__ import annotations
 
 import logging
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from io import BytesIO
+from io import SEEK_CUR, BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -50,6 +51,7 @@ class TiffSlide(Slide):
         self._file, self._pages = file, pages
         self._lock = Lock()
         self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
+        self._held = 0  # bytes of them
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
@@ -88,9 +90,11 @@ class TiffSlide(Slide):
             data = _bytes(self._file, page, index)
         segment = _decoded(page, data, index)
         with self._lock:
-            self._kept[key] = segment
-            while sum(part.nbytes for part in self._kept.values()) > KEPT and len(self._kept) > 1:
-                self._kept.popitem(last=False)
+            if key not in self._kept:  # another thread may have been quicker
+                self._kept[key] = segment
+                self._held += segment.nbytes
+            while self._held > KEPT and len(self._kept) > 1:
+                self._held -= self._kept.popitem(last=False)[1].nbytes
         return segment
 
     def close(self) -> None:
@@ -110,6 +114,7 @@ def stored_ome_mpp(path: Path) -> float | None:
     import tifffile
 
     try:
+        _check_pages(path)
         with tifffile.TiffFile(path) as file:
             return mean_mpp(*_ome_sizes(file.ome_metadata or ""))
     except Exception:  # damaged TIFFs raise almost any type
@@ -125,7 +130,10 @@ def _open(path: Path, *, ome: bool) -> Slide:
     import tifffile
 
     try:
+        _check_pages(path)
         file = tifffile.TiffFile(path)
+    except UnreadableSlideError:
+        raise
     except tifffile.TiffFileError:
         raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
     except Exception as error:  # damaged TIFFs raise almost any type
@@ -144,6 +152,27 @@ def _open(path: Path, *, ome: bool) -> Slide:
         raise UnreadableSlideError(
             f"tifffile: {' '.join(str(error).split()) or type(error).__name__}"
         ) from None
+
+
+def _check_pages(path: Path) -> None:
+    """Refuse a list of pages that leads back into itself: tifffile would follow it for ever."""
+    with path.open("rb") as stream:
+        head = stream.read(16)
+        end = "<" if head[:2] == b"II" else ">"
+        big = head[2:4] in (b"+\0", b"\0+")
+        counted, offset, size = (f"{end}Q", f"{end}Q", 20) if big else (f"{end}H", f"{end}I", 12)
+        at, seen = struct.unpack_from(offset, head.ljust(16, b"\0"), 8 if big else 4)[0], set[int]()
+        while at and at not in seen:
+            seen.add(at)
+            stream.seek(at)
+            count = stream.read(struct.calcsize(counted))
+            if len(count) < struct.calcsize(counted):
+                return  # beyond the end of the file
+            stream.seek(struct.unpack(counted, count)[0] * size, SEEK_CUR)
+            following = stream.read(struct.calcsize(offset))
+            at = struct.unpack(offset, following)[0] if len(following) == struct.calcsize(offset) else 0
+        if at:
+            raise UnreadableSlideError("tifffile: the list of pages leads back into itself")
 
 
 def _slide(path: Path, file: Any) -> Slide:

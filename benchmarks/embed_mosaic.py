@@ -1,0 +1,176 @@
+"""Embedding against the encoder's own speed, on a JPEG-tiled TIFF of a real slide's tiles.
+
+python -m benchmarks.embed --mosaic SLIDE.svs --device cuda --precision bfloat16 --batch 256 \\
+    --encoders resnet50 vit_large_patch16_224
+
+For each encoder (untrained: speed does not depend on weights), in one run: the network alone on pixels that
+lie on the device already; `xmil embed` as a whole, its processes' start and the synced file included; and a
+DataLoader over OpenSlide with as many workers, which is how TRIDENT feeds an encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.tiled_tiff import raw_tiles, write_mosaic, write_patches
+from xmil.encoders import Encoder, Transform, load_encoder
+from xmil.runs.embed import EmbedRun, EmbedSettings
+
+Row = dict[str, Any]
+
+
+def mosaic_options(parser: argparse.ArgumentParser) -> None:
+    """What this benchmark takes."""
+    parser.add_argument("--mosaic", type=Path, help="a JPEG-tiled slide, whose tiles make a large one")
+    parser.add_argument("--grid", type=int, default=350, help="tiles across and down the large slide")
+    parser.add_argument("--encoders", nargs="+", default=["resnet50", "vit_large_patch16_224"])
+    parser.add_argument("--precision", default="bfloat16")
+    parser.add_argument("--patch", type=int, default=256)
+    parser.add_argument("--readers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the encoder alone")
+    parser.add_argument(
+        "--loader-patches", type=int, default=30_000, help="that the DataLoader reads; 0: none"
+    )
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--decoders", nargs="+", default=["cpu"])
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+
+
+def measure_mosaic(options: argparse.Namespace) -> None:
+    """Print patches per second for each way and encoder."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="xmil-mosaic-") as name:
+        folder = Path(name)
+        size = write_mosaic(folder / "large.tif", raw_tiles(options.mosaic), options.grid)
+        n = write_patches(folder / "large.h5", size, options.patch)
+        told = f"{n:,} patches of {options.patch} px, {(folder / 'large.tif').stat().st_size / 1e9:.2f} GB"
+        print(f"{told}; {options.readers} readers, batch {options.batch}, {options.precision}", flush=True)
+        for encoder in options.encoders:
+            for row in _ways(options, folder, encoder, n):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                if options.out is not None:
+                    options.out.write_text(json.dumps(rows, indent=1))
+
+
+def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Iterator[Row]:
+    about: dict[str, Any] = {"device": options.device, "precision": options.precision, "random": True}
+    encoder = load_encoder(name, **about, compiled=options.compile)
+    start = time.perf_counter()
+    alone = _alone(encoder, options)
+    spent = time.perf_counter() - start
+    yield {"encoder": name, "way": "alone", "per second": round(alone, 1), "seconds": round(spent, 1)}
+    for decoder in options.decoders:
+        settings = EmbedSettings(
+            name,
+            **about,
+            batch=options.batch,
+            readers=options.readers,
+            compile=options.compile,
+            decode=decoder,
+        )
+        seconds = _embedded(encoder, settings, folder, folder / f"features-{name}-{decoder}")
+        rate = n / seconds
+        found = {
+            "per second": round(rate, 1),
+            "of alone": round(rate / alone, 3),
+            "seconds": round(seconds, 2),
+        }
+        yield {"encoder": name, "way": f"xmil embed, {decoder}", "patches": n, **found}
+    if options.loader_patches:
+        count = min(n, options.loader_patches)
+        seconds = _loaded(encoder, options, folder, count)
+        rate = count / seconds
+        found = {
+            "per second": round(rate, 1),
+            "of alone": round(rate / alone, 3),
+            "seconds": round(seconds, 2),
+        }
+        yield {"encoder": name, "way": "DataLoader over OpenSlide", "patches": count, **found}
+
+
+def _alone(encoder: Encoder, options: argparse.Namespace) -> float:
+    """Patches per second of the network on scaled pixels that lie on the device."""
+    transform = encoder.transform
+    assert isinstance(transform, Transform)
+    edge = transform.fit.edge(options.patch)
+    pixels = torch.randint(0, 256, (options.batch, 3, edge, edge), dtype=torch.uint8, device=options.device)
+    batch = transform.scaled(pixels).contiguous(memory_format=encoder.layout)
+    with torch.inference_mode(), encoder._autocast():
+        for _ in range(3):
+            encoder.network(batch)
+        _wait(options.device)
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < options.seconds:
+            for _ in range(8):
+                encoder.network(batch)
+                count += options.batch
+            _wait(options.device)
+        return count / (time.perf_counter() - start)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _embedded(encoder: Encoder, settings: EmbedSettings, folder: Path, out: Path) -> float:
+    """Seconds of the run over the slide; loading the encoder is left out."""
+    load = EmbedSettings.load
+    EmbedSettings.load = lambda _: encoder  # type: ignore[method-assign]
+    try:
+        start = time.perf_counter()
+        tally = EmbedRun(out, settings).go([("large", folder / "large.tif", folder / "large.h5")])
+        seconds = time.perf_counter() - start
+    finally:
+        EmbedSettings.load = load  # type: ignore[method-assign]
+    assert not tally.failed, tally.failed
+    (out / "large.h5").unlink()
+    return seconds
+
+
+class OpenSlidePatches(Dataset[Tensor]):
+    """Patches by OpenSlide, scaled to floats by the worker."""
+
+    def __init__(self, folder: Path, transform: Transform, *, patch: int, count: int) -> None:
+        self._path, self._transform, self._patch = folder / "large.tif", transform, patch
+        with h5py.File(folder / "large.h5") as file:
+            self._xy = file["coords"][:count]
+        self._slide: Any = None
+
+    def __len__(self) -> int:
+        return len(self._xy)
+
+    def __getitem__(self, index: int) -> Tensor:
+        import openslide
+
+        if self._slide is None:
+            self._slide = openslide.OpenSlide(str(self._path))
+        x, y = self._xy[index].tolist()
+        region = self._slide.read_region((x, y), 0, (self._patch, self._patch)).convert("RGB")
+        return self._transform.scaled(self._transform(np.asarray(region)))
+
+
+def _loaded(encoder: Encoder, options: argparse.Namespace, folder: Path, count: int) -> float:
+    """Seconds for some patches by a DataLoader; vectors are fetched batch by batch and written at the end."""
+    transform: Any = encoder.transform
+    patches = OpenSlidePatches(folder, transform, patch=options.patch, count=count)
+    start = time.perf_counter()
+    loader = DataLoader(patches, options.batch, num_workers=options.readers, pin_memory=False)
+    found = [encoder(batch.to(options.device)).cpu().numpy() for batch in loader]
+    with h5py.File(folder / "loader.h5", "w") as file:
+        file.create_dataset("features", data=np.concatenate(found))
+    return time.perf_counter() - start

@@ -1,0 +1,121 @@
+"""A reading process: opens slides, decodes patches, writes their pixels into shared memory.
+
+It is started as a program of its own, not as a copy of the caller, so scripts and notebooks need no guard;
+it imports no torch. It ends when the other end of its line is closed, however that came about.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import XmilError
+from xmil.core.fitting import Fit
+from xmil.runs.feed.ring import Ring
+from xmil.slides import Slide, open_slide
+from xmil.slides.backends.direct import with_direct_tiles
+from xmil.slides.stain import Macenko
+
+OPEN = 2  # slides that a process keeps open
+
+
+@dataclass(frozen=True)
+class PatchSource:
+    """A slide and how its patches are read: level-0 edge, pixels, what the encoder wants, stains."""
+
+    path: Path
+    edge0: int
+    size: int
+    fit: Fit
+    stain: Macenko | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of a patch as the encoder sees it."""
+        edge = self.fit.edge(self.size)
+        return edge, edge, 3
+
+    def pixels(self, slide: Slide, xy0: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+        """One patch as the encoder sees it."""
+        x, y = (int(value) for value in np.asarray(xy0))
+        patch = slide.read_area((x, y, self.edge0, self.edge0), (self.size, self.size))
+        return self.fit(patch if self.stain is None else self.stain.normalise(patch))
+
+
+class FillRequest(NamedTuple):
+    """Patches to be written into a slot."""
+
+    slot: int
+    source: PatchSource
+    xy0: npt.NDArray[np.int64]  # (n, 2)
+
+
+class FillReply(NamedTuple):
+    """A slot that is full, or why it could not be filled."""
+
+    slot: int
+    error: str | None = None
+
+
+class Shelf:
+    """The slides that were used last, open."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, Slide] = OrderedDict()
+
+    def slide(self, path: Path) -> Slide:
+        """The slide of a file, opened where it is not yet."""
+        if path not in self._open:
+            while len(self._open) >= OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = with_direct_tiles(open_slide(path))
+        self._open.move_to_end(path)
+        return self._open[path]
+
+    def close(self) -> None:
+        """Close all of them."""
+        for slide in self._open.values():
+            slide.close()
+        self._open.clear()
+
+
+def fill(request: FillRequest, shelf: Shelf, ring: Ring) -> FillReply:
+    """Read the patches of a request into its slot."""
+    source = request.source
+    try:
+        slide = shelf.slide(source.path)
+        into = ring.view(request.slot, (len(request.xy0), *source.shape))
+        for row, xy0 in enumerate(request.xy0):
+            into[row] = source.pixels(slide, xy0)
+    except XmilError as error:
+        return FillReply(request.slot, str(error))
+    except Exception as error:  # a slide must not end the run, whatever is wrong with it
+        words = " ".join(str(error).split())
+        return FillReply(request.slot, f"{source.path}: {type(error).__name__}: {words}")
+    return FillReply(request.slot)
+
+
+def main() -> None:
+    """Serve requests until the other end hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    line, memory, slots, slot_bytes = (int(word) for word in sys.argv[1:5])
+    ring, shelf = Ring(memory, slots, slot_bytes), Shelf()
+    with Connection(line) as connection:
+        try:
+            while True:
+                connection.send(fill(connection.recv(), shelf, ring))
+        except (EOFError, OSError):
+            pass  # the run is over
+    shelf.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Reading processes: the bytes that threads give, whichever slide a batch is of; deaths and damage named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.runs.test_embed import MEAN, embed_pairs, prepared
+from tests.slides.pyramids import textured, write_pyramid
+from xmil.core.fitting import Fit
+from xmil.runs.embed import EmbedSettings
+from xmil.runs.feed.feed import Feed, Part
+from xmil.runs.feed.reader import PatchSource
+from xmil.runs.workers.pool import Workers
+from xmil.slides import open_slide
+
+pytest.importorskip("openslide")
+
+
+def test_processes_give_the_bytes_that_threads_give(tmp_path: Path) -> None:
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("ab")}
+    threads = EmbedSettings("resnet18", random=True, batch=13, stain_norm=True, input_size=40)
+    ways = {"threads": threads, "processes": replace(threads, readers=2)}
+    for way, settings in ways.items():
+        embed_pairs(slides, tmp_path / way / "out", settings)
+    embed_pairs(slides, tmp_path / "two" / "out", replace(threads, readers=1), workers=Workers(workers=2))
+    for name in slides:
+        one, other, two = (
+            (tmp_path / way / "out" / f"{name}.h5").read_bytes() for way in ("threads", "processes", "two")
+        )
+        assert len(one) > 30 * 512 * 4
+        assert one == other
+        assert len(two) == len(one)
+
+
+def test_damage_fails_its_slide_and_no_other(tmp_path: Path) -> None:
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
+    packed = write_pyramid(tmp_path / "z.tif", textured([(0, 0, 352, 220)], (360, 240)), compression="zlib")
+    data = bytearray(packed.read_bytes())
+    data[2000:9000] = bytes(7000)
+    slides["b"][0].write_bytes(data)  # opens, and breaks under way
+    slides["c"][0].write_bytes(b"no slide")
+    out = tmp_path / "out"
+    results = embed_pairs(slides, out, EmbedSettings(MEAN, batch=5, readers=2))
+    assert (results.done, sorted(results.failed)) == (["a"], ["b", "c"])
+    assert "b.tif: damaged" in results.failed["b"]
+    assert sorted(path.name for path in out.glob("*.h5")) == ["a.h5"]
+    assert not list(out.glob(".*.part"))
+
+
+def parts_of(slide: Path, count: int) -> list[Part]:
+    source = PatchSource(slide, 32, 32, Fit())
+    xy0 = np.arange(count)[:, None] * [8, 4]
+    return [Part(0, source, np.array([i]), xy0[i : i + 1]) for i in range(count)]
+
+
+def test_a_process_that_dies_is_replaced_and_its_patches_are_read_again(tmp_path: Path) -> None:
+    slide, _ = prepared(tmp_path, "s")
+    seen = {}
+    with Feed(1, 32 * 32 * 3) as feed, open_slide(slide) as opened:
+        feed.add(parts_of(slide, 8))
+        while (filled := feed.next()) is not None:
+            assert filled.pixels is not None
+            row = int(filled.part.rows[0])
+            seen[row] = filled.pixels[0].copy()
+            feed.release(filled.slot)
+            if row == 2:
+                feed._processes[0].program.kill()
+        for row, pixels in seen.items():
+            np.testing.assert_array_equal(pixels, opened.read_region((row * 8, row * 4), 0, (32, 32)))
+    assert sorted(seen) == list(range(8))
+
+
+def test_patches_that_kill_twice_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    slide, _ = prepared(tmp_path, "s")
+    with Feed(1, 32 * 32 * 3) as feed:
+        feed.add(parts_of(slide, 4))
+        feed._hand_out()
+        os.kill(feed._processes[0].program.pid, signal.SIGKILL)
+        found = None
+        while found is None:  # each new process is killed before it can answer, until the part is given up
+            found = feed._taken(feed._processes[0])
+            if found is None:
+                feed._hand_out()
+                feed._processes[0].program.kill()
+        assert found.error is not None
+        assert "s.tif: the process that read it died twice (exit -9)" in found.error
+        feed._hand_out()
+        rest = [feed.next(), feed.next(), feed.next()]
+        assert sorted(int(one.part.rows[0]) for one in rest if one is not None) == [1, 2, 3]
+        assert feed.next() is None
+
+
+def test_a_killed_run_takes_its_readers_with_it_and_goes_on(tmp_path: Path) -> None:
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
+    out, slow = tmp_path / "out", "tests.encoders.builders:slow"
+    command = [sys.executable, "-m", "xmil.cli", "embed", "--tiles", tmp_path / "tiles", "--slides", tmp_path]
+    options = ["--encoder", slow, "--out", out, "--batch", 8, "--device", "cpu", "--readers", 2]
+    killed = subprocess.Popen([*map(str, [*command, *options])], stderr=subprocess.DEVNULL, cwd=Path.cwd())
+    try:
+        deadline = time.monotonic() + 60
+        while not list(out.glob("*.h5")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    finally:
+        killed.kill()
+        killed.wait()
+    assert len(children) == 2
+    while any(is_reader(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_reader(pid) for pid in children)
+    done = sorted(path.stem for path in out.glob("*.h5"))
+    assert 0 < len(done) < 3
+    results = embed_pairs(slides, out, EmbedSettings(slow, batch=8, readers=2))
+    assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
+    assert not list(out.glob(".*.part"))
+
+
+def is_reader(pid: str) -> bool:
+    try:
+        return b"xmil.runs.feed.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
