@@ -60,13 +60,18 @@ def explain_left(whatif: WhatIf, key: int, question: Any, alone: Event) -> dict[
 
 def _asked(question: Any) -> tuple[int, str, list[str]]:
     known = question if isinstance(question, dict) else {}
-    run, method, targets = (known.get(name) for name in ("run", "method", "targets"))
-    plain = isinstance(run, int) and not isinstance(run, bool) and isinstance(method, str)
-    if not plain or not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+    run, method, targets = known.get("run"), known.get("method"), known.get("targets")
+    plain = isinstance(method, str) and not isinstance(run, bool)
+    if (
+        not plain
+        or not isinstance(run, int)
+        or not isinstance(targets, list)
+        or not all(isinstance(t, str) for t in targets)
+    ):
         raise InputError('The body must be {"run": 0, "keep": [...], "method": "...", "targets": ["..."]}.')
     if not 1 <= len(targets) <= 2:
         raise InputError(f"One or two targets can be explained at once. Got {len(targets)}.")
-    return int(run), str(method), targets
+    return run, str(method), targets
 
 
 def _explained(
