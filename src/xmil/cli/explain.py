@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, command, finished
+from xmil.cli._screen import Screen, command, costs_said, finished
 from xmil.core.errors import InputError
 from xmil.core.parsing import parse_json
 
@@ -119,11 +119,13 @@ def explain(
         from xmil.cli._one_slide import check_one, explain_one
 
         check_one(features)
-        return explain_one(model, features, slide=slide, as_json=as_json, **asked)
+        with costs_said():
+            return explain_one(model, features, slide=slide, as_json=as_json, **asked)
     if slide is not None:
         raise InputError("--slide is for one slide without --out; with it, `xmil heatmap --slides` draws.")
     screen = Screen(as_json)
-    run = explain_slides(model, features, out=out, listener=screen, **asked)
+    with costs_said():
+        run = explain_slides(model, features, out=out, listener=screen, **asked)
     return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
 
 
