@@ -131,16 +131,14 @@ def _curves(held: dict[str, pd.DataFrame]) -> list[str]:
 
 def _redrawn(rows: pd.DataFrame) -> list[str]:
     lines = []
-    for what in ("encoder", "model"):
-        drawn = rows[rows["map"] == f"redrawn {what}"]
-        if len(drawn):
-            values = drawn.set_index(TILE)["spearman"]
-            empty = int(drawn["refused"].notna().sum()) if "refused" in drawn else 0
-            lines.append(
-                f"default under redrawn weights of the {what}: mean Spearman "
-                f"{shown(interval(values), sign=True)}, mean of |Spearman| {values.abs().mean():.3f}, "
-                f"{len(values)} draws x tiles, {empty} without a map"
-            )
+    drawn = rows[rows["map"].str.startswith("redrawn")]
+    for variant, part in drawn.groupby("variant", sort=False):
+        values = part.set_index(TILE)["spearman"]
+        empty = int(part["refused"].notna().sum()) if "refused" in part else 0
+        lines.append(
+            f"{variant} under redrawn weights: mean Spearman {shown(interval(values), sign=True)}, mean of "
+            f"|Spearman| {values.abs().mean():.3f}, {len(values)} draws x tiles, {empty} without a map"
+        )
     return lines
 
 

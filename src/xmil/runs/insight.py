@@ -23,6 +23,7 @@ import numpy as np
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError
+from xmil.core.identity import file_digest
 from xmil.core.names import listed
 from xmil.core.parsing import parse_json
 from xmil.core.run import Run, open_run
@@ -156,7 +157,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         model = None if self.model is None else str(self.model)
         more: dict[str, Any] = {"within": list(self.within)} if self.within else {}
         more |= {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
+        more |= {"weights": self.weights} if self.weights else {}
         return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model, **more}
+
+    @cached_property
+    def weights(self) -> list[str]:
+        """Checksums of the model's files: findings of other weights are not taken for those of these."""
+        if self.model is None:
+            return []
+        from xmil.runs.ensemble import model_paths
+
+        return [file_digest(path) for path in model_paths(self.model) if path.exists()]
 
     def about(self) -> dict[str, Any]:
         """The run that is looked at."""
