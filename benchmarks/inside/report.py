@@ -13,22 +13,34 @@ from sklearn.metrics import roc_auc_score
 from benchmarks.inside.pictures import FOLDS
 
 DRAWS = 4000
+TILE = ["seed", "image", "tile"]
+FAMILY = ("tokens", "turned")  # the default is one of these, with one setting for all encoders
+UNSEEN = (2, 3, 4)  # folds that nobody looked at before the maps were written
+NOT_MAPS = ("bag", "redrawn encoder", "redrawn model")
+NULLS = ("random", "scattered")
+Interval = tuple[float, float, float]
 
 
-def chosen(rows: pd.DataFrame, group: str) -> pd.DataFrame:
-    """One row per tile: that of the setting of `group` that did best on the other folds."""
-    mine = rows[rows["map"].isin(group.split("|"))]
-    mine = mine.assign(variant=mine["map"] + ": " + mine["variant"].fillna("").astype(str))
-    parts = []
+def best_elsewhere(maps: pd.DataFrame) -> dict[int, str]:
+    """Per fold the setting with the highest mean over the other folds, encoders weighing alike."""
+    found = {}
     for fold in range(FOLDS):
-        others = mine[mine["fold"] != fold].groupby("variant")["auroc"].mean()
-        if len(others):
-            parts.append(mine[(mine["fold"] == fold) & (mine["variant"] == others.idxmax())])
-    return pd.concat(parts).set_index(["image", "tile"]).sort_index()
+        others = maps[maps["fold"] != fold].groupby(["encoder", "variant"])["auroc"].mean()
+        means = others.groupby("variant").mean()
+        if len(means):
+            found[fold] = str(means.idxmax())
+    return found
 
 
-def interval(values: pd.Series, *, seed: int = 0) -> tuple[float, float, float]:
+def picked(maps: pd.DataFrame, choice: dict[int, str]) -> pd.DataFrame:
+    """One row per tile: that of the setting chosen for its fold."""
+    parts = [maps[(maps["fold"] == fold) & (maps["variant"] == name)] for fold, name in choice.items()]
+    return pd.concat(parts).set_index(TILE).sort_index()
+
+
+def interval(values: pd.Series, *, seed: int = 0) -> Interval:
     """The mean over tiles, with bounds from drawing whole images with replacement."""
+    values = values.dropna()
     groups = values.groupby(level="image")
     sums, counts = groups.sum().to_numpy(), groups.count().to_numpy()
     rows = np.random.default_rng(seed).integers(0, len(sums), size=(DRAWS, len(sums)))
@@ -37,92 +49,116 @@ def interval(values: pd.Series, *, seed: int = 0) -> tuple[float, float, float]:
     return float(values.mean()), float(low), float(high)
 
 
-def shown(found: tuple[float, float, float], *, sign: bool = False) -> str:
+def shown(found: Interval, *, sign: bool = False, digits: int = 3) -> str:
     """A mean with its bounds."""
-    form = "+.3f" if sign else ".3f"
+    form = f"{'+' if sign else ''}.{digits}f"
     return f"{found[0]:{form}} [{found[1]:{form}}, {found[2]:{form}}]"
 
 
-def tell(rows: pd.DataFrame) -> str:
+def held_maps(maps: pd.DataFrame, default: dict[int, str]) -> dict[str, pd.DataFrame]:
+    """Per map one row per tile; the default's setting is that of all encoders, others choose for this one."""
+    held = {"default": picked(maps, default)}
+    for name in dict.fromkeys(maps["map"]):
+        mine = maps[maps["map"] == name]
+        held[name] = picked(mine, best_elsewhere(mine))
+    return held
+
+
+def tell(rows: pd.DataFrame, default: dict[int, str]) -> str:
     """The tables of one encoder."""
-    bags = rows[rows["map"] == "bag"]
-    maps = rows[~rows["map"].isin(["bag", "redrawn encoder", "redrawn model"])]
-    maps = maps.assign(between=maps["insertion"] - maps["deletion"])
-    names = list(dict.fromkeys(maps["map"]))
-    held = {name: chosen(maps, name) for name in names}
-    held["best by other folds"] = chosen(maps, "|".join(name for name in names if name != "random"))
-    best = max((name for name in held if name != "random"), key=lambda name: held[name]["auroc"].mean())
-    each = [roc_auc_score(part["auroc"], part["score"]) for _, part in bags.groupby("fold")]
-    tiles, count = len(held["tokens"]), held["tokens"].index.get_level_values("image").nunique()
+    bags, maps = rows[rows["map"] == "bag"], rows[~rows["map"].isin(NOT_MAPS)]
+    held = held_maps(maps, default)
+    rivals = [name for name in held if name not in ("default", *NULLS)]
+    best = max(rivals, key=lambda name: held[name]["auroc"].mean())
+    each = [roc_auc_score(part["auroc"], part["score"]) for _, part in bags.groupby(["seed", "fold"])]
+    count = held["default"].index.get_level_values("image").nunique()
     lines = [
-        f"{tiles} tiles of {count} images; bag AUROC per fold "
-        f"{', '.join(f'{value:.3f}' for value in each)} (mean {np.mean(each):.3f}); best row: {best}",
+        f"{len(held['default'])} tiles of {count} images; bag AUROC {np.mean(each):.3f} (lowest of "
+        f"{len(each)} models {min(each):.3f}); best row: {best}",
         "",
-        "| map | AUROC at nuclei | minus occlusion | minus best row | deletion minus random "
-        "| insertion minus random | insertion - deletion, minus random | passes | ms "
-        "| |sum + constant - score| / score | settings chosen |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| map | AUROC at nuclei | minus occlusion | minus the best row | AUROC, minus occlusion: folds "
+        f"{UNSEEN} | passes | ms | error | median constant | settings chosen (folds) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_line(name, held, best) for name in held),
+        "",
+        *_curves(held),
+        "",
+        *_redrawn(rows),
+        "",
+        *_all_settings(maps),
     ]
-    for name, mine in held.items():
-        lines.append(_line(name, mine, held, best))
-    lines += ["", *_redrawn(rows), "", *_all_settings(maps)]
     return "\n".join(lines)
 
 
-def _line(name: str, mine: pd.DataFrame, held: dict[str, pd.DataFrame], best: str) -> str:
-    def against(other: str, measure: str) -> str:
-        return shown(interval(mine[measure] - held[other][measure]), sign=True)
-
-    settings = Counter(mine.groupby("fold")["variant"].first().str.partition(": ")[2]).most_common()
-    if name.startswith("best"):
-        settings = Counter(mine.groupby("fold")["variant"].first()).most_common()
+def _line(name: str, held: dict[str, pd.DataFrame], best: str) -> str:
+    mine = held[name]
+    gain, gap = (mine["auroc"] - held[other]["auroc"] for other in ("occlusion", best))
+    unseen = mine["fold"].isin(UNSEEN)
+    settings = Counter(mine.groupby("fold")["variant"].first()).most_common()
+    accounted = "error" in mine and mine["error"].notna().any()
     cells = [
         name,
         shown(interval(mine["auroc"])),
-        against("occlusion", "auroc"),
-        against(best, "auroc"),
-        against("random", "deletion"),
-        against("random", "insertion"),
-        against("random", "between"),
+        shown(interval(gain), sign=True),
+        shown(interval(gap), sign=True),
+        f"{mine['auroc'][unseen].mean():.3f}, {shown(interval(gain[unseen]), sign=True)}",
         f"{mine['passes'].median():.0f}",
         f"{1e3 * mine['seconds'].median():.0f}",
-        f"{mine['error'].max():.1e}" if "error" in mine and mine["error"].notna().any() else "",
-        "; ".join(f"{text} ({n})" for text, n in settings if text.strip()),
+        f"{mine['error'].max():.1e}" if accounted else "",
+        f"{mine['constant'].abs().median():.2f}" if accounted else "",
+        "; ".join(f"{text} ({n})" for text, n in settings),
     ]
     return "| " + " | ".join(cells) + " |"
 
 
+def _curves(held: dict[str, pd.DataFrame]) -> list[str]:
+    """Deletion (lower is better) and insertion (higher), against misplaced maps, noise and single squares."""
+    if not any(column.startswith("patch ") for column in held["default"]):
+        return []
+    lines = ["| map | score | fill | curve | mean | minus misplaced | minus noise | minus single squares |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for name, mine in held.items():
+        for what in ("patch", "slide"):
+            for fill in ("colour", "blur"):
+                for kind in ("deletion", "insertion"):
+                    curve = f"{what} {fill} {kind}"
+                    against = [mine[f"{curve} misplaced"], *(held[null][curve] for null in NULLS)]
+                    cells = [shown(interval(mine[curve] - other), sign=True, digits=2) for other in against]
+                    told = [name, what, fill, kind, f"{mine[curve].mean():.2f}", *cells]
+                    lines.append(f"| {' | '.join(told)} |")
+    return lines
+
+
 def _redrawn(rows: pd.DataFrame) -> list[str]:
     lines = []
-    for what in ("encoder", "model"):
-        drawn = rows[rows["map"] == f"redrawn {what}"]
-        if len(drawn):
-            values = drawn.set_index(["image", "tile"])["spearman"]
-            empty = int(drawn["refused"].notna().sum()) if "refused" in drawn else 0
-            lines.append(
-                f"tokens under redrawn weights of the {what}: mean Spearman "
-                f"{shown(interval(values), sign=True)}, mean of |Spearman| {values.abs().mean():.3f}, "
-                f"{len(values)} draws x tiles, {empty} without a map"
-            )
+    drawn = rows[rows["map"].str.startswith("redrawn")]
+    for variant, part in drawn.groupby("variant", sort=False):
+        values = part.set_index(TILE)["spearman"]
+        empty = int(part["refused"].notna().sum()) if "refused" in part else 0
+        lines.append(
+            f"{variant} under redrawn weights: mean Spearman {shown(interval(values), sign=True)}, mean of "
+            f"|Spearman| {values.abs().mean():.3f}, {len(values)} draws x tiles, {empty} without a map"
+        )
     return lines
 
 
 def _all_settings(maps: pd.DataFrame) -> list[str]:
     """Every setting on all folds, to see and not to choose by."""
-    lines = ["| map | setting | AUROC, all folds | refused |", "|---|---|---|---|"]
-    for (name, variant), part in maps.assign(variant=maps["variant"].fillna("")).groupby(
-        ["map", "variant"], sort=False
-    ):
+    lines = ["| setting | AUROC, all folds | refused |", "|---|---|---|"]
+    for variant, part in maps.groupby("variant", sort=False):
         refused = int(part["refused"].notna().sum()) if "refused" in part else 0
-        lines.append(f"| {name} | {variant} | {part['auroc'].mean():.3f} | {refused} |")
+        lines.append(f"| {variant} | {part['auroc'].mean():.3f} | {refused} |")
     return lines
 
 
 def main(path: Path) -> None:
-    """Print the tables of a file of rows."""
-    rows = pd.read_csv(path)
+    """Print the choice of the default and the tables of a file of rows."""
+    rows = pd.read_csv(path, low_memory=False)
+    rows["variant"] = rows["map"] + ": " + rows["variant"].fillna("").astype(str)
+    default = best_elsewhere(rows[rows["map"].isin(FAMILY)])
+    print("default by fold, chosen on the others:", default)
     for encoder, part in rows.groupby("encoder", sort=False):
-        print(f"\n## {encoder}\n\n{tell(part)}")
+        print(f"\n## {encoder}\n\n{tell(part, default)}")
 
 
 if __name__ == "__main__":

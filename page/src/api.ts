@@ -205,6 +205,8 @@ export interface InsideMap {
   patch: number;
   box: [number, number, number, number];
   values: number[];
+  /** The largest value without its sign: where its colours end. */
+  limit: number;
   score: number;
   spatial: number;
   constant: number;

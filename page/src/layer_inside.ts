@@ -19,7 +19,7 @@ export function insideLine(found: InsideMaps, patch: number): string | null {
   const map = found.maps.find((each) => each.patch === patch);
   if (!map || !map.score) return null;
   const share = (part: number) => `${((100 * part) / map.score).toFixed(0)} %`;
-  return `Inside (${found.method}, ${found.encoder}): ${share(map.spatial)} of the score has a place, ${share(map.constant)} constant.`;
+  return `Inside (${found.method}, ${found.encoder}): ${share(map.spatial)} of the score has a place, ${share(map.constant)} constant; colours to ±${shown(map.limit)}.`;
 }
 
 const pictures = new WeakMap<InsideMap, { palette: string; canvas: HTMLCanvasElement }>();
@@ -33,7 +33,7 @@ function picture(map: InsideMap, found: InsideMaps, palette: string): HTMLCanvas
   const image = new ImageData(found.width, found.height);
   const pixels = new Uint32Array(image.data.buffer);
   const colours = words(palette, true, true);
-  map.values.forEach((value, i) => (pixels[i] = colours[Math.round((LAST / 2) * (1 + Math.max(-1, Math.min(1, value / (found.limit || 1)))))]));
+  map.values.forEach((value, i) => (pixels[i] = colours[Math.round((LAST / 2) * (1 + Math.max(-1, Math.min(1, value / (map.limit || 1)))))]));
   canvas.getContext("2d")!.putImageData(image, 0, 0);
   pictures.set(map, { palette, canvas });
   return canvas;
@@ -49,7 +49,7 @@ export const insideLayer: Layer = {
     const found = insideOf(evidence, data);
     if (!data.inside) return "Fetching the maps…";
     if (!found) return `The maps are of the evidence for ${data.inside.target}.`;
-    return `${found.maps.length} patches with a map of the places their score goes to (${found.method}); its colours saturate at ±${shown(found.limit)}.`;
+    return `${found.maps.length} patches with a map of the places their score goes to (${found.method}). Each map's colours end at its own largest value, at most ±${shown(found.limit)}: they tell where in a patch, its score how much.`;
   },
   draw(context, { evidence, display, data, transform: t, unit }) {
     const found = insideOf(evidence, data);

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.slides.pyramids import textured, write_pyramid
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, UnknownNameError
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.heatmaps.exports import read_geojson
 from xmil.heatmaps.inside_sheet import draw_inside, write_inside_geojson
@@ -37,6 +37,12 @@ def test_the_sheet_shows_each_patch_beside_its_map(tmp_path: Path) -> None:
     assert len(shown) == 6
     np.testing.assert_array_equal(np.asarray(shown[1].images[-1].get_array()), made().maps[0])
     assert len([axis for axis in draw_inside(made()).axes if axis.images]) == 3
-    assert made().plot().get_suptitle().endswith("red speaks for 1")
+    assert made().plot().get_suptitle().endswith("red speaks for 1, colours by patch")
+    largest = np.abs(made().maps).max(axis=(1, 2))
+    for scale, limits in (("patch", largest), ("sheet", np.full(3, largest.max()))):
+        axes = [axis for axis in draw_inside(made(), scale=scale).axes if axis.images]
+        np.testing.assert_allclose([axis.images[0].norm.vmax for axis in axes], limits, rtol=1e-6)
+    with pytest.raises(UnknownNameError, match="scale 'slide'"):
+        draw_inside(made(), scale="slide")
     with pytest.raises(InputError, match="'alpha'"):
         draw_inside(made(), alpha=2)

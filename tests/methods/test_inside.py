@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import xmil
 from tests.slides.pyramids import textured, write_pyramid
+from xmil.core.background import background_of
 from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError
 from xmil.core.inside_patch import Inside
 from xmil.encoders import load_encoder
@@ -19,7 +20,7 @@ from xmil.encoders.encoder import Encoder, Transform
 from xmil.nn.swin import CTransPath
 
 EDGE = 64
-TOKENS = ("tokens", "lrp", "gradient", "ig", "occlusion", "keep", "shifted")
+TOKENS = ("tokens", "turned", "lrp", "gradient", "ig", "occlusion", "keep", "shifted")
 
 
 class Convolutions(nn.Module):
@@ -104,7 +105,7 @@ def test_tokens_of_a_mean_pooled_network_are_the_last_map_times_relevance_per_fe
     network = Convolutions()
     encoder = encoder_of(network)
     model, bag, e = explained(encoder, slide, baseline=None)
-    found = xmil.explain_inside(model, encoder, slide, e, patches=[5])
+    found = xmil.explain_inside(model, encoder, slide, e, patches=[5], method="tokens")
     with xmil.open_slide(slide) as opened:
         x, y = bag.coords[5]
         patch = opened.read_area((int(x), int(y), EDGE, EDGE), (EDGE, EDGE))
@@ -116,6 +117,36 @@ def test_tokens_of_a_mean_pooled_network_are_the_last_map_times_relevance_per_fe
     g = np.where(features.numpy() > 0, e.relevance[5] / features.clamp(min=1e-20).numpy(), 0)
     slow = np.einsum("c,chw->hw", g, h[0].numpy()) / (h.shape[2] * h.shape[3])
     np.testing.assert_allclose(found.maps[0], slow, rtol=1e-4, atol=1e-7)
+
+
+def test_against_a_background_each_place_is_measured_by_it(slide: Path) -> None:
+    network = Convolutions()
+    encoder = encoder_of(network)
+    model, bag, _ = explained(encoder, slide)
+    model.background = background_of([0.5 * bag.features[:4]])
+    e = xmil.explain(model, bag, method="lrp", target=1, feature_level=True)
+    shift = e.params["strength"] * model.background.mean
+    assert e.params["baseline"] == "mean of 4 patches"
+    found = xmil.explain_inside(model, encoder, slide, e, patches=[5], method="tokens")
+    with xmil.open_slide(slide) as opened:
+        x, y = bag.coords[5]
+        patch = opened.read_area((int(x), int(y), EDGE, EDGE), (EDGE, EDGE))
+    with torch.no_grad():
+        h = encoder.transform.scaled(encoder.transform(patch).unsqueeze(0))
+        for layer in network.layers:
+            h = torch.relu(layer(h))
+    above = h[0].mean(dim=(1, 2)).numpy() - shift
+    g = np.divide(e.relevance[5], above, out=np.zeros_like(above), where=above != 0)
+    slow = np.einsum("c,chw->hw", g, h[0].numpy() - shift[:, None, None]) / h[0, 0].numel()
+    np.testing.assert_allclose(found.maps[0], slow, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(found.maps.sum(), e.scores[5], rtol=1e-4)
+    bare = xmil.explain(model, bag, method="lrp", target=1)
+    again = xmil.explain_inside(model, encoder, slide, bare, patches=[5], method="tokens", features=bag)
+    np.testing.assert_allclose(again.maps, found.maps, rtol=1e-3, atol=1e-6)
+    assert [*found.warnings, *again.warnings] == []
+    without = xmil.explain_inside(None, encoder, slide, e, patches=[5], method="tokens")
+    assert "not at hand" in without.warnings[0]
+    np.testing.assert_allclose(without.maps.sum() + without.audit.constant, e.scores[5], rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", TOKENS)
@@ -188,7 +219,7 @@ def test_a_planted_square_lights_up_at_every_offset_in_map_tiles_and_tiff(tmp_pa
         write_inside_geojson(tmp_path / "s.geojson", found)
         tiles = read_geojson(tmp_path / "s.geojson")
         places = [lit(found.maps[0].ravel(), found.cells()[0].reshape(-1, 4))]
-        places += [lit(tiles.measurements["inside-tokens:1"], tiles.boxes)]
+        places += [lit(tiles.measurements["inside-turned:1"], tiles.boxes)]
         if offset % 13 == 0:
             with xmil.open_slide(tmp_path / "s.tif") as opened:
                 write_inside_tiff(tmp_path / "s.ome.tif", found, opened)
@@ -276,7 +307,7 @@ def test_saved_and_read_back(slide: Path, tmp_path: Path) -> None:
     back = Inside.load(tmp_path / "inside.npz")
     np.testing.assert_array_equal(back.maps, found.maps)
     np.testing.assert_array_equal(back.audit.constant, found.audit.constant)
-    assert (back.method, back.target, back.bag) == ("tokens", "1", "s")
+    assert (back.method, back.target, back.bag) == ("turned", "1", "s")
     (tmp_path / "broken.npz").write_bytes((tmp_path / "inside.npz").read_bytes()[:100])
     with pytest.raises(FileError, match="not a file of maps"):
         Inside.load(tmp_path / "broken.npz")

@@ -15,6 +15,7 @@ import xmil
 from tests.slides.pyramids import write_pyramid
 from xmil.cli import main
 from xmil.core.errors import InputError
+from xmil.findings.biomarkers import STRONG
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -137,7 +138,7 @@ def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None
 def test_strong_patches_score_above_the_mean_size_of_the_cohorts(study: Path, looked: xmil.Run) -> None:
     run = xmil.open_run(study / "run")
     scores = {slide: run.explanation(slide, method="lrp").scores for slide in run}
-    scale = np.abs(np.concatenate(list(scores.values()))).mean()
+    scale = STRONG * np.abs(np.concatenate(list(scores.values()))).mean()
     table = looked.table().set_index("slide_id")["strong_share"]
     for slide, own in scores.items():
         assert table[slide] == pytest.approx((own > scale).mean())
@@ -277,6 +278,8 @@ def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
     for one, other in zip(first, second, strict=True):
         assert one["models"] == other["models"] == "2.0"
         assert float(one["rank_correlation"]) == pytest.approx(float(other["rank_correlation"]), abs=1e-6)
+    notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
+    assert [any("other models than" in note for note in own) for own in notes] == [False, True]
 
 
 def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:

@@ -59,6 +59,7 @@ def with_layers(folder: Path) -> Any:
     maps = np.zeros((2, 4, 4), dtype=np.float32)
     maps[:, 0, 3] = 1.0  # the upper right corner speaks for, the lower left against
     maps[:, 3, 0] = -1.0
+    maps[1] *= 0.01  # a weak patch tells its places as plainly
     rows, score = [8, 14], e.scores[[8, 14]]
     audit = InsideAudit(score, 0 * score, score, 0 * score)
     boxes = np.hstack([e.coords[rows], e.coords[rows] + EDGE])
@@ -111,6 +112,8 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         for dx, dy, share in ((EDGE - corner, corner, 1), (corner, EDGE - corner, -1)):
             x, y = place_of(page, 2 * EDGE + dx, EDGE + dy)
             np.testing.assert_allclose(near[round(y), round(x)], red_blue(share), atol=40)
+        x, y = place_of(page, 3 * EDGE - corner, 2 * EDGE + corner)
+        np.testing.assert_allclose(near[round(y), round(x)], red_blue(1), atol=40)
         link = page.evaluate("() => window.xmil.view.link.state().layers")
         assert set(link) == {"outline", "inside", "deciding"}
 

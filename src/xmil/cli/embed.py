@@ -54,6 +54,13 @@ def embed(
             "--compile", help="Compile the network: quicker on a GPU; the last digits of features differ."
         ),
     ] = False,
+    decode: Annotated[
+        str,
+        typer.Option(
+            help="cpu, or gpu: JPEG tiles are decoded by the GPU where its pixels are the CPU's within one "
+            "grey level."
+        ),
+    ] = "cpu",
     stain_norm: Annotated[
         bool, typer.Option("--stain-norm", help="Normalise each slide's stains to a reference (Macenko).")
     ] = False,
@@ -95,6 +102,7 @@ def embed(
         threads=threads,
         readers=None if readers < 0 else readers,
         compile=compile_,
+        decode=decode,
         stain_norm=stain_norm,
         input_size=input_size,
         mean=_numbers(mean, "--mean"),

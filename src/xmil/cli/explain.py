@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, command, finished
+from xmil.cli._screen import Screen, command, costs_said, finished
 from xmil.core.errors import InputError
 from xmil.core.parsing import parse_json
 
@@ -127,11 +127,13 @@ def explain(
         if slides is not None:
             raise InputError("--slides goes with --out; for one slide without it, use --slide.")
         check_one(features)
-        return explain_one(model, features, slide=slide, as_json=as_json, **asked)
+        with costs_said():
+            return explain_one(model, features, slide=slide, as_json=as_json, **asked)
     if slide is not None:
         raise InputError("--slide is for one slide without --out; with it, `xmil heatmap --slides` draws.")
     screen = Screen(as_json)
-    run = explain_slides(model, features, out=out, listener=screen, **asked)
+    with costs_said():
+        run = explain_slides(model, features, out=out, listener=screen, **asked)
     if slides is None:
         return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
     failed = _drawn(run, slides, screen, mpp=mpp, patch_size=patch_size, follow_links=follow_links)

@@ -27,7 +27,7 @@ def inside(
     patches: Annotated[int, typer.Option(help="Number of strongest patches per slide.")] = 16,
     method: Annotated[
         str, typer.Option(help="turned, tokens, lrp, occlusion, keep, shifted, ig or gradient.")
-    ] = "tokens",
+    ] = "turned",
     target: Annotated[str, typer.Option(help="Explained class, if the run has several.")] = "",
     patch_px: Annotated[
         int | None, typer.Option(help="Patch size in pixels, as given to the encoder.")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.colors import TwoSlopeNorm
 
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.inside_patch import Inside
 from xmil.core.target import Target
@@ -25,26 +25,35 @@ if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
 PIXELS, INCHES, ACROSS = 256, 1.7, 4
+SCALES = ("patch", "sheet")
 
 
 def draw_inside(
-    inside: Inside, slide: Slide | str | PathLike[str] | None = None, *, alpha: float = 0.45, top: int = 16
+    inside: Inside,
+    slide: Slide | str | PathLike[str] | None = None,
+    *,
+    alpha: float = 0.45,
+    top: int = 16,
+    scale: str = "patch",
 ) -> Picture:
-    """Each patch beside its map, red for and blue against the target, all maps on one scale.
+    """Each patch beside its map, red for and blue against the target.
 
-    Maps are drawn smoothly between the places that were measured; the file keeps the places themselves.
+    Colours go to the largest value of each patch, which its title tells, or with `scale="sheet"` of all of
+    them. Maps are drawn smoothly between the places that were measured; the file keeps the places themselves.
     """
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "draw_inside", "a number in the range [0, 1]", alpha)
     if slide is not None and isinstance(slide, str | PathLike):
         from xmil.slides import open_slide
 
         with open_slide(slide) as opened:
-            return _sheet(inside, opened, alpha=alpha, top=top)
-    return _sheet(inside, slide, alpha=alpha, top=top)
+            return _sheet(inside, opened, alpha=alpha, top=top, scale=scale)
+    return _sheet(inside, slide, alpha=alpha, top=top, scale=scale)
 
 
-def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int) -> Picture:
+def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int, scale: str) -> Picture:
     shown = min(top, len(inside))
     tissues = [None if slide is None else cut_patch(slide, inside.boxes[i], PIXELS) for i in range(shown)]
     per_patch = 1 if slide is None else 2
@@ -52,16 +61,20 @@ def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int) -> Picture:
     size = (ACROSS * per_patch * INCHES, rows * (INCHES + 0.35) + 0.6)
     figure = Picture(figsize=size, layout="constrained")
     axes = np.atleast_2d(figure.subplots(rows, ACROSS * per_patch, squeeze=False))
-    limit = float(np.abs(inside.maps).max()) or 1.0
-    norm = TwoSlopeNorm(0.0, -limit, limit)
+    limits = np.abs(inside.maps[:shown]).max(axis=(1, 2))
+    limits = np.full_like(limits, limits.max()) if scale == "sheet" else limits
     for axis in axes.ravel():
         axis.set_axis_off()
     for i in range(shown):
         place = axes[i // ACROSS, (i % ACROSS) * per_patch :]
-        _draw_one(place, inside.maps[i], tissues[i], norm, alpha)
+        limit = float(limits[i]) or 1.0
+        _draw_one(place, inside.maps[i], tissues[i], TwoSlopeNorm(0.0, -limit, limit), alpha)
         place[0].set_title(f"patch {inside.patches[i]}: {number(float(inside.audit.score[i]))}", fontsize=7)
+        if per_patch == 2:
+            place[1].set_title(f"colours to ±{number(limit)}", fontsize=6, color="0.4")
     figure.suptitle(
-        f"{inside.bag or ''} inside the patches ({inside.method}), red speaks for {inside.target}".strip(),
+        f"{inside.bag or ''} inside the patches ({inside.method}), red speaks for {inside.target}, "
+        f"colours by {scale}".strip(),
         fontsize=9,
     )
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -27,11 +28,10 @@ class Ledger:
 
     def totals(self, *others: Tensor) -> tuple[dict[str, float], list[float]]:
         """The shares by name, and other scalars with them: the device is waited for once."""
-        booked = list(self._totals)
-        held = [*(self._totals[share] for share in booked), *(other.detach().double() for other in others)]
-        numbers = torch.stack(held).tolist() if held else []
-        shares = dict.fromkeys(SHARES, 0.0) | dict(zip(booked, numbers, strict=False))
-        return shares, numbers[len(booked) :]
+        held = [*self._totals.values(), *(other.detach().double() for other in others)]
+        numbers = fetched(held)
+        shares = dict.fromkeys(SHARES, 0.0) | dict(zip(self._totals, numbers, strict=False))
+        return shares, numbers[len(self._totals) :]
 
     def keep(self, share: str, constant: Tensor | float, out: Tensor) -> None:
         """Book what a constant term of `out` will receive: the sum of constant times gradient."""
@@ -40,6 +40,16 @@ class Ledger:
         if isinstance(constant, Tensor):
             constant = constant.detach()
         out.register_hook(lambda gradient: self.add(share, product_sum(constant, gradient)))
+
+
+def fetched(scalars: Sequence[Tensor]) -> list[float]:
+    """Scalars as numbers, with one copy from each device they are on."""
+    found = [0.0] * len(scalars)
+    for device in {scalar.device for scalar in scalars}:
+        at = [i for i, scalar in enumerate(scalars) if scalar.device == device]
+        for i, number in zip(at, torch.stack([scalars[i] for i in at]).tolist(), strict=True):
+            found[i] = number
+    return found
 
 
 def product_sum(constant: Tensor | float, gradient: Tensor) -> Tensor:

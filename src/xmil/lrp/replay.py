@@ -9,8 +9,8 @@ settings and the places of its weights (their values may change), shapes, rules 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from itertools import chain
+from collections.abc import Callable, Hashable
+from functools import cached_property
 from threading import local
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from xmil.lrp.tracing import Trace
 
 Run = Callable[[Tensor, Tensor | None], Trace]
-SMALL_BYTES = 1 << 25  # bags above this keep a GPU busy as they are
+SMALL_BYTES = 1 << 27  # bags above this keep a GPU busy as they are
+SHARE_OF_MEMORY = 256  # of the GPU's memory a bag may be the 256th part
 KEPT = 2  # recordings per model and thread: each holds the memory of a pass
 REMEMBERED = 64  # shapes per model and thread that were seen once
 SEEN, NEVER = "seen", "never"
@@ -68,10 +69,10 @@ class _Played(Trace):
         self.__dict__.update(vars(recorded))
         self._back = back
 
-    @property
+    @cached_property
     def logits(self) -> Tensor:
-        """The model's own outputs (b, c): a copy that the next bag does not overwrite."""
-        return self._logits.detach().clone()
+        """The model's own outputs (b, c), off the device: what is made of so few is sooner made there."""
+        return self._logits.detach().cpu()
 
     def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:  # noqa: ARG002  # always kept
         """The way back, played: it can be gone as often as one likes."""
@@ -94,10 +95,11 @@ _kept = _Kept()
 
 def traced(run: Run, x: Tensor, reference: Tensor | None, *, module: nn.Module, rules: Any) -> Trace:
     """`run(x, reference)`, played back where a small bag of this shape came before."""
-    if x.device.type != "cuda" or x.numel() * x.element_size() > SMALL_BYTES or _watched(module):
+    inside = _inside(module) if _is_small(x) else None
+    if inside is None:
         return run(x, reference)
     known = _kept.of.setdefault(module, OrderedDict())
-    key = _key(x, reference, module, rules)
+    key = (_shapes(x, reference), inside, _flags(), repr(rules))
     state = known.get(key)
     if state == SEEN:
         try:
@@ -118,23 +120,34 @@ def _keep(known: Known, key: Hashable, state: Recording | str) -> None:
         known.popitem(last=False)
 
 
-def _watched(module: nn.Module) -> bool:
-    """Whether someone's hooks expect to be called in every pass."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+def _is_small(x: Tensor) -> bool:
+    """Whether a bag on a GPU is worth a recording, which holds about eight times its memory."""
+    if x.device.type != "cuda":
+        return False
+    total = torch.cuda.get_device_properties(x.device).total_memory
+    return x.numel() * x.element_size() <= min(SMALL_BYTES, total // SHARE_OF_MEMORY)
 
 
-def _key(x: Tensor, reference: Tensor | None, module: nn.Module, rules: Any) -> Hashable:
-    flags = (
+def _shapes(x: Tensor, reference: Tensor | None) -> Hashable:
+    return x.shape, x.dtype, x.device, None if reference is None else reference.shape
+
+
+def _flags() -> Hashable:
+    precision, deterministic = (
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.is_autocast_enabled("cuda"),
     )
-    held = tuple((t.data_ptr(), t.shape, t.dtype) for t in chain(module.parameters(), module.buffers()))
-    shapes = (x.shape, x.dtype, x.device, None if reference is None else reference.shape)
-    return shapes, held, flags, repr(rules), tuple(_settings(module))
+    return precision, deterministic, torch.is_autocast_enabled("cuda")
 
 
-def _settings(module: nn.Module) -> Iterator[Hashable]:
+def _inside(module: nn.Module) -> Hashable | None:
+    """Types, settings and the places of the weights of all parts; None where hooks expect every pass."""
+    found: list[Any] = []
     for part in module.modules():
-        plain = ((name, value) for name, value in vars(part).items() if isinstance(value, _PLAIN))
-        yield type(part), tuple(plain)
+        if part._forward_hooks or part._forward_pre_hooks:
+            return None
+        found.append(type(part))
+        found += ((name, value) for name, value in vars(part).items() if isinstance(value, _PLAIN))
+        for tensors in (part._parameters, part._buffers):
+            found += ((t.data_ptr(), t.shape, t.dtype) for t in tensors.values() if t is not None)
+    return tuple(found)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from xmil.lrp.values import message_of
 
 Forward = Callable[[Tensor], Tensor]
 OutputFunction = Callable[[Tensor], Tensor]
+BLOCK_ROWS = {"cpu": 4096, "cuda": 65_536}  # what fits a cache, and what keeps a GPU busy
 LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
 
 
@@ -36,12 +38,13 @@ class Flow:
         """Relevance of every number of the tensor."""
         return torch.zeros_like(self.tensor) if self.gradient is None else self.tensor * self.gradient
 
-    @property
+    @cached_property
     def instances(self) -> Tensor:
         """Relevance summed over the last dimension."""
         if self.gradient is None:
             return self.tensor.new_zeros(self.tensor.shape[:-1])
-        rows = zip(self.tensor.split(4096, dim=-2), self.gradient.split(4096, dim=-2), strict=True)
+        block = BLOCK_ROWS.get(self.tensor.device.type, BLOCK_ROWS["cpu"])
+        rows = zip(self.tensor.split(block, dim=-2), self.gradient.split(block, dim=-2), strict=True)
         return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
 
     def against(self, baseline: Tensor) -> Tensor:
@@ -87,7 +90,7 @@ class Trace:
 
     @property
     def logits(self) -> Tensor:
-        """The model's own outputs (b, c), detached."""
+        """The model's own outputs (b, c), detached, on the device or off it."""
         return self._logits.detach()
 
     def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
@@ -107,12 +110,12 @@ class Trace:
             value = output(logits)
             (seed,) = torch.autograd.grad(value.sum(), logits)
         wanted = [self._x, *self._layers.values()]
-        gradients = self.pull(seed, keep=keep)
+        gradients = self.pull(seed.to(self._logits.device), keep=keep)
         at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
-        terms = seed.double() * self.logits.double()
+        terms = seed.double() * logits.detach().double()
         beside = (value.detach().double() - terms.sum(dim=-1)).sum()
         with torch.no_grad():
-            empty = output(torch.zeros_like(self.logits)).double().sum()
+            empty = output(torch.zeros_like(logits)).double().sum()
         shares, (rest, largest, at_zero) = self._engine.ledger.totals(beside, terms.abs().max(), empty)
         size = max(abs(rest), largest)
         shares["cut"] += (bent := _bent(rest, at_zero, size))

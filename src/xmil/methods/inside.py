@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray, IntArray
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter
+from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Explanation
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.core.parsing import small_number
 from xmil.encoders.encoder import Encoder, Transform, vectors
-from xmil.methods.explain import explain
 from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.methods.inside_weights import find_worth
 from xmil.nn.frozen import frozen
 
 if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
-ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's given features and those the encoder gives now
+ON_TOKENS = ("tokens", "turned")  # maps that a baseline is taken off place by place
 PIXELS = 256  # of a patch where nothing says how many the encoder was given
 
 
@@ -36,11 +38,12 @@ def explain_inside(
     explanation: Explanation,
     *,
     patches: int | Sequence[int] = 16,
-    method: str = "tokens",
+    method: str = "turned",
     features: Bag | npt.ArrayLike | None = None,
     transform: Callable[[Any], Tensor] | None = None,
     patch_px: int | None = None,
     mpp: float | None = None,
+    background: Background | None = None,
     on_patch: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Inside:
@@ -50,8 +53,9 @@ def explain_inside(
     comes from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`; with
     neither, every patch of the explanation is read from the slide and encoded again. `encoder` is one of
     `load_encoder`, its name, or a module with its `transform`. `patch_px` is the size in pixels at which
-    patches were cut for the encoder. Settings of the maps: `layer`, `square` (share of the tile's edge),
-    `steps`, `stride`, `epsilon`, `gamma`, `batch`.
+    patches were cut for the encoder; `background` is what the scores are measured against, where the model
+    does not have it. Settings of the maps: `layer`, `square` (share of the tile's edge), `steps`, `stride`,
+    `epsilon`, `gamma`, `views`, `reach`, `batch`.
     """
     MAPS[method]
     used = _as_encoder(encoder, transform)
@@ -60,24 +64,32 @@ def explain_inside(
         placed = explanation.placed(mpp=mpp or opened.mpp)
         reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
         rows = _chosen(explanation, patches)
-        weights, worth, notes = _weights(model, explanation, features, reader, rows)
+        worth = find_worth(
+            model, explanation, rows, read=reader.features, features=features, background=background
+        )
         network = _network(used)
         made = []
-        for done, (row, g) in enumerate(zip(rows, weights, strict=True), start=1):
+        for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
                 made.append(map_tile(method, network, reader.tile(row, g), chosen))
             if on_patch is not None:
                 on_patch(done, len(rows))
+    if method in ON_TOKENS:
+        made = [_against(one, float(kept)) for one, kept in zip(made, worth.baseline, strict=True)]
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in made])
-    audit = _audit(made, explanation.scores[rows], worth)
-    boxes = placed.boxes()[rows]
-    return Inside(
-        maps, boxes, rows, audit, method, str(explanation.target), used.name, explanation.bag, notes
-    )
+    audit = _audit(made, explanation.scores[rows], worth.features)
+    boxes, target = placed.boxes()[rows], str(explanation.target)
+    return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, worth.notes)
+
+
+def _against(made: TileMap, kept: float) -> TileMap:
+    """A map against the baseline: each place gives up its share of what the baseline would have."""
+    even = kept / made.values.numel()
+    return replace(made, values=made.values - even, constant=made.constant + kept)
 
 
 def _audit(made: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
-    """What the map places, what constants keep (the baseline's part of the score among them), the rest."""
+    """What the map places, what constants keep (without the map's share, the baseline's part), the rest."""
     spatial = np.array([float(m.values.double().sum()) for m in made])
     other = np.array([m.other for m in made])
     constant = np.asarray(scores, dtype=np.float64) - spatial - other
@@ -174,73 +186,6 @@ class _Reader:
         parts = [self.pixels(self.corners[row]) for row in np.asarray(rows)]
         network = _network(self.encoder)
         return torch.cat([network.features(part) for part in parts]).float().cpu()
-
-
-def _weights(
-    model: nn.Module | None, e: Explanation, features: Any, reader: _Reader, rows: IntArray
-) -> tuple[list[Tensor], FloatArray, list[str]]:
-    """Per patch the weights g (d,) of its features, g . f of the features as they are now, and notes."""
-    now = reader.features(rows)
-    notes: list[str] = []
-    if features is None and e.relevance is not None:
-        g = _ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now)
-    else:
-        x = reader.features(np.arange(len(e))) if features is None else _matrix(features, len(e))
-        notes += _compare(x[rows], now)
-        again = _again(model, e, x)
-        g = _ratio(torch.from_numpy(np.asarray(again.relevance)[rows]), x[rows])
-    worth = (g.double() * now.double()).sum(dim=1).numpy()
-    return list(g), worth, notes
-
-
-def _ratio(relevance: Tensor, features: Tensor) -> Tensor:
-    """g = R / f; a feature of zero carries nothing."""
-    if relevance.shape != features.shape:
-        raise InputError(
-            f"The explanation has relevance for {relevance.shape[1]} features and the encoder gives "
-            f"{features.shape[1]}; use the encoder that the features came from."
-        )
-    tiny = features.abs() <= 1e-7 * features.abs().amax(dim=1, keepdim=True)
-    return torch.where(tiny, torch.zeros_like(features), relevance / features.masked_fill(tiny, 1.0))
-
-
-def _matrix(features: Any, n: int) -> Tensor:
-    values = features.features if isinstance(features, Bag) else np.asarray(features, dtype=np.float32)
-    if values.ndim != 2 or len(values) != n:
-        raise InputError(f"The features must be those of the {n} explained patches. Got {values.shape}.")
-    return torch.from_numpy(np.ascontiguousarray(values))
-
-
-def _compare(given: Tensor, now: Tensor) -> list[str]:
-    """A note where the encoder's features differ from the given ones; refused where they are others."""
-    if given.shape != now.shape:
-        raise InputError(
-            f"The features have width {given.shape[1]} and the encoder gives {now.shape[1]}; use the encoder "
-            "that the features came from."
-        )
-    alike = float(torch.nn.functional.cosine_similarity(given.double(), now.double(), dim=1).min())
-    if alike < REFUSED:
-        raise InputError(
-            f"The encoder's features of these patches differ from the given ones (cosine {alike:.2f}): it is "
-            "another encoder, another slide, or patches of another size; check encoder, slide and patch_px."
-        )
-    if alike < ALIKE:
-        return [f"The encoder's features differ slightly from the given ones (cosine {alike:.3f})."]
-    return []
-
-
-def _again(model: nn.Module | None, e: Explanation, x: Tensor) -> Explanation:
-    if model is None or e.method != "lrp":
-        raise UnsupportedError(
-            "Maps inside a patch need relevance per feature: explain with method='lrp' and "
-            "feature_level=True, or pass the model and an explanation of 'lrp'."
-        )
-    params = {
-        key: value
-        for key, value in e.params.items()
-        if key in ("preset", "epsilon", "gamma", "bias", "gates")
-    }
-    return explain(model, x, method="lrp", target=e.target, feature_level=True, baseline=None, **params)
 
 
 @contextmanager

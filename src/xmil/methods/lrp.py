@@ -16,6 +16,7 @@ from torch import Tensor
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, record, replay, trace
+from xmil.lrp.ledger import fetched
 from xmil.methods.account import account_warnings, check_reached
 from xmil.methods.baseline import PRESET, Baseline, described, find_baseline
 from xmil.methods.network import Network
@@ -216,7 +217,7 @@ def _attribution(
     ((scores,), kept), features, shares = _centred(flow, centre), None, dict(relevance.shares)
     sums = [relevance.output.double().reshape(()), scores.double().sum()]
     sums += [] if kept is None else [kept.double().sum()]
-    value, instances, *booked = torch.stack(sums).tolist()  # the device is waited for once
+    value, instances, *booked = fetched(sums)
     shares |= dict(zip(["baseline"], booked, strict=False))
     if feature_level:
         shift = 0.0 if centre is None else centre.shift

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from os import PathLike
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmil.core.errors import FileError, InputError, StopError, bad_parameter
+from xmil.core.errors import FileError, InputError, StopError, bad_parameter, unknown_name
 from xmil.core.identity import file_digest, unchanged
 from xmil.core.names import counted
 from xmil.core.run import Run
@@ -27,7 +27,7 @@ from xmil.core.runfiles import SLIDES, read_rows
 from xmil.core.storage import write_atomically
 from xmil.data import feature_files, open_bag
 from xmil.data.siblings import slide_name
-from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, in_process, stopping
+from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
 from xmil.runs.feature_file import Encoded, write_features
 from xmil.runs.listener import Listener
 from xmil.runs.patch_stream import PatchStream
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xmil.encoders import Encoder
+
+
+DECODERS = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,14 @@ class EmbedSettings:
     full_digests: bool = False
     readers: int = 0  # processes that read and decode; 0 means threads of this one
     compile: bool = False
+    decode: str = "cpu"  # "gpu": JPEG tiles by the device, where its pixels are near enough
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "threads": 1, "ahead": 1, "readers": 0}.items():
             if getattr(self, name) < least:
                 raise bad_parameter(name, "embed", f"an int in the range [{least}, inf)", getattr(self, name))
+        if self.decode not in DECODERS:
+            raise unknown_name("decoder", self.decode, DECODERS)
 
     def reads_by_processes(self, encoder: Encoder) -> bool:
         """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
@@ -91,7 +97,8 @@ class EmbedSettings:
     def lasting(self) -> dict[str, Any]:
         """What changes features, and so must stay the same in a folder."""
         passing = ["device", "batch", "threads", "ahead", "weights", "full_digests", "readers"]
-        passing += [] if self.compile else ["compile"]  # folders of earlier versions do not name it
+        passing += [] if self.compile else ["compile"]  # folders of earlier versions do not name them
+        passing += [] if self.decode == "gpu" else ["decode"]
         kept = {key: value for key, value in asdict(self).items() if key not in passing}
         return {**kept, "files": list(self.digests)}
 
@@ -115,6 +122,7 @@ def embed_slides(
     threads: int = 0,
     readers: int | None = None,
     compile: bool = False,  # noqa: A002 - the word users know
+    decode: str = "cpu",
     stain_norm: bool = False,
     input_size: int | None = None,
     mean: Sequence[float] | None = None,
@@ -131,7 +139,8 @@ def embed_slides(
 
     `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
     a folder beside the patches. `readers` processes read and decode (None: one per core for a GPU, none for a
-    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features.
+    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features;
+    `decode` "gpu" has the GPU decode JPEG tiles where its pixels are the CPU's within one grey level.
     """
     from xmil.encoders.load import short_name
 
@@ -152,7 +161,10 @@ def embed_slides(
         full_digests=full_digests,
         readers=_readers(found_device(device)) if readers is None else readers,
         compile=compile,
+        decode=decode,
     )
+    if decode == "gpu" and not settings.device.startswith("cuda"):
+        raise InputError("--decode gpu needs a GPU; leave it out on a CPU.")
     pairs, refused = _pairs(Path(tiles), slides, follow_links=follow_links, hear=hear)
     folder = Path(tiles) / f"features_{short_name(encoder)}" if out is None else Path(out)
     run, chosen = EmbedRun(folder, settings), as_workers(workers)
@@ -194,6 +206,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     """A folder of features."""
 
     chosen: EmbedSettings
+    notes: list[str] = field(default_factory=list)
     kind = "embed"
     verb = "used"
 
@@ -226,7 +239,11 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         encoder = self.chosen.load()
         if not self.chosen.reads_by_processes(encoder):
             return super().outcomes(items, workers)
-        return Embedder(encoder, self.chosen, self.out).outcomes(items)
+        return Embedder(encoder, self.chosen, self.out, self.notes).outcomes(items)
+
+    def warnings(self, items: Sequence[Item], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
+        """Slides that were read in another way than asked for."""
+        return self.notes
 
     def known(self, item: Item) -> dict[str, Any] | None:
         """What is there of a slide whose features are those of its patches, which may be tiled again."""

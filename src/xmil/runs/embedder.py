@@ -22,8 +22,11 @@ from xmil.runs.feature_file import Encoded, write_features
 from xmil.runs.feed.batches import EncodedRows, GpuBatches, HostBatches
 from xmil.runs.feed.feed import Feed, Filled, Part
 from xmil.runs.feed.reader import PatchSource
+from xmil.runs.feed.tile_feed import TileFeed
+from xmil.runs.feed.tiles import GpuTiles, UnfitForGpuError
 from xmil.runs.patch_stream import SlidePatches
 from xmil.runs.workers.pool import Outcome, told
+from xmil.slides.backends.direct import with_direct_tiles
 from xmil.slides.tiling import in_blocks
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ Item = tuple[str, Path, Path]  # name, slide, patches
 Result = dict[str, Any]
 PART_BYTES = 8 << 20  # of a part's pixels for a GPU: small enough to come soon, large enough to copy well
 BLOCK = 256  # patches that one process reads, since they share tiles
+TILED = 64  # patches whose tiles a GPU decodes at once
 WRITERS = 32  # slides that may be open: one thread each, mostly waiting
 QUEUED = 64  # batches that may wait to be written
 
@@ -52,7 +56,10 @@ class OpenSlide:
 class Embedder:
     """Embeds slide after slide with one encoder."""
 
-    def __init__(self, encoder: Encoder, settings: EmbedSettings, out: Path) -> None:
+    def __init__(
+        self, encoder: Encoder, settings: EmbedSettings, out: Path, notes: list[str] | None = None
+    ) -> None:
+        self._notes = [] if notes is None else notes
         assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
         self._encoder, self._settings, self._out = encoder, settings, out
         self._fit = encoder.transform.fit
@@ -82,7 +89,9 @@ class Embedder:
         """Embed with reading processes whose memory holds such patches, until a slide has larger ones."""
         room = self.part_rows(source) * int(np.prod(source.shape))
         with ExitStack() as stack:
-            feed = stack.enter_context(Feed(self._settings.readers, room))
+            feed: Feed | TileFeed = stack.enter_context(Feed(self._settings.readers, room))
+            if isinstance(feed, Feed) and self._settings.decode == "gpu":
+                feed = stack.enter_context(TileFeed(feed, self._encoder.device))
             gpu = GpuBatches(self._encoder, feed, self._settings.batch) if self._gpu else None
             batches = gpu or HostBatches(self._encoder, feed)
             stack.callback(batches.close)
@@ -98,7 +107,7 @@ class Embedder:
             yield from line.finished()
 
     def _encoded(
-        self, batches: GpuBatches | HostBatches, filled: Filled, line: _Slides, feed: Feed
+        self, batches: GpuBatches | HostBatches, filled: Filled, line: _Slides, feed: Feed | TileFeed
     ) -> Iterator[EncodedRows]:
         if filled.error is None:
             return batches.add(filled)
@@ -108,7 +117,16 @@ class Embedder:
 
     def opened(self, item: Item) -> SlidePatches:
         """A slide with its patches; runs ahead in a thread."""
-        return SlidePatches(item[1], item[2], self._settings)
+        patches = SlidePatches(item[1], item[2], self._settings)
+        if self._settings.decode == "gpu":
+            patches.slide = with_direct_tiles(patches.slide)
+            try:
+                patches.tiles = GpuTiles(
+                    patches.slide, self.source(patches), patches.xy0, self._encoder.device
+                )
+            except UnfitForGpuError as error:
+                self._notes.append(f"{item[0]}: decoded by the CPU, as {error}.")
+        return patches
 
     def source(self, patches: SlidePatches) -> PatchSource:
         """How the patches of a slide are read."""
@@ -127,7 +145,7 @@ class Embedder:
         """
         source, xy0 = self.source(slide.patches), slide.patches.xy0
         order = in_blocks(xy0, source.edge0) if self._gpu else np.arange(len(xy0))
-        step = self.part_rows(source)
+        step = self.part_rows(source) if slide.patches.tiles is None else TILED
         size = max(step, BLOCK // step * step) if self._gpu else step
         for start in range(0, len(order), size):
             block = order[start : start + size]
@@ -184,7 +202,7 @@ class _Slides:
                 yield Outcome(item, None, told(error))
         return None
 
-    def fits(self, feed: Feed) -> bool:
+    def fits(self, feed: Feed | TileFeed) -> bool:
         """Whether the slide that comes next can be read by these processes; waits until it is open."""
         if self._ahead is None:
             return False
@@ -193,9 +211,9 @@ class _Slides:
         source = self._embedder.source(self._ahead[1].result())
         return self._embedder.part_rows(source) * int(np.prod(source.shape)) <= feed.ring.slot_bytes
 
-    def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
+    def fill(self, feed: Feed | TileFeed) -> Iterator[Outcome[Item, Result]]:
         """Begin slides until the processes have enough to do."""
-        while self._ahead is not None and len(feed.blocks) < feed.readers:
+        while self._ahead is not None and feed.queued < feed.readers:
             if feed.busy and not self._ahead[1].done():
                 return
             source = yield from self.first()
@@ -203,7 +221,7 @@ class _Slides:
                 return
             self._begin(feed)
 
-    def _begin(self, feed: Feed) -> None:
+    def _begin(self, feed: Feed | TileFeed) -> None:
         assert self._ahead is not None  # noqa: S101  # `first` has seen to it
         item, patches = self._ahead[0], self._ahead[1].result()
         encoded: Queue[Encoded | BaseException | None] = Queue(QUEUED)
@@ -211,6 +229,8 @@ class _Slides:
         self._count += 1
         slide = OpenSlide(item, self._count, patches, len(patches), encoded, written)
         self._open[slide.number] = slide
+        if isinstance(feed, TileFeed) and patches.tiles is not None:
+            feed.tiles[slide.number] = patches.tiles
         for block in self._embedder.blocks(slide):
             feed.add(block)
         if not slide.left:

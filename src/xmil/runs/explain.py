@@ -38,7 +38,7 @@ from xmil.runs.inputs import Inputs, Unsaid, named, reading_of, task_cases
 from xmil.runs.listener import Listener
 from xmil.runs.rows import columns, slide_row
 from xmil.runs.settings import LABEL, ExplainSettings, with_contexts, with_vectors
-from xmil.runs.summary import summarise_run
+from xmil.runs.summary import MANY, SlideSummary, summarise_run
 from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
 
 
@@ -144,6 +144,7 @@ class ExplainRun(CohortRun[Case, Explained]):
     missing: Missing = field(default_factory=Missing)
     full_digests: bool = False
     far: list[str] = field(default_factory=list)  # slides that stand out from the others
+    summed: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
     folders = ("slides",)
     verb = "explained"
@@ -185,7 +186,10 @@ class ExplainRun(CohortRun[Case, Explained]):
         return partial(make_explainer, self.job, self.models if in_process(workers) else None)
 
     def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
-        """A row per slide of the case."""
+        """A row per slide of the case; what its slides add to the summary is kept, unless they are many."""
+        if len(self.summed) < MANY:
+            self.summed.update(result.summaries)
+        result.summaries.clear()
         return result.rows
 
     def header(self, rows: Sequence[TableRow]) -> list[str]:
@@ -218,7 +222,8 @@ class ExplainRun(CohortRun[Case, Explained]):
         """The cohort at a glance."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
-        self.far.extend(summarise_run(self.out, files, workers=workers))
+        known = {slide_file(self.out, slide): found for slide, found in self.summed.items()}
+        self.far.extend(summarise_run(self.out, files, workers=workers, known=known))
         return {}
 
     @cached_property

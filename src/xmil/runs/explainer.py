@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from xmil.runs.ensemble import Ensemble, average, predicted_by
 from xmil.runs.inputs import NOTHING, Unsaid
 from xmil.runs.rows import Row, slide_row
 from xmil.runs.settings import PREDICTED, ExplainSettings
+from xmil.runs.summary import SlideSummary, summarise_slide
 from xmil.runs.workers.pool import Stages
 
 LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
@@ -66,9 +67,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a worker did with a case: a row per slide."""
+    """What a worker did with a case: a row per slide, and what each adds to the run's summary."""
 
     rows: list[Row]
+    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,12 @@ class Explainer:
 
     def write(self, made: Unwritten) -> Explained:
         """Write the files of a case's slides, while the next case is explained."""
-        for place in range(len(made.read.parts)):
-            self._write(made, place)
+        summaries = {slide: self._write(made, place) for place, slide in enumerate(made.case.slides)}
         said = {"warnings": warnings_of(made.explanations)}
         about: dict[str, Any] = {"logits": made.logits, "spec": vars(self.spec), "seconds": made.seconds}
         parts = enumerate(made.read.parts)
-        return Explained([{**slide_row(made.case, i, n=len(part), **about), **said} for i, part in parts])
+        rows = [{**slide_row(made.case, i, n=len(part), **about), **said} for i, part in parts]
+        return Explained(rows, summaries)
 
     def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
         """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
@@ -171,7 +173,7 @@ class Explainer:
             if self.job.device.startswith("cuda"):
                 torch.cuda.empty_cache()
 
-    def _write(self, made: Unwritten, place: int) -> None:
+    def _write(self, made: Unwritten, place: int) -> list[SlideSummary]:
         case, read, explanations, logits = made.case, made.read, made.explanations, made.logits
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
@@ -182,6 +184,7 @@ class Explainer:
             about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
         path = slide_file(self.job.out, case.slides[place])
         stopping(partial(write_explanations, own, path, provenance=about))
+        return [summarise_slide(e) for e in own if len(e)]
 
     def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
         """Interactions of each target, before the slide's file: that one says the slide is done."""
@@ -209,7 +212,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 
 def read_ahead(path: Path) -> None:
     """Have the system fetch a file while its head is looked at, where it takes such advice."""
-    if hasattr(os, "posix_fadvise"):
+    if hasattr(os, "posix_fadvise") and path.is_file():  # a pipe would wait for its other end
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.background import Background
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity
 from xmil.core.inside_patch import Inside
@@ -25,7 +26,7 @@ from xmil.core.runfiles import SLIDES, read_rows
 from xmil.data import feature_files, read_bag
 from xmil.data.siblings import slide_name
 from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
-from xmil.runs.insight_slide import chosen_explanation
+from xmil.runs.insight_slide import chosen_explanation, run_models
 from xmil.runs.listener import Listener
 from xmil.runs.slide_inputs import StrPath, named_slides
 from xmil.runs.workers.pool import MakeWorker, Workers
@@ -43,7 +44,7 @@ def inside_slides(
     features: StrPath | None = None,
     out: StrPath | None = None,
     patches: int = 16,
-    method: str = "tokens",
+    method: str = "turned",
     target: str | int | None = None,
     patch_px: int | None = None,
     device: str = "cpu",
@@ -84,7 +85,7 @@ class InsideChoice:
 
     encoder: str
     weights: str | None = None
-    method: str = "tokens"
+    method: str = "turned"
     patches: int = 16
     target: str | None = None
     patch_px: int | None = None
@@ -152,15 +153,29 @@ class InsideRun(CohortRun[str, TableRow]):
 
 def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     from xmil.encoders import load_encoder
-    from xmil.models import load_model
+    from xmil.runs.ensemble import BACKGROUND
 
     choice = run.chosen
     encoder = load_encoder(choice.encoder, weights=choice.weights, device=choice.device, random=choice.random)
-    model = None if run.model is None else load_model(run.model)
-    return lambda slide: _look_into(run, encoder, model, slide)
+    model = None if run.model is None else _only_model(run.model, run.run.path)
+    kept = Background.load(run.run.path / BACKGROUND)
+    return lambda slide: _look_into(run, encoder, model, slide, kept)
 
 
-def _look_into(run: InsideRun, encoder: Any, model: Any, slide: str) -> TableRow:
+def _only_model(path: Path, run: Path) -> Any:
+    """The model, with the background that the run lent it."""
+    models = run_models(path, run)
+    if len(models) > 1:
+        raise InputError(
+            f"{path}: holds {len(models)} models and maps inside patches take one; "
+            "explain with --save-vectors and leave out --model."
+        )
+    return models[0]
+
+
+def _look_into(
+    run: InsideRun, encoder: Any, model: Any, slide: str, background: Background | None
+) -> TableRow:
     from xmil.heatmaps.inside_sheet import write_inside_geojson, write_inside_tiff
     from xmil.methods.inside import explain_inside
     from xmil.slides import open_slide
@@ -171,7 +186,7 @@ def _look_into(run: InsideRun, encoder: Any, model: Any, slide: str) -> TableRow
     with open_slide(run.pictures[slide]) as opened:
         found = explain_inside(
             model, encoder, opened, e, patches=choice.patches, method=choice.method, features=bag,
-            patch_px=choice.patch_px,
+            patch_px=choice.patch_px, background=background,
         )  # fmt: skip
         stopping(lambda: found.save(run.out / f"{slide}.npz"))
         stopping(lambda: found.plot(opened).write(run.out / f"{slide}.png"))

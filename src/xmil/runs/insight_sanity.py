@@ -34,6 +34,21 @@ def sanity_tests(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
     return {"weights drawn anew": _random_weights(redrawn), "made again": _made_again(again)}
 
 
+def other_models(run: InsightRun) -> list[str]:
+    """A warning where the models at hand are not those that the run was explained with."""
+    if run.model is None:
+        return []
+    from xmil.runs.ensemble import Ensemble, model_paths
+
+    known = {str(digest) for digest in run.run.about.get("settings", {}).get("models", ())}
+    if not known or known == set(Ensemble.load(model_paths(run.model)).digests):
+        return []
+    return [
+        f"The run was explained with other models than {run.model.name}: scores and biomarkers are the "
+        "run's; concepts, deletions and sanity tests are those of the model given."
+    ]
+
+
 def _tested(run: InsightRun, models: Sequence[Any], slide: str) -> tuple[float, float]:
     """Rank correlations with the scores under new weights, and with those stored in the run."""
     from xmil.evaluate.sanity import randomisation, rank_correlation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_js
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
-from xmil.runs.insight_sanity import sanity_tests
+from xmil.runs.insight_sanity import other_models, sanity_tests
 from xmil.runs.insight_slide import REMOVAL
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def write_insight(
     shortcuts = _shortcuts(run, slides, results)
     found = Findings(
         title=f"What the model looks at: {run.run.path.name}",
-        about=_about(run),
+        about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),
         strategies=strategies,
@@ -66,16 +67,30 @@ def write_insight(
     return {"shortcuts": [str(a) for a in shortcuts if a.found]}
 
 
-def _about(run: InsightRun) -> dict[str, Any]:
-    model = run.run.about.get("model")
-    name = model.get("spec", {}).get("name") if isinstance(model, dict) else None
+def _about(run: InsightRun, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    held = run.run.about
+    patches = int(sum(r["biomarkers"]["patches"] for r in results))
+    folder = Path(str(held.get("features"))).name
     return {
-        "model": name,
+        "model": _model_words(held),
+        "data": f"{len(results)} slides, {patches:,} patches; features {folder}",
+        "task": run.run.task,
         "method": run.chosen.method,
         "target": run.chosen.target or "as explained",
         "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
-        "version": run.run.about.get("version"),
+        "version": held.get("version"),
     }
+
+
+def _model_words(about: Mapping[str, Any]) -> str | None:
+    """The models' kind, width and checksums."""
+    models = about.get("models") or [about.get("model")]
+    known = [model for model in models if isinstance(model, dict)]
+    if not known:
+        return None
+    spec = known[0].get("spec") or {}
+    sums = ", ".join(str(model.get("digest"))[:12] for model in known)
+    return f"{spec.get('name')}, {spec.get('in_dim')} features, SHA-256 {sums}"
 
 
 def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
@@ -90,7 +105,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
-    return notes + [str(line) for line in run.run.warnings]
+    return notes + other_models(run) + [str(line) for line in run.run.warnings]
 
 
 def _shortcuts(

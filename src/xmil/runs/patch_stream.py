@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xmil.runs.embed import EmbedSettings
+    from xmil.runs.feed.tiles import GpuTiles
 
 SAMPLE = 32  # patches from which the stains of a slide are found
 
@@ -35,6 +36,7 @@ class SlidePatches:
         self.header = open_bag(patches)
         self.size = _patch_px(self.header, settings)
         self.slide = open_slide(slide)
+        self.tiles: GpuTiles | None = None  # where a GPU decodes them
         try:
             _check(self.slide, self.header)
             self.stain = self._find_stain() if settings.stain_norm and len(self) else None

@@ -8,7 +8,7 @@ summary/outliers.csv                 slides far from the others
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,18 +133,37 @@ class _Column:
         }
 
 
-def summarise_run(out: Path, files: Sequence[Path], *, workers: Workers | None = None) -> list[str]:
+def summarise_run(
+    out: Path,
+    files: Sequence[Path],
+    *,
+    workers: Workers | None = None,
+    known: Mapping[Path, list[SlideSummary]] | None = None,
+) -> list[str]:
     """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
 
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
+    Files that are `known` are not read again.
     """
     columns: dict[str, _Column] = {}
-    for outcome in process(files, _reader, workers if len(files) > MANY else None):
-        for one in outcome.result or ():
+    for summaries in _summaries(files, known or {}, workers):
+        for one in summaries:
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
     folder = out / "summary"
     make_folder(folder)
     return _write(folder, [columns[name] for name in sorted(columns)])
+
+
+def _summaries(
+    files: Sequence[Path], known: Mapping[Path, list[SlideSummary]], workers: Workers | None
+) -> Iterator[list[SlideSummary]]:
+    """What each file adds; of very many, those of a run are not all held at once, but read as they come."""
+    if len(files) > MANY:
+        yield from (outcome.result or [] for outcome in process(files, _reader, workers))
+        return
+    unread = [path for path in files if path not in known]
+    found = {outcome.item: outcome.result or [] for outcome in process(unread, _reader)}
+    yield from (known[path] if path in known else found[path] for path in files)
 
 
 def summarise_slide(e: Explanation) -> SlideSummary:

@@ -36,6 +36,7 @@ def _one(inside: Inside, maps: FloatArray, i: int) -> dict[str, Any]:
         "patch": int(inside.patches[i]),
         "box": [int(value) for value in inside.boxes[i]],
         "values": [float(value) for value in maps[i].ravel()],
+        "limit": float(np.abs(maps[i]).max(initial=0.0)),
         **account,
     }
 

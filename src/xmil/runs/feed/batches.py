@@ -20,6 +20,7 @@ from torch import Tensor
 from xmil.core.errors import StopError
 from xmil.encoders import Encoder
 from xmil.runs.feed.feed import Feed, Filled
+from xmil.runs.feed.tile_feed import TileFeed
 
 IN_FLIGHT = 2  # batches that the GPU has before the vectors of an earlier one are waited for
 
@@ -36,13 +37,13 @@ class EncodedRows:
 class HostBatches:
     """The encoder on a CPU: a part is a batch."""
 
-    def __init__(self, encoder: Encoder, feed: Feed) -> None:
+    def __init__(self, encoder: Encoder, feed: Feed | TileFeed) -> None:
         self._encoder, self._feed = encoder, feed
 
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
         """Encode a part."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
-        batch = torch.from_numpy(filled.pixels).permute(0, 3, 1, 2).contiguous()
+        batch = _tensor(filled.pixels).permute(0, 3, 1, 2).contiguous()
         self._feed.release(filled.slot)
         values = encoded(self._encoder, batch).cpu().numpy()
         yield EncodedRows(filled.part.slide, filled.part.rows, values)
@@ -76,7 +77,7 @@ class _Sent:
 class GpuBatches:
     """The encoder on a GPU."""
 
-    def __init__(self, encoder: Encoder, feed: Feed, batch: int) -> None:
+    def __init__(self, encoder: Encoder, feed: Feed | TileFeed, batch: int) -> None:
         self._encoder, self._feed, self._size = encoder, feed, batch
         self._copies = torch.cuda.Stream(encoder.device)
         self._unpin = pinned(feed.ring.memory)
@@ -87,7 +88,7 @@ class GpuBatches:
     def add(self, filled: Filled) -> Iterator[EncodedRows]:
         """Copy a part to the GPU; whenever a batch is full, it is encoded."""
         assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
-        pixels, rows = torch.from_numpy(filled.pixels), filled.part.rows
+        pixels, rows = _tensor(filled.pixels), filled.part.rows
         if self._batch is not None and self._batch.pixels.shape[1:] != pixels.shape[1:]:
             yield from self._encode()
         start = 0
@@ -123,7 +124,8 @@ class GpuBatches:
             found = self._spare.pop()
             if found.shape == shape:
                 return found
-        return torch.zeros(shape, dtype=torch.uint8, device=self._encoder.device)
+        with torch.cuda.stream(self._copies):  # cleared before pixels are copied into it
+            return torch.zeros(shape, dtype=torch.uint8, device=self._encoder.device)
 
     def _encode(self) -> Iterator[EncodedRows]:
         batch, self._batch = self._batch, None
@@ -146,6 +148,10 @@ class GpuBatches:
         for slide, rows in sent.batch.owners:
             yield EncodedRows(slide, rows, values[start : start + len(rows)])
             start += len(rows)
+
+
+def _tensor(pixels: npt.NDArray[np.uint8] | Tensor) -> Tensor:
+    return pixels if isinstance(pixels, Tensor) else torch.from_numpy(pixels)
 
 
 def encoded(encoder: Encoder, batch: Tensor) -> Tensor:

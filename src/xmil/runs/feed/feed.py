@@ -15,13 +15,16 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.runs.feed.reader import FillReply, FillRequest, PatchSource
 from xmil.runs.feed.ring import Pixels, Ring
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SLOTS = 3  # for each process
 TRIES = 2  # of a part whose process dies
@@ -39,10 +42,10 @@ class Part:
 
 
 class Filled(NamedTuple):
-    """A part that is read, its pixels (n, h, w, 3) in shared memory; or the reason it could not be."""
+    """A part that is read, its pixels (n, h, w, 3) in shared memory or on the GPU; or why it could not be."""
 
     part: Part
-    pixels: Pixels | None
+    pixels: Pixels | Tensor | None
     slot: int
     error: str | None = None
 
@@ -82,6 +85,11 @@ class Feed(AbstractContextManager["Feed"]):
         """Have a block of neighbouring patches read, by one process."""
         self.blocks.append(deque(parts))
 
+    @property
+    def queued(self) -> int:
+        """Blocks that nobody works on yet."""
+        return len(self.blocks)
+
     def drop(self, slide: int) -> None:
         """Read no more of a slide."""
         self._dropped.add(slide)
@@ -104,7 +112,9 @@ class Feed(AbstractContextManager["Feed"]):
                     return found
 
     def release(self, slot: int) -> None:
-        """Let a slot be filled again; its pixels are gone."""
+        """Let a slot be filled again; its pixels are gone. What was never in a slot needs no release."""
+        if slot < 0:
+            return
         self._processes[slot // SLOTS].free.append(slot)
 
     def close(self) -> None:

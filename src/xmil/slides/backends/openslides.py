@@ -44,8 +44,10 @@ class OpenSlideSlide(Slide):
 
 def open_(path: Path) -> Slide:
     """Open by OpenSlide."""
-    import openslide
-
+    try:
+        import openslide
+    except OSError as error:  # the library behind it is not there, or of another system
+        raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:
