@@ -53,6 +53,10 @@ def view(
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
     ] = False,
+    label_images: Annotated[
+        bool,
+        typer.Option("--label-images", help="Serve the photographed labels, which may name patients."),
+    ] = False,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     as_json: Annotated[
         bool,
@@ -66,7 +70,11 @@ def view(
         raise InputError("The viewer is not installed; run: pip install 'xmil[viewer]'") from None
     from xmil.viewer.collection import Collection
 
-    shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
+    if label_images and export is not None:
+        raise InputError("Label images may name patients and are never exported; leave out --label-images.")
+    shown = Collection(
+        runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links, labels=label_images
+    )
     if not as_json:
         _tell(shown, slides)
     if export is not None:

@@ -18,6 +18,7 @@ from xmil.core.storage import read_explanations, write_explanations, write_text
 from xmil.data import read_bag
 from xmil.findings.appearance import INK, LIGHT, appearance, light
 from xmil.findings.biomarkers import map_biomarkers
+from xmil.findings.concept_maps import ConceptMaps
 from xmil.findings.concepts import ConceptShares, feature_weights, leading, remove_concepts, split_scores
 from xmil.findings.dictionary import Dictionary
 from xmil.findings.shortcuts import patch_correlations
@@ -97,6 +98,8 @@ def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -
         "seen": _seen(job.slides.get(slide), e),
     }
     if shares is not None:
+        maps = ConceptMaps(shares.concepts, e.scores, e.method, str(e.target))
+        stopping(lambda: maps.save(job.out / "concepts" / f"{slide}.npz"))
         found |= _concepts(shares) | {"removals": _removals(slide, models, e, dictionary, bag, shares)}
         found["classes"] = _classes(job, slide, dictionary, bag, models)
     each = _each(job, slide, e, bag, models)
