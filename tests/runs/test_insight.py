@@ -15,7 +15,9 @@ import xmil
 from tests.slides.pyramids import write_pyramid
 from xmil.cli import main
 from xmil.core.errors import InputError
+from xmil.evaluate.sanity import rank_correlation
 from xmil.findings.biomarkers import STRONG
+from xmil.findings.concept_maps import ConceptMaps
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -94,6 +96,9 @@ def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmi
         total = sum(held["profile"]) + held["residual"]
         assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
         assert held["output"] == pytest.approx(e.output)
+        maps = ConceptMaps.load(looked.path / "concepts" / f"{slide}.npz")
+        assert maps.values.sum(axis=0) == pytest.approx(held["profile"], rel=1e-4, abs=1e-5)
+        assert (maps.method, maps.target, len(maps)) == ("lrp", str(e.target), len(e))
 
 
 def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:
@@ -328,3 +333,21 @@ def test_ray_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) 
         one = [c for c in rows if c["slide_id"] == row["slide_id"]]
         (profile,) = [p for p in rows_of(found, "profiles.csv") if p["slide_id"] == row["slide_id"]]
         assert any(all(c[k] == profile[k] for k in profile) for c in one)
+
+
+def test_the_runs_own_background_is_lent_to_the_model(agreed: xmil.Run, tmp_path: Path) -> None:
+    features = agreed.path.parent / "features"
+    model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=3)
+    xmil.save_model(model, tmp_path / "model.safetensors")
+    run = xmil.explain_slides(
+        tmp_path / "model.safetensors", features, out=tmp_path / "run", target="1", background=features
+    )
+    plain = [xmil.explain(model, features / f"{slide}.h5", target=1).scores for slide in run]
+    stored = [run.explanation(slide, method="lrp").scores for slide in run]
+    assert min(rank_correlation(a, b) for a, b in zip(plain, stored, strict=True)) < 0.999
+    found = xmil.insight(run, features=features, model=tmp_path / "model.safetensors", concepts=3)
+    assert [float(row["made_again"]) for row in rows_of(found, "sanity.csv")] == [1.0] * 3
+    other = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=4)
+    xmil.save_model(other, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="restart"):
+        xmil.insight(run, features=features, model=tmp_path / "model.safetensors", concepts=3)

@@ -21,7 +21,7 @@ def tissue(height: int = 150, width: int = 200) -> np.ndarray:
     return np.stack([x, y, (x + y) // 2], axis=2).astype(np.uint8)
 
 
-def write_dicom(path: Path, pixels: np.ndarray) -> None:
+def write_dicom(path: Path, pixels: np.ndarray, *, colours: str = "YBR_FULL_422") -> None:
     """A tiled whole-slide image as scanners write it: JPEG tiles, row by row."""
     import pydicom
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -53,7 +53,7 @@ def write_dicom(path: Path, pixels: np.ndarray) -> None:
     slide.TotalPixelMatrixRows, slide.TotalPixelMatrixColumns = pixels.shape[:2]
     slide.TotalPixelMatrixFocalPlanes = slide.NumberOfOpticalPaths = 1
     slide.NumberOfFrames, slide.SamplesPerPixel = len(frames), 3
-    slide.PhotometricInterpretation, slide.PlanarConfiguration = "YBR_FULL_422", 0
+    slide.PhotometricInterpretation, slide.PlanarConfiguration = colours, 0
     slide.BitsAllocated = slide.BitsStored = 8
     slide.HighBit, slide.PixelRepresentation = 7, 0
     slide.ImageOrientationSlide = [0, -1, 0, -1, 0, 0]
@@ -84,6 +84,20 @@ def test_dicom_through_wsidicom(tmp_path: Path) -> None:
         assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG
     with xmil.open_slide(tmp_path / "s.dcm") as slide:
         assert slide.dimensions == (200, 150)
+
+
+def test_dicom_that_openslide_refuses(tmp_path: Path) -> None:
+    """Colours as YBR_FULL, as some scanners and converters write them."""
+    openslide = pytest.importorskip("openslide")
+    pytest.importorskip("wsidicom")
+    path = tmp_path / "s.dcm"
+    write_dicom(path, tissue(), colours="YBR_FULL")
+    with pytest.raises(openslide.OpenSlideError, match="YBR_FULL"):
+        openslide.OpenSlide(path)
+    with xmil.open_slide(path) as slide:
+        assert (slide.backend, slide.dimensions) == ("wsidicom, dicom", (200, 150))
+        area = slide.read_area((40, 50, 100, 60), (100, 60))
+        assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG
 
 
 @pytest.mark.parametrize("compression", ["jpeg2000", "webp"])

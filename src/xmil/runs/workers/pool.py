@@ -20,6 +20,7 @@ from xmil.core.durable import OPEN_FILES
 from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
 
 KINDS = ("local", "ray")
+WRITING = 4  # items whose results are written at the same time: each waits for the disk
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -80,7 +81,7 @@ class Stages(Generic[Item, Result]):
     """A worker in stages: `read` runs ahead in a thread for the item that comes next, then `work`.
 
     Where there is a `write`, it takes what `work` gives and makes the result of it, in a thread of its own
-    while the next item is worked on.
+    while the next items are worked on; a few may wait for the disk at once.
     """
 
     read: Callable[[Item], Any]
@@ -129,7 +130,7 @@ def _process_here(
         before: list[tuple[Item, Future[Reply]]] = []  # whose result is being written
         for item, upcoming in with_next(items):
             before.append((item, line.begin(item, upcoming)))
-            if len(before) > 1:
+            if len(before) > WRITING:
                 done, reply = before.pop(0)
                 yield outcome_of(done, reply.result())
         for done, reply in before:
@@ -176,7 +177,7 @@ class Line(AbstractContextManager["Line"]):
     def __init__(self, worker: Worker[Any, Any]) -> None:
         self._worker = worker
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xmil-read")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="xmil-write")
+        self._writer = ThreadPoolExecutor(WRITING, thread_name_prefix="xmil-write")
         self._ahead: tuple[Any, Future[Any]] | None = None
 
     def __exit__(self, *_: object) -> None:

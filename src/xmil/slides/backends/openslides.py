@@ -37,6 +37,11 @@ class OpenSlideSlide(Slide):
         region = self._handle.read_region((round(x * scale), round(y * scale)), level, size)
         return on_white(np.asarray(region))
 
+    def read_label(self) -> Pixels | None:
+        """The label among OpenSlide's associated images."""
+        label = self._handle.associated_images.get("label")
+        return None if label is None else on_white(np.asarray(label))
+
     def close(self) -> None:
         """Close the file."""
         self._handle.close()
@@ -44,8 +49,10 @@ class OpenSlideSlide(Slide):
 
 def open_(path: Path) -> Slide:
     """Open by OpenSlide."""
-    import openslide
-
+    try:
+        import openslide
+    except OSError as error:  # the library behind it is not there, or of another system
+        raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:

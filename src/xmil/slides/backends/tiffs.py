@@ -51,7 +51,7 @@ class TiffSlide(Slide):
         self._file, self._pages = file, pages
         self._lock = Lock()
         self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
-        self._held = 0  # bytes of them
+        self._held, self.keep = 0, KEPT  # bytes of them, and how many may be
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
@@ -93,7 +93,7 @@ class TiffSlide(Slide):
             if key not in self._kept:  # another thread may have been quicker
                 self._kept[key] = segment
                 self._held += segment.nbytes
-            while self._held > KEPT and len(self._kept) > 1:
+            while self._held > self.keep and len(self._kept) > 1:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
         return segment
 
