@@ -164,8 +164,8 @@ def _held(placed: Explanation, boxes: npt.NDArray[Any]) -> IntArray:
     """Rows of the patches whose centre a box holds, the largest absolute scores first."""
     each = placed.boxes()
     centre = (each[:, None, :2] + each[:, None, 2:]) / 2
-    held = ((centre >= boxes[None, :, :2]) & (centre < boxes[None, :, 2:])).all(axis=2).any(axis=1)
-    rows = np.flatnonzero(held)
+    inside = np.all((centre >= boxes[None, :, :2]) & (centre < boxes[None, :, 2:]), axis=2)
+    rows = np.flatnonzero(np.any(inside, axis=1))
     if not len(rows):
         raise InputError("No explained patch has its centre in the given boxes; they are in level-0 pixels.")
     return rows[np.argsort(-np.abs(placed.scores[rows]), kind="stable")].astype(np.int64)
