@@ -49,6 +49,7 @@ class InsightJob:
     beside: tuple[Path, ...] = ()  # further runs of the same slides
     regions: Mapping[str, Path] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # classes of annotations that make a region
+    layout: str = "auto"  # of the features
 
     def identity_of(self, slide: str) -> list[Any]:
         """What a slide's findings were made from: its explanations, its features and its region."""
@@ -75,7 +76,7 @@ def run_models(path: Path, run: Path) -> Models:
 
 def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
     e = chosen_explanation(job.run / "slides" / f"{slide}.parquet", job.method, job.target)
-    bag = read_bag(job.features[slide])
+    bag = read_bag(job.features[slide], job.layout)
     if len(bag) != len(e):
         raise InputError(
             f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
