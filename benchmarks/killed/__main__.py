@@ -21,10 +21,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from math import gcd
 from multiprocessing import get_context
@@ -67,7 +68,7 @@ class Study:
         self.folder, self.points = folder, dict[tuple[str, str], int]()
         self.whole = dict[tuple[str, str], dict[str, str]]()
         self.left_out = dict[str, str]()
-        prepare(folder / "data")
+        _forked(partial(prepare, folder / "data"))  # computing starts threads, which no fork survives
         for number in workers:
             for command in commands:
                 if command in IN_PROCESSES or number == workers[0]:
@@ -155,6 +156,20 @@ class Study:
         finally:
             shutil.rmtree(out.parent, ignore_errors=True)
         return Result(trial, killed, faults)
+
+
+def _forked(work: Callable[[], None]) -> None:
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the inputs could not be made")
 
 
 def _engine(trial: Trial) -> list[str]:

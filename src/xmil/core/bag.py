@@ -190,8 +190,11 @@ def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
     return np.ascontiguousarray(whole, dtype=np.int64)
 
 
+_LARGEST = 2**63  # as pixels are counted
+
+
 def _check_scale(patch_size: int | None, mpp: float | None, *, name: str) -> None:
-    if patch_size is not None and not (float(patch_size).is_integer() and patch_size > 0):
+    if patch_size is not None and not (0 < patch_size < _LARGEST and float(patch_size).is_integer()):
         raise bad_parameter("patch_size", name, "an int in the range [1, inf)", patch_size)
     if mpp is not None and not 0 < mpp < np.inf:
         raise bad_parameter("mpp", name, "a float in the range (0, inf)", mpp)

@@ -70,6 +70,7 @@ class RunFolder:
             _sweep(self.path)
             self.write(about)
             yield
+            _sweep(self.path)  # of workers that died while the run went on
 
     def write(self, about: Mapping[str, Any]) -> None:
         """run.json: the settings, and what else is known of the run."""

@@ -59,7 +59,10 @@ def read_explanations(path: Path_) -> list[Explanation]:
 def read_explanation(path: Path_, *, method: str | None = None, target: Any = None) -> Explanation:
     """The one explanation of a method and target; an error when several fit."""
     header, table = _open(path)
-    columns = [name for name, meta in header["columns"].items() if _fits(meta, method, target)]
+    try:
+        columns = [name for name, meta in header["columns"].items() if _fits(meta, method, target)]
+    except (KeyError, TypeError, AttributeError):
+        raise FileError(f"{path}: the explanation's metadata is damaged; explain the slide again.") from None
     if len(columns) != 1:
         found = ", ".join(columns or header["columns"])
         fault = "several explanations fit" if columns else "no explanation fits"

@@ -81,7 +81,8 @@ def _slide(run: Run, slide: str, features: Path | None) -> Iterator[Fault]:
         return
     if any(len(e) != rows for e in held):
         yield Fault(name, "its columns have different lengths; explain the slide again")
-    stored: dict[str, Any] = header.get("provenance") or {}
+    made = header.get("provenance")
+    stored: dict[str, Any] = made if isinstance(made, dict) else {}
     mark = run.about.get("fingerprint")
     if mark and stored.get("fingerprint") not in (None, mark):
         yield Fault(name, "was made with other settings than the run's")

@@ -138,7 +138,10 @@ def _picked(dataset: Any, index: Index, *, path: Path) -> FloatArray:
     packed = dataset.id.get_create_plist().get_nfilters()
     rowwise = dataset.ndim == 2 and dataset.chunks == (1, dataset.shape[1])  # as CLAM and TRIDENT write
     if rowwise and not packed:
+        width = dataset.dtype.itemsize * dataset.shape[1]
         for at, row in enumerate(index.tolist()):
+            if dataset.id.get_chunk_info_by_coord((row, 0)).size != width:  # h5py would read past its end
+                raise FileError(f"{path}: a chunk has another size than it declares; write the file again.")
             out[at] = np.frombuffer(dataset.id.read_direct_chunk((row, 0))[1], dataset.dtype)
         return out
     order = np.argsort(index, kind="stable")
@@ -229,6 +232,8 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
         _check_chunks(dataset, packed=packed, name=name, path=path)
         if packed:
             check_hdf5_chunks(dataset, name, path)
+        elif dataset.id.get_storage_size() != dataset.id.get_num_chunks() * chunk:
+            raise FileError(f"{path}: {name!r} has chunks of another size than it declares; write it again.")
     return dataset
 
 

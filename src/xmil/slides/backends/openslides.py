@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xmil.slides.backends import UnreadableSlideError, resolution_mpp, told_mpp
+from xmil.slides.backends.tiff_pages import check_pages
 from xmil.slides.backends.tiffs import check_brightfield
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
@@ -54,6 +55,8 @@ def open_(path: Path) -> Slide:
         import openslide
     except OSError as error:  # the library behind it is not there, or of another system
         raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
+    if path.is_file():
+        check_pages(path)
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:

@@ -7,12 +7,11 @@ kept, since neighbouring patches share them.
 from __future__ import annotations
 
 import logging
-import struct
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from io import SEEK_CUR, BytesIO
+from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,8 +20,10 @@ from xml.etree import ElementTree
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.budget import check_budget
 from xmil.core.errors import FileError
 from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
+from xmil.slides.backends.tiff_pages import check_pages
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
@@ -114,7 +115,7 @@ def stored_ome_mpp(path: Path) -> float | None:
     import tifffile
 
     try:
-        _check_pages(path)
+        check_pages(path)
         with tifffile.TiffFile(path) as file:
             return mean_mpp(*_ome_sizes(file.ome_metadata or ""))
     except Exception:  # damaged TIFFs raise almost any type
@@ -130,7 +131,7 @@ def _open(path: Path, *, ome: bool) -> Slide:
     import tifffile
 
     try:
-        _check_pages(path)
+        check_pages(path)
         file = tifffile.TiffFile(path)
     except UnreadableSlideError:
         raise
@@ -154,27 +155,6 @@ def _open(path: Path, *, ome: bool) -> Slide:
         ) from None
 
 
-def _check_pages(path: Path) -> None:
-    """Refuse a list of pages that leads back into itself: tifffile would follow it for ever."""
-    with path.open("rb") as stream:
-        head = stream.read(16)
-        end = "<" if head[:2] == b"II" else ">"
-        big = head[2:4] in (b"+\0", b"\0+")
-        counted, offset, size = (f"{end}Q", f"{end}Q", 20) if big else (f"{end}H", f"{end}I", 12)
-        at, seen = struct.unpack_from(offset, head.ljust(16, b"\0"), 8 if big else 4)[0], set[int]()
-        while at and at not in seen:
-            seen.add(at)
-            stream.seek(at)
-            count = stream.read(struct.calcsize(counted))
-            if len(count) < struct.calcsize(counted):
-                return  # beyond the end of the file
-            stream.seek(struct.unpack(counted, count)[0] * size, SEEK_CUR)
-            following = stream.read(struct.calcsize(offset))
-            at = struct.unpack(offset, following)[0] if len(following) == struct.calcsize(offset) else 0
-        if at:
-            raise UnreadableSlideError("tifffile: the list of pages leads back into itself")
-
-
 def _slide(path: Path, file: Any) -> Slide:
     if not file.series:
         raise UnreadableSlideError("tifffile: the file holds no picture")
@@ -193,7 +173,7 @@ def check_brightfield(path: Path) -> None:
     try:
         import tifffile
 
-        _check_pages(path)
+        check_pages(path)
         with tifffile.TiffFile(path) as file:
             series = file.series[0]
             _check_pixels(path, series)
@@ -266,6 +246,7 @@ def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
     channels = page.samplesperpixel if page.planarconfig == 1 else 1
     if width * length * channels > LARGEST_SEGMENT:
         raise ValueError("one strip holds it all; convert it to a tiled TIFF")
+    check_budget(width * length * channels, "a tile", page.parent.filehandle.path)
     if data is None:
         return np.full((length, width, channels), 255, dtype=np.uint8)
     if int(page.compression) == JPEG and find_spec("imagecodecs") is None:
