@@ -118,3 +118,23 @@ def test_stacks_and_fluorescence_are_refused_by_name(tmp_path: Path) -> None:
         tifffile.imwrite(tmp_path / name, np.zeros(shape, np.uint16), metadata={"axes": axes})
         with pytest.raises(FileError, match=said):
             xmil.open_slide(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "said"),
+    [
+        ((300, 300), np.uint16, "a fluorescence image, or channels apart"),
+        ((4, 300, 300), np.uint8, "a TIFF of other pixels"),
+    ],
+)
+def test_tiled_tiffs_that_openslide_would_show_in_part(
+    tmp_path: Path, shape: tuple[int, ...], kind: type, said: str
+) -> None:
+    """OpenSlide opens both without a word: sixteen bits cut to eight, the first of four channels."""
+    openslide = pytest.importorskip("openslide")
+    path = tmp_path / "s.tif"
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(kind).max, shape, dtype=kind)
+    tifffile.imwrite(path, pixels, tile=(128, 128), photometric="minisblack", metadata=None)
+    assert openslide.OpenSlide(path).dimensions == (300, 300)
+    with pytest.raises(FileError, match=said):
+        xmil.open_slide(path)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xmil.slides.backends import UnreadableSlideError, resolution_mpp, told_mpp
+from xmil.slides.backends.tiffs import check_brightfield
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
@@ -61,6 +62,8 @@ def open_(path: Path) -> Slide:
         raise UnreadableSlideError(f"OpenSlide: {' '.join(str(error).split())}") from None
     try:
         handle.set_cache(openslide.OpenSlideCache(CACHE))
+        if handle.properties.get("openslide.vendor") == "generic-tiff":
+            check_brightfield(path)
         return OpenSlideSlide(path, handle)
     except Exception:
         handle.close()
