@@ -16,6 +16,7 @@ from tests.viewer.asking import Answer, ask
 from tests.viewer.make_run import DIM, Made, make_bag
 from tests.viewer.test_whatif import one_slide
 from xmil.core.background import background_of
+from xmil.core.errors import XmilError
 from xmil.core.storage import read_explanations, write_explanations
 from xmil.methods.registry import seeds
 from xmil.models import load_model
@@ -154,3 +155,9 @@ def test_one_who_left_before_the_turn_costs_nothing(made: Made) -> None:
     question = {"run": 0, "keep": KEEP, "method": "lrp", "targets": ["tumour"]}
     with pytest.raises(AbandonedError):
         explain_left(WhatIf(shown, CaseBags(shown), made.models), 0, question, gone)
+
+
+def test_the_layout_of_features_is_taken_as_given(made: Made) -> None:
+    assert CaseBags(Collection(made.runs, features=[made.features])).get(0, 0).features.shape[0]
+    with pytest.raises(XmilError, match="of another layout"):
+        CaseBags(Collection(made.runs, features=[made.features], layout="stamp")).get(0, 0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xmil.cli import _options
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def view(
     mpp: Annotated[
         float | None, typer.Option(help="Microns per pixel, if the slides do not store it.")
     ] = None,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
     ] = ("127.0.0.1"),
@@ -73,7 +75,13 @@ def view(
     if label_images and export is not None:
         raise InputError("Label images may name patients and are never exported; leave out --label-images.")
     shown = Collection(
-        runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links, labels=label_images
+        runs,
+        slides=slides,
+        features=features or (),
+        mpp=mpp,
+        follow_links=follow_links,
+        labels=label_images,
+        layout=format,
     )
     if not as_json:
         _tell(shown, slides)

@@ -41,6 +41,7 @@ class Collection:
         mpp: float | None = None,
         follow_links: bool = False,
         labels: bool = False,
+        layout: str = "auto",
     ) -> None:
         if not runs:
             raise InputError("There is no run to show; name the folder of one.")
@@ -48,6 +49,7 @@ class Collection:
         _tell_apart(self.runs)
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
         self.follow_links, self._given_mpp, self.labels = follow_links, mpp, labels
+        self.layout = layout  # of the feature files
         self.features = [_checked(Path(folder)) for folder in features]
         if len(self.features) not in (0, 1, len(self.runs)):
             raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
