@@ -185,7 +185,8 @@ def test_fault_15_the_risk_of_an_ensemble_is_the_mean_of_risks(browser: Any, tmp
     shown = Collection([folder / "run"], features=[folder / "features"])
     with served(shown, models) as url, opened(browser, url) as page:
         open_slide(page, url)
-        assert f"Risk{whole:.3g}".replace("-", "\u2212") in page.locator(".facts").inner_text().replace("\n", "")
+        said = page.locator(".facts").inner_text().replace("\n", "")
+        assert f"Risk{whole:.3g}".replace("-", "\u2212") in said
         page.evaluate("() => window.xmil.view.whatif.apply([0, 1, 2, 3, 4], 'remove')")
         told = f"without 5 patches: {left:.3g}".replace("-", "\u2212")
         page.locator(".facts", has_text=told).wait_for()
