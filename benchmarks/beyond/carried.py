@@ -143,7 +143,10 @@ def intervals(one: Packed, *, small: bool) -> Row:
     long, seeds = (50, 2) if small else (1000, 5) if one.about["task"] in COLON else (4000, 10)
     middling = sorted(one.bags, key=lambda x: abs(len(x) - 150))[:2]
     how: Row = {"seeds": seeds, "counts": (24,) if small else (24, 48, 96), "long": long}
-    return {"contexts": [found for x in middling for found in errors.coverage(one.model, x, **how)]}
+    row: Row = {"contexts": [found for x in middling for found in errors.coverage(one.model, x, **how)]}
+    if (one.about["model"], one.about["task"]) == ("attnmil", "adjacent_pairs"):
+        row["interactions"] = errors.interactions(one.model, one.bags[0][: 9 if small else 14], 5)
+    return row
 
 
 STUDIES: dict[str, Callable[..., Row]] = {

@@ -17,6 +17,7 @@ from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.evaluate.sanity import rank_correlation
 from xmil.findings.biomarkers import STRONG
+from xmil.findings.concept_maps import ConceptMaps
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -95,6 +96,9 @@ def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmi
         total = sum(held["profile"]) + held["residual"]
         assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
         assert held["output"] == pytest.approx(e.output)
+        maps = ConceptMaps.load(looked.path / "concepts" / f"{slide}.npz")
+        assert maps.values.sum(axis=0) == pytest.approx(held["profile"], rel=1e-4, abs=1e-5)
+        assert (maps.method, maps.target, len(maps)) == ("lrp", str(e.target), len(e))
 
 
 def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:
@@ -212,6 +216,8 @@ def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no features of the run's slides"):
         xmil.insight(study / "run", features=tmp_path / "empty")
+    with pytest.raises(xmil.XmilError, match="of another layout"):
+        xmil.insight(study / "run", features=study / "features", out=tmp_path / "f", format="stamp")
     with pytest.raises(InputError, match="no column 'hospital'"):
         xmil.insight(
             study / "run", features=study / "features", cohort=study / "cohort.csv", causes="hospital"

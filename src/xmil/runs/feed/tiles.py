@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from xmil.runs.feed.jpeg_headers import component_first, with_rgb_names
+from xmil.runs.feed.pillow_resize import FILTERS, fitted, resized
 from xmil.runs.feed.reader import PatchSource
-from xmil.runs.feed.resampling import FILTERS, fitted, resized
 from xmil.slides import Slide
 from xmil.slides.backends.direct import JpegLevel, jpeg_level
 
