@@ -106,7 +106,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     shares = [r["stability"]["largest_model_share"] for r in results if r.get("stability")]
     if shares and np.nanmean(shares) > ONE_MODEL:
         notes.append(
-            f"One model gives {100 * np.nanmean(shares):.0f} % of the absolute scores: the mean map is nearly "
+            f"One model gives {100 * np.nanmean(shares):.0f} % of all absolute score: the mean map is nearly "
             "its alone. agreed_share counts the models evenly."
         )
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
