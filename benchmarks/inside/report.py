@@ -64,6 +64,15 @@ def held_maps(maps: pd.DataFrame, default: dict[int, str]) -> dict[str, pd.DataF
     return held
 
 
+def pooled(rows: pd.DataFrame, default: dict[int, str]) -> pd.Series:
+    """The default's gain over occlusion on the tiles of all encoders."""
+    gains = []
+    for _, part in rows[~rows["map"].isin(NOT_MAPS)].groupby("encoder", sort=False):
+        held = held_maps(part, default)
+        gains.append(held["default"]["auroc"] - held["occlusion"]["auroc"])
+    return pd.concat(gains)
+
+
 def tell(rows: pd.DataFrame, default: dict[int, str]) -> str:
     """The tables of one encoder."""
     bags, maps = rows[rows["map"] == "bag"], rows[~rows["map"].isin(NOT_MAPS)]
@@ -157,6 +166,7 @@ def main(path: Path) -> None:
     rows["variant"] = rows["map"] + ": " + rows["variant"].fillna("").astype(str)
     default = best_elsewhere(rows[rows["map"].isin(FAMILY)])
     print("default by fold, chosen on the others:", default)
+    print("default minus occlusion, all encoders:", shown(interval(pooled(rows, default)), sign=True))
     for encoder, part in rows.groupby("encoder", sort=False):
         print(f"\n## {encoder}\n\n{tell(part, default)}")
 

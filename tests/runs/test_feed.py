@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import xmil
 from tests.runs.test_embed import MEAN, embed_pairs, prepared
 from tests.slides.pyramids import textured, write_pyramid
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 from xmil.runs.embed import EmbedSettings
 from xmil.runs.feed.feed import Feed, Part
 from xmil.runs.feed.reader import PatchSource
@@ -57,7 +59,7 @@ def test_damage_fails_its_slide_and_no_other(tmp_path: Path) -> None:
 
 
 def parts_of(slide: Path, count: int) -> list[Part]:
-    source = PatchSource(slide, 32, 32, Fit())
+    source = PatchSource(slide, 32, 32, PatchFit())
     xy0 = np.arange(count)[:, None] * [8, 4]
     return [Part(0, source, np.array([i]), xy0[i : i + 1]) for i in range(count)]
 
@@ -129,3 +131,15 @@ def is_reader(pid: str) -> bool:
         return b"xmil.runs.feed.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_features_of_a_cpu(tmp_path: Path) -> None:
+    """Batches across slides, the last one padded: each row is its own patch's."""
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
+    settings = EmbedSettings(MEAN, precision="float32", batch=16)
+    embed_pairs(slides, tmp_path / "cpu", settings)
+    embed_pairs(slides, tmp_path / "gpu", replace(settings, device="cuda", readers=2))
+    for name in slides:
+        one, two = (xmil.read_bag(tmp_path / way / f"{name}.h5").features for way in ("cpu", "gpu"))
+        np.testing.assert_allclose(two, one, atol=1e-5)

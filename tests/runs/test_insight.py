@@ -17,6 +17,7 @@ from xmil.cli import main
 from xmil.core.errors import InputError
 from xmil.evaluate.sanity import rank_correlation
 from xmil.findings.biomarkers import STRONG
+from xmil.findings.concept_maps import ConceptMaps
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -95,6 +96,9 @@ def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmi
         total = sum(held["profile"]) + held["residual"]
         assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
         assert held["output"] == pytest.approx(e.output)
+        maps = ConceptMaps.load(looked.path / "concepts" / f"{slide}.npz")
+        assert maps.values.sum(axis=0) == pytest.approx(held["profile"], rel=1e-4, abs=1e-5)
+        assert (maps.method, maps.target, len(maps)) == ("lrp", str(e.target), len(e))
 
 
 def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:
@@ -212,6 +216,8 @@ def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no features of the run's slides"):
         xmil.insight(study / "run", features=tmp_path / "empty")
+    with pytest.raises(xmil.XmilError, match="of another layout"):
+        xmil.insight(study / "run", features=study / "features", out=tmp_path / "f", format="stamp")
     with pytest.raises(InputError, match="no column 'hospital'"):
         xmil.insight(
             study / "run", features=study / "features", cohort=study / "cohort.csv", causes="hospital"
@@ -281,6 +287,18 @@ def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
         assert float(one["rank_correlation"]) == pytest.approx(float(other["rank_correlation"]), abs=1e-6)
     notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
     assert [any("other models than" in note for note in own) for own in notes] == [False, True]
+
+
+def test_a_model_that_drowns_the_others_is_named(study: Path, agreed: xmil.Run, tmp_path: Path) -> None:
+    loud = xmil.load_model(study / "model.safetensors")
+    with torch.no_grad():
+        list(loud.parameters())[-2].mul_(50)  # the last layer's weights
+    xmil.save_model(loud, tmp_path / "loud.safetensors")
+    features = agreed.path.parent / "features"
+    xmil.explain_slides(tmp_path / "loud.safetensors", features, out=tmp_path / "run", target="1")
+    found = xmil.insight(study / "run", features=features, beside=[tmp_path / "run"], out=tmp_path / "i")
+    notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
+    assert [any("One model gives" in note for note in own) for own in notes] == [False, True]
 
 
 def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:
