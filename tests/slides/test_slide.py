@@ -189,7 +189,7 @@ def broken(folder: Path, data: bytes | None) -> dict[str, str]:
     (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:9000])
     said = {"zero.svs": "empty", "text.svs": "OpenSlide does not know", "nothing.tif": "holds no picture"}
     said |= {"no-tags.tif": "holds no picture", "deep.tif": "uint16", "stack.tif": "axes QYX"}
-    said |= {"huge.tif": "more than any slide", "bomb.png": "too large", "cut.jpg": "truncated"}
+    said |= {"huge.tif": "more pixels than its 4 tiles", "bomb.png": "too large", "cut.jpg": "truncated"}
     if data is not None:
         for share in (0.02, 0.5, 0.98):
             (folder / f"cut-{share}.svs").write_bytes(data[: int(len(data) * share)])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from xmil.core.errors import FileError
 from xmil.slides.backends import UnreadableSlideError
 
 LARGEST_TILE = 1 << 26  # pixels
@@ -21,7 +22,7 @@ _WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH, _OFFSETS = 256, 257, 322, 323, 324
 class _Kind(NamedTuple):
     """How a TIFF writes numbers: its byte order, and the sizes of plain and of large files."""
 
-    count: str
+    counted: str
     offset: str
     tag: int
     value: int  # where in a tag
@@ -41,7 +42,8 @@ def check_pages(path: Path) -> None:
         else:
             return
         for tags in _pages(stream, kind, struct.unpack_from(kind.offset, head, kind.first)[0]):
-            _check_tiles(tags, kind)
+            if fault := _tile_fault(tags, kind):
+                raise FileError(f"{path}: {fault}; the file is damaged, copy it again.")
 
 
 def _pages(stream: BinaryIO, kind: _Kind, at: int) -> Iterator[bytes]:
@@ -51,7 +53,7 @@ def _pages(stream: BinaryIO, kind: _Kind, at: int) -> Iterator[bytes]:
         seen.add(at)
         try:
             stream.seek(at)
-            (count,) = struct.unpack(kind.count, stream.read(struct.calcsize(kind.count)))
+            (count,) = struct.unpack(kind.counted, stream.read(struct.calcsize(kind.counted)))
             yield stream.read(min(count, _TAGS) * kind.tag)
             (at,) = struct.unpack(kind.offset, stream.read(struct.calcsize(kind.offset)))
         except (struct.error, OverflowError, OSError):
@@ -60,8 +62,9 @@ def _pages(stream: BinaryIO, kind: _Kind, at: int) -> Iterator[bytes]:
         raise UnreadableSlideError("its list of pages leads back into itself")
 
 
-def _check_tiles(tags: bytes, kind: _Kind) -> None:
-    end, held, tiles = kind.count[0], dict.fromkeys((_WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH), 0), 0
+def _tile_fault(tags: bytes, kind: _Kind) -> str:
+    """What is wrong with a page's tiles; empty where nothing is."""
+    end, held, tiles = kind.counted[0], dict.fromkeys((_WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH), 0), 0
     for at in range(0, len(tags) - kind.tag + 1, kind.tag):
         code, number = struct.unpack_from(f"{end}HH", tags, at)
         if code in held:
@@ -71,6 +74,7 @@ def _check_tiles(tags: bytes, kind: _Kind) -> None:
             tiles = struct.unpack_from(f"{end}{'Q' if kind.tag == 20 else 'I'}", tags, at + 4)[0]
     width, length = held[_TILE_WIDTH], held[_TILE_LENGTH]
     if width * length > LARGEST_TILE:
-        raise UnreadableSlideError(f"a tile of {width:,} by {length:,} pixels; the file is damaged")
+        return f"a tile of {width:,} by {length:,} pixels"
     if tiles and width and length and -(-held[_WIDTH] // width) * -(-held[_LENGTH] // length) > tiles:
-        raise UnreadableSlideError(f"more pixels than its {tiles:,} tiles hold; the file is damaged")
+        return f"a page claims more pixels than its {tiles:,} tiles hold"
+    return ""

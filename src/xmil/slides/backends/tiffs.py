@@ -133,7 +133,7 @@ def _open(path: Path, *, ome: bool) -> Slide:
     try:
         check_pages(path)
         file = tifffile.TiffFile(path)
-    except UnreadableSlideError:
+    except (UnreadableSlideError, FileError):
         raise
     except tifffile.TiffFileError:
         raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
