@@ -142,7 +142,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
 
 def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
-    import xmil.runs.feed.batches as batches
+    import xmil.runs.feed.encoder_batches as batches
 
     encoder = settings.load()
     spent: list[float] = []

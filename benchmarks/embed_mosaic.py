@@ -15,7 +15,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.tiled_tiff import raw_tiles, write_mosaic, write_patches
+import xmil
+from benchmarks.tiled_tiff import as_ycbcr, raw_tiles, write_mosaic, write_patches
+from xmil.core.errors import InputError
 from xmil.encoders import Encoder, Transform, load_encoder
 from xmil.runs.embed import EmbedRun, EmbedSettings
 
@@ -45,6 +48,7 @@ def mosaic_options(parser: argparse.ArgumentParser) -> None:
         "--loader-patches", type=int, default=30_000, help="that the DataLoader reads; 0: none"
     )
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--ycbcr", action="store_true", help="save the tiles anew as YCbCr, colour whole")
     parser.add_argument("--decoders", nargs="+", default=["cpu"])
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
 
@@ -54,7 +58,9 @@ def measure_mosaic(options: argparse.Namespace) -> None:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="xmil-mosaic-") as name:
         folder = Path(name)
-        size = write_mosaic(folder / "large.tif", raw_tiles(options.mosaic), options.grid)
+        tiles = raw_tiles(options.mosaic)
+        tiles = as_ycbcr(tiles) if options.ycbcr else tiles
+        size = write_mosaic(folder / "large.tif", tiles, options.grid)
         n = write_patches(folder / "large.h5", size, options.patch)
         told = f"{n:,} patches of {options.patch} px, {(folder / 'large.tif').stat().st_size / 1e9:.2f} GB"
         print(f"{told}; {options.readers} readers, batch {options.batch}, {options.precision}", flush=True)
@@ -82,24 +88,30 @@ def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Itera
             compile=options.compile,
             decode=decoder,
         )
-        seconds = _embedded(encoder, settings, folder, folder / f"features-{name}-{decoder}")
-        rate = n / seconds
-        found = {
-            "per second": round(rate, 1),
-            "of alone": round(rate / alone, 3),
-            "seconds": round(seconds, 2),
-        }
-        yield {"encoder": name, "way": f"xmil embed, {decoder}", "patches": n, **found}
+        yield _rated(
+            {"encoder": name, "way": f"xmil embed, {decoder}", "patches": n},
+            alone,
+            partial(_embedded, encoder, settings, folder, folder / f"features-{name}-{decoder}"),
+        )
     if options.loader_patches:
         count = min(n, options.loader_patches)
-        seconds = _loaded(encoder, options, folder, count)
-        rate = count / seconds
-        found = {
-            "per second": round(rate, 1),
-            "of alone": round(rate / alone, 3),
-            "seconds": round(seconds, 2),
-        }
-        yield {"encoder": name, "way": "DataLoader over OpenSlide", "patches": count, **found}
+        about = {"encoder": name, "way": "DataLoader over OpenSlide", "patches": count}
+        yield _rated(about, alone, partial(_loaded, encoder, options, folder, count))
+
+
+def _rated(about: Row, alone: float, way: Callable[[], float]) -> Row:
+    """The speed of a way; one that fails says why, and the others go on."""
+    try:
+        seconds = way()
+    except Exception as error:
+        return {**about, "failed": f"{type(error).__name__}: {error}"}
+    rate = about["patches"] / seconds
+    return {
+        **about,
+        "per second": round(rate, 1),
+        "of alone": round(rate / alone, 3),
+        "seconds": round(seconds, 2),
+    }
 
 
 def _alone(encoder: Encoder, options: argparse.Namespace) -> float:
@@ -135,9 +147,13 @@ def _embedded(encoder: Encoder, settings: EmbedSettings, folder: Path, out: Path
         start = time.perf_counter()
         tally = EmbedRun(out, settings).go([("large", folder / "large.tif", folder / "large.h5")])
         seconds = time.perf_counter() - start
+    except InputError as error:
+        raise InputError(f"{error} {(out / 'failures.csv').read_text()}") from None
     finally:
         EmbedSettings.load = load  # type: ignore[method-assign]
     assert not tally.failed, tally.failed
+    for note in xmil.open_run(out).about.get("warnings", ()):
+        print(note, flush=True)
     (out / "large.h5").unlink()
     return seconds
 

@@ -1,10 +1,13 @@
 """Pen marks drawn on real slides: the share of inked patches that tiling leaves out, and of clean ones.
 
     python -m benchmarks.ink [FOLDER]      the folder of real data; XMIL_DATA by default
+    python -m benchmarks.ink SLIDE...      slides of your own: other shapes, other seeds, other pens
 
 Ink is a filter on the light: of each colour so much passes, to the power of its density, 0.8 to 1.4 for each
 stroke. A patch is inked if a quarter of it is covered, clean if nothing is. Thresholds were chosen on
-CMU-1-Small-Region and every other colon image; the TCGA slide and the other images are the test.
+CMU-1-Small-Region and every other colon image, with the TCGA slide and the other images in view. Slides of
+your own are a test apart: dots, rings and hatching in place of bent lines, and each pen's colour is drawn
+anew around that of its kind.
 """
 
 from __future__ import annotations
@@ -46,19 +49,25 @@ class Rates:
     lost: int
 
 
-def drawn(picture: Picture, colour: str, rng: np.random.Generator) -> tuple[Picture, npt.NDArray[np.bool_]]:
-    """The picture with two strokes of a pen, 150 to 300 µm wide, and where they are."""
+def drawn(
+    picture: Picture, colour: str, rng: np.random.Generator, *, fresh: bool = False
+) -> tuple[Picture, npt.NDArray[np.bool_]]:
+    """The picture with two strokes of a pen, 150 to 300 µm wide, and where they are.
+
+    `fresh`: shapes and pens that the thresholds never saw.
+    """
     light, where = picture / 255.0, np.zeros(picture.shape[:2], dtype=bool)
     for _ in range(2):
-        stroke = _stroke(picture.shape[:2], rng)
-        light[stroke] *= np.power(INKS[colour], rng.uniform(0.8, 1.4))
+        stroke = (_fresh if fresh else _stroke)(picture.shape[:2], rng)
+        passes = np.array(INKS[colour]) * (rng.uniform(0.8, 1.2, size=3) if fresh else 1.0)
+        light[stroke] *= np.power(passes, rng.uniform(0.8, 1.4))
         where |= stroke
     return np.asarray(np.rint(255 * light), dtype=np.uint8), where
 
 
-def measure(picture: Picture, colour: str, seed: int = 0) -> Rates:
+def measure(picture: Picture, colour: str, seed: int = 0, *, fresh: bool = False) -> Rates:
     """Draw on a picture at 0.5 µm per pixel, tile it, and compare what was left out with what was drawn."""
-    inked, where = drawn(picture, colour, np.random.default_rng(seed))
+    inked, where = drawn(picture, colour, np.random.default_rng(seed), fresh=fresh)
     slide = PictureSlide(Path("drawn.png"), inked, kind="PNG")
     tiling = tile_slide(slide, TileSettings(slide_mpp=MPP))
     total = np.pad(where.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -86,20 +95,55 @@ def colon_patches(folder: Path, *, odd: bool) -> Iterator[Picture]:
             yield pixels[y : y + 250, x : x + 250]
 
 
+def held_out(paths: list[Path], seeds: range = range(100, 104)) -> None:
+    """Print what becomes of fresh ink on slides that nothing was chosen on."""
+    for path in paths:
+        picture = half_micron(path)
+        for colour in INKS:
+            each = [measure(picture, colour, seed, fresh=True) for seed in seeds]
+            print(f"{path.name[:28]:<28} {colour:<6} {_told(each)}")
+
+
+def half_micron(path: Path) -> Picture:
+    """The middle of a slide at 0.5 µm per pixel, at most 4,000 px wide; where no mpp is stored, as it is."""
+    with open_slide(path) as slide:
+        scale = MPP / (slide.mpp or MPP)
+        size = [min(4000, int(edge / scale)) for edge in slide.dimensions]
+        x, y = ((edge - s * scale) / 2 for edge, s in zip(slide.dimensions, size, strict=True))
+        return slide.read_area((x, y, size[0] * scale, size[1] * scale), (size[0], size[1]))
+
+
+def _told(each: list[Rates]) -> str:
+    inked, found, clean, lost = (sum(getattr(r, k) for r in each) for k in vars(each[0]))
+    return f"inked left out {found:>4} of {inked:<4} clean {lost:>3} of {clean}"
+
+
 def main(data: Path) -> None:
     """Print the table."""
     for name in ("CMU-1-Small-Region.svs", "TCGA-CR-7395-01A-01-TS1.svs"):
         picture = level0(data / "slides" / name)
         for colour in INKS:
             each = [measure(picture, colour, seed) for seed in range(3)]
-            inked, found, clean, lost = (sum(getattr(r, k) for r in each) for k in vars(each[0]))
-            print(
-                f"{name:<28} {colour:<6} inked left out {found:>4} of {inked:<4} clean {lost:>3} of {clean}"
-            )
+            print(f"{name:<28} {colour:<6} {_told(each)}")
     for odd in (False, True):
         shares = np.array([ink_share(density(p, 32)) for p in colon_patches(data / "colon", odd=odd)])
         side = "odd" if odd else "even"
         print(f"colon images, {side}: clean left out {(shares >= INKED).sum()} of {len(shares)}")
+
+
+def _fresh(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """A ring, a row of dots, or hatching, in strokes of 120 to 350 µm."""
+    y, x = np.mgrid[: shape[0], : shape[1]] * MPP
+    (cy, cx), wide = rng.uniform(0.25, 0.75, size=2) * shape[:2] * MPP, rng.uniform(120, 350)
+    kind = rng.integers(3)
+    if kind == 0:
+        return np.asarray(np.abs(np.hypot(x - cx, y - cy) - rng.uniform(200, 450)) < wide / 2)
+    angle = rng.uniform(0, np.pi)
+    along = (x - cx) * np.cos(angle) + (y - cy) * np.sin(angle)
+    across = (y - cy) * np.cos(angle) - (x - cx) * np.sin(angle)
+    if kind == 1:
+        return np.asarray(np.hypot((along + wide) % (2 * wide) - wide, across) < wide / 2)
+    return np.asarray((np.abs(across) < 400) & (along % (2.5 * wide) < wide))
 
 
 def _stroke(shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -124,5 +168,5 @@ def _covered(
 
 
 if __name__ == "__main__":
-    place = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("XMIL_DATA", "../shared/data")
-    main(Path(place))
+    given = [Path(word) for word in sys.argv[1:]] or [Path(os.environ.get("XMIL_DATA", "../shared/data"))]
+    main(given[0]) if given[0].is_dir() else held_out(given)

@@ -185,15 +185,15 @@ def colon_bags(path: Path) -> list[ColonBag]:
     return bags if scale is None else [replace(bag, features=bag.features * scale) for bag in bags]
 
 
-def colon(data: Path, *, folds: int, most: int) -> list[dict[str, Any]]:
+def colon(data: Path, *, folds: int, most: int, task: str = "epithelial") -> list[dict[str, Any]]:
     """The best single concept per cell type by relevance and by activation, on held-out images."""
     from benchmarks.better_rule.colon import held_out, parts
 
     bags = [replace(bag, features=bag.features[:most], cells=bag.cells[:most]) for bag in colon_bags(data)]
     found = []
     for run in range(folds):
-        training, test = parts(bags, "epithelial", run)
-        model = fit("attnmil", training, "epithelial", seed=run)
+        training, test = parts(bags, task, run)
+        model = fit("attnmil", training, task, seed=run)
         own = {"validation": held_out(training, run), "test": test}
         sample = np.concatenate([bag.features.numpy() for bag in training])
         found.append({"fold": run, **_best_concepts(model, sample, own)})
@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--most", type=int, default=100_000, help="nuclei of a colon image")
+    parser.add_argument("--task", choices=("epithelial", "balance"), default="epithelial", help="of colon")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
@@ -245,7 +246,7 @@ def main() -> None:
     if args.which == "digits":
         found = digits(args.data, device=args.device, repetitions=args.runs, processes=args.processes)
     else:
-        found = colon(args.data, folds=args.runs, most=args.most)
+        found = colon(args.data, folds=args.runs, most=args.most, task=args.task)
     (args.out / f"concepts-{args.which}.json").write_text(json.dumps(found, indent=1))
     for key in found[0] if args.which == "colon" else ():
         if key != "fold":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from xmil.toy.scoring import MethodSpec, score_bags
 
 MODELS = 5  # of an ensemble
 TABLE1 = ("four_bags", "pos_neg_count", "adjacent_pairs")
+POWERS, FACTORS = (1.0, 0.5, 0.25), (0.25, 0.5, 0.7, 1.0)
 TRAINING = {"optimizer": "adam", "lr": 3e-3, "epochs": 60, "patience": 20}
 Floats = npt.NDArray[np.float64]
 
@@ -134,10 +135,30 @@ def shares(held: Members) -> dict[str, float]:
 
     The mean over the classes that have evidence; strong patches score above the mean absolute score of all.
     """
+    return _over_classes(held, _shares_of)
+
+
+def thresholds(held: Members) -> dict[str, float]:
+    """The same for shares above multiples of the scores' power means, for one model and for the mean."""
+    return _over_classes(held, _thresholds_of)
+
+
+def _over_classes(held: Members, of: Callable[[Floats, Floats], dict[str, float]]) -> dict[str, float]:
     truth = (held.evidence > 0).mean(axis=-1)  # (bags, classes)
     classes = [c for c in range(truth.shape[1]) if truth[:, c].std() > 0]
-    found = [_shares_of(held.scores[:, :, c], truth[:, c]) for c in classes]
+    found = [of(held.scores[:, :, c], truth[:, c]) for c in classes]
     return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
+
+
+def _thresholds_of(scores: Floats, truth: Floats) -> dict[str, float]:
+    found = {}
+    for who, s in (("one model", scores[0]), ("mean of five", scores.mean(axis=0))):
+        for power in POWERS:
+            scale = (np.abs(s) ** power).mean() ** (1 / power)
+            for factor in FACTORS:
+                name = f"{who}, {factor} x power mean {power}"
+                found[name] = rank_correlation((s > factor * scale).mean(axis=1), truth)
+    return found
 
 
 def _shares_of(scores: Floats, truth: Floats) -> dict[str, float]:
@@ -186,6 +207,7 @@ def main() -> None:
                 )
             ):
                 row = {"task": task, "model": model, "ensemble": i, **masks(held), "shares": shares(held)}
+                row["thresholds"] = thresholds(held)
                 rows.append(row)
                 print(json.dumps(row), flush=True)
     (args.out / "ensembles.json").write_text(json.dumps(rows, indent=1))
@@ -195,7 +217,9 @@ def main() -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: the mask, and the shares."""
-    names = [name for name in rows[0] if name not in ("task", "model", "ensemble", "shares", "auroc")]
+    names = [
+        name for name in rows[0] if name not in ("task", "model", "ensemble", "shares", "auroc", "thresholds")
+    ]
     ways = list(rows[0]["shares"])
     head = ["task", "model", *names, *(f"share: {way}" for way in ways)]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

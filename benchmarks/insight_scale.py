@@ -93,7 +93,7 @@ def same(one: Path, other: Path) -> bool:
 
 
 def measure(
-    folder: Path, *, slides: list[int], patches: int, workers: int, explainers: int
+    folder: Path, *, slides: list[int], patches: int, workers: int, explainers: int, kill: bool
 ) -> dict[str, Any]:
     """Times and memory at each number of slides, and whether a killed run comes to the same."""
     model = folder / "model.safetensors"
@@ -110,7 +110,13 @@ def measure(
         told = watched(command(run, features, model, out=out, workers=workers), done=out / "slides")
         rows.append({"slides": n, **told})
         print(json.dumps(rows[-1]), flush=True)
-    n = slides[0]
+    found = {"patches": patches, "workers": workers, "rows": rows}
+    return {**found, **killed_and_resumed(folder, slides[0], model, workers=workers)} if kill else found
+
+
+def killed_and_resumed(folder: Path, n: int, model: Path, *, workers: int) -> dict[str, Any]:
+    """Whether a run that is killed half-way comes to the same as the one that was not."""
+    run = folder / "run"
     paths = (run, first_slides(folder, n), model)
     out = folder / "killed"
     first = watched(command(*paths, out=out, workers=workers), done=out / "slides", kill_at=n // 2)
@@ -118,7 +124,7 @@ def measure(
     watched(command(*paths, out=out, workers=workers), done=out / "slides")
     killed = {"killed": first["code"] < 0, "after": left, "same": same(folder / f"insight{n}", out)}
     print(json.dumps(killed), flush=True)
-    return {"patches": patches, "workers": workers, "rows": rows, **killed}
+    return killed
 
 
 def main() -> None:
@@ -131,6 +137,7 @@ def main() -> None:
     parser.add_argument("--patches", type=int, default=5000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--explainers", type=int, default=3)
+    parser.add_argument("--no-kill", dest="kill", action="store_false", help="leave the killed run out")
     args = parser.parse_args()
     if args.one:
         run, features, model, out = args.one
@@ -143,6 +150,7 @@ def main() -> None:
         patches=args.patches,
         workers=args.workers,
         explainers=args.explainers,
+        kill=args.kill,
     )
     (args.out / "scale.json").write_text(json.dumps(found, indent=1))
 

@@ -69,6 +69,7 @@ def measure(folder: str, workers: int, pipe: Any) -> None:
         stage()
         found[name] = time.monotonic() - begun
     found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found["worker's peak"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     pipe.send(found)
 
 
@@ -95,8 +96,9 @@ def main() -> None:
         results[n] = ours.recv()
         child.join()
         shutil.rmtree(folder)
-        row = {k: f"{1e6 * v / n:.0f} us" for k, v in results[n].items() if k != "peak"}
-        print(n, row, f"peak {results[n]['peak'] / 1e9:.2f} GB", flush=True)
+        row = {k: f"{1e6 * v / n:.0f} us" for k, v in results[n].items() if "peak" not in k}
+        peaks = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in results[n].items() if "peak" in k)
+        print(n, row, peaks, flush=True)
         if args.out:
             args.out.write_text(json.dumps(results, indent=1) + "\n")
 

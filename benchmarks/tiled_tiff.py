@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from PIL import Image
+
+from xmil.slides.backends.tiffs import ADOBE_RGB
 
 SHORT, LONG, RATIONAL, UNDEFINED, LONG8 = 3, 4, 5, 7, 16
 
@@ -37,6 +41,17 @@ def raw_tiles(slide: Path) -> RawTiles:
         return RawTiles(
             data, page.jpegtables or b"", (page.tilewidth, page.tilelength), int(page.photometric)
         )
+
+
+def as_ycbcr(tiles: RawTiles, quality: int = 85) -> RawTiles:
+    """The same pixels as JPEG in YCbCr, colour not subsampled, each with tables of its own."""
+    mark, head, made = (ADOBE_RGB if tiles.photometric == 2 else b""), tiles.tables[2:-2], []
+    for data in tiles.data:
+        into = BytesIO()
+        with Image.open(BytesIO(data[:2] + mark + head + data[2:])) as picture:
+            picture.convert("RGB").save(into, "JPEG", quality=quality, subsampling=0)
+        made.append(into.getvalue())
+    return RawTiles(made, b"", tiles.size, 6)
 
 
 def write_mosaic(path: Path, tiles: RawTiles, grid: int, *, seed: int = 0) -> tuple[int, int]:
@@ -75,7 +90,8 @@ def _tags(tiles: RawTiles, size: tuple[int, int], offsets: Any, counts: list[int
         (323, LONG, 1, struct.pack("<I", tiles.size[1])),
         (324, LONG8, len(counts), np.asarray(offsets, dtype="<u8").tobytes()),
         (325, LONG8, len(counts), np.asarray(counts, dtype="<u8").tobytes()),
-        (347, UNDEFINED, len(tiles.tables), tiles.tables),
+        *([(347, UNDEFINED, len(tiles.tables), tiles.tables)] if tiles.tables else []),
+        (530, SHORT, 2, struct.pack("<2H", 1, 1)),
     ]
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import xmil
-from benchmarks.beyond import pairs, sets, table
+from benchmarks.beyond import errors, pairs, sets, table
 from benchmarks.beyond.packed import Entry, Packed, opened, read
 from benchmarks.beyond.summary import summary
 from xmil.methods import explain_classes
@@ -39,7 +39,9 @@ def main() -> None:
     asked = _arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
     wanted = asked.studies.split(",")
-    jobs = [(name, i) for name in STUDIES if name in wanted for i in _which(name, read(asked.packed))]
+    jobs = [
+        (name, i) for name in STUDIES if name in wanted for i in _which(name, read(asked.packed), asked.only)
+    ]
     pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"))
     how = (str(asked.packed), asked.device, asked.small)
     with (asked.out / "rows.jsonl").open("a") as stream:
@@ -136,23 +138,40 @@ def colon_run(one: Packed, *, small: bool) -> Row:
     }  # fmt: skip
 
 
+def intervals(one: Packed, *, small: bool) -> Row:
+    """How often intervals of contexts hold the mean over very many sub-bags."""
+    long, seeds = (50, 2) if small else (1000, 5) if one.about["task"] in COLON else (4000, 10)
+    middling = sorted(one.bags, key=lambda x: abs(len(x) - 150))[:2]
+    how: Row = {"seeds": seeds, "counts": (24,) if small else (24, 48, 96), "long": long}
+    row: Row = {"contexts": [found for x in middling for found in errors.coverage(one.model, x, **how)]}
+    if (one.about["model"], one.about["task"]) == ("attnmil", "adjacent_pairs"):
+        row["interactions"] = errors.interactions(one.model, one.bags[0][: 9 if small else 14], 5)
+    return row
+
+
 STUDIES: dict[str, Callable[..., Row]] = {
     "partners": partners,
     "evidence": evidence,
     "exhaustive_sets": exhaustive_sets,
     "colon_run": colon_run,
+    "intervals": intervals,
 }
 
 
-def _which(study: str, entries: Sequence[Entry]) -> list[int]:
+def _which(study: str, entries: Sequence[Entry], only: str) -> list[int]:
     """The entries of a file that a study takes."""
     kinds = {
         "partners": lambda e: bool(e["positive"]),
         "evidence": lambda e: e["task"] not in COLON,
         "exhaustive_sets": lambda e: (e["model"], e["task"]) == ("transmil", "pos_neg_count"),
         "colon_run": lambda e: e["task"] in COLON,
+        "intervals": lambda e: e["task"] in (*COLON, "adjacent_pairs"),
     }
-    return [i for i, entry in enumerate(entries) if kinds[study](entry)]
+    return [
+        i
+        for i, entry in enumerate(entries)
+        if kinds[study](entry) and only in f"{entry['model']} {entry['task']}"
+    ]
 
 
 def _arguments() -> argparse.Namespace:
@@ -162,6 +181,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--packed", type=Path, required=True, help="a file of `benchmarks.beyond.packed`")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--studies", default=",".join(STUDIES), help="by default all of them")
+    parser.add_argument("--only", default="", help="part of a model's or task's name")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60)

@@ -30,10 +30,14 @@ from xmil.core.background import Background, background_of
 from xmil.methods.network import Network
 from xmil.methods.presets import preset_composite
 from xmil.models import MILModel, create_model
-from xmil.toy.protocol import SETUPS
+from xmil.toy.protocol import PAPER_TASKS, SETUPS
 from xmil.toy.scoring import project
 
 FIRST, REPETITIONS, BAGS, COLON_RUNS = 10, 10, 25, 5
+COLUMNS = [
+    *(f"{model} {task}" for model in ("transmil", "attnmil") for task in PAPER_TASKS),
+    *(f"transmil {task}" for task in COLON_TASKS),
+]
 Entry = dict[str, Any]
 
 
@@ -84,24 +88,23 @@ def _narrow(model: MILModel, x: Tensor) -> tuple[MILModel, Tensor]:
     return found, bags
 
 
-def pack_colon(features: Path, folder: Path, name: str) -> Iterator[Entry]:
+def pack_colon(features: Path, folder: Path, name: str, task: str) -> Iterator[Entry]:
     """Models of the colon benchmark, one for each fold, with the test images that hold evidence."""
     every = read_bags(features)
-    for task in COLON_TASKS:
-        for run in range(COLON_RUNS):
-            training, test = parts(every, task, run)
-            model = model_of(name, every[0].features.shape[1])
-            state = torch.load(folder / f"{task}_{name}_{run}.pt", weights_only=True)
-            model.load_state_dict({key: value.float() for key, value in state.items()})
-            model.eval().background = background_of([bag.features.numpy() for bag in training])
-            with torch.no_grad():
-                chances = [float(model(b.features.unsqueeze(0)).softmax(1)[0, 1]) for b in test]
-            auroc = float(roc_auc_score([bag.label(task) for bag in test], chances))
-            told = [b for b in test if len(b.features) > 4 and len(set(b.evidence(task).tolist())) > 1]
-            about = {"model": name, "task": task, "repetition": run, "auroc": auroc}
-            bags = [bag.features for bag in told]
-            params = {"n_classes": 2, **COLON_MODELS[name]}
-            yield {**about, **_entry(model, params, bags, [bag.evidence(task) for bag in told])}
+    for run in range(COLON_RUNS):
+        training, test = parts(every, task, run)
+        model = model_of(name, every[0].features.shape[1])
+        state = torch.load(folder / f"{task}_{name}_{run}.pt", weights_only=True)
+        model.load_state_dict({key: value.float() for key, value in state.items()})
+        model.eval().background = background_of([bag.features.numpy() for bag in training])
+        with torch.no_grad():
+            chances = [float(model(b.features.unsqueeze(0)).softmax(1)[0, 1]) for b in test]
+        auroc = float(roc_auc_score([bag.label(task) for bag in test], chances))
+        told = [b for b in test if len(b.features) > 4 and len(set(b.evidence(task).tolist())) > 1]
+        about = {"model": name, "task": task, "repetition": run, "auroc": auroc}
+        bags = [bag.features for bag in told]
+        params = {"n_classes": 2, **COLON_MODELS[name]}
+        yield {**about, **_entry(model, params, bags, [bag.evidence(task) for bag in told])}
 
 
 def read(path: Path) -> list[Entry]:
@@ -126,23 +129,32 @@ def opened(entry: Entry, device: str) -> Packed:
 
 
 def main() -> None:
+    asked = _arguments()
+    found: list[Entry] = []
+    for column in asked.columns.split(","):
+        model, task = column.split()
+        if task in COLON_TASKS:
+            found += pack_colon(asked.colon, asked.colon_models, model, task)
+            continue
+        several = stored(
+            task, model, folder=asked.models, data=str(asked.data),
+            repetitions=asked.repetitions, first=asked.first,
+        )  # fmt: skip
+        found += [pack(one, model, task) for one in several]
+    torch.save(found, asked.out)
+    print(len(found), "models", asked.out.stat().st_size, "bytes")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     for name in ("data", "models", "colon", "colon-models", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--columns", default=",".join(COLUMNS), help="a model and a task each, with commas")
+    parser.add_argument("--first", type=int, default=FIRST, help="repetition of Table 1")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)
-    asked = parser.parse_args()
-    found = [*pack_colon(asked.colon, asked.colon_models, "transmil")]
-    for model in ("transmil", "attnmil"):
-        for task in ("adjacent_pairs", "pos_neg_count", "four_bags"):
-            several = stored(
-                task, model, folder=asked.models, data=str(asked.data),
-                repetitions=asked.repetitions, first=FIRST,
-            )  # fmt: skip
-            found += [pack(one, model, task) for one in several]
-    torch.save(found, asked.out)
-    print(len(found), "models", asked.out.stat().st_size, "bytes")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

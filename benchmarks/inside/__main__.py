@@ -29,6 +29,7 @@ def measure(args: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     shared = {"data": str(args.data), "work": str(work), "device": args.device, "parts": args.parts}
     shared |= {"draws": args.draws, "curved": args.curves, "maps": args.maps, "most": args.most}
+    shared |= {"settings": args.settings, "every": args.every}
     jobs: list[Job] = []
     for name in args.encoders.split(","):
         if name == "vit":
@@ -74,6 +75,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="Models per fold.")
     parser.add_argument("--curves", action="store_true", help="Deletion and insertion, for the first seed.")
     parser.add_argument("--maps", default="", help="These maps alone, with commas between.")
+    parser.add_argument("--settings", default="", help="Only settings that this expression is found in.")
+    parser.add_argument("--every", type=int, default=1, help="Redraw for every so many images of a part.")
     parser.add_argument("--most", type=int, default=3, help="Tiles per image.")
     parser.add_argument("--steps", type=int, default=3000, help="Training steps of the transformer.")
     parser.add_argument("--images", type=int, help="The first images alone, to try it out.")

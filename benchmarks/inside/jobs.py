@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,8 @@ class Job(NamedTuple):
     curved: bool
     maps: str = ""
     most: int = PER_IMAGE
+    settings: str = ""
+    every: int = 1
 
     def scope(self) -> Scope:
         """What it measures."""
@@ -62,7 +66,8 @@ def variants_of(job: Job) -> list[Variant]:
     net = network_of(job.encoder, job.data, job.work, job.device)
     found = variants(net, torch.zeros(1, 3, SEEN, SEEN, device=job.device))
     wanted = job.scope().maps
-    return [variant for variant in found if not wanted or variant[0] in wanted]
+    fitting = re.compile(job.settings)
+    return [v for v in found if (not wanted or v[0] in wanted) and fitting.search(v[1])]
 
 
 @cache
@@ -78,8 +83,9 @@ def job_rows(job: Job) -> list[Row]:
     model, test, bags = model_of(job.encoder, job.work, job.fold, job.seed)
     positive = [i for i in test if images[i].label]
     found = [] if job.part else list(bags)
-    for i in positive[job.part :: job.parts]:
-        seat = Seat(Path(job.data), images[i], model, net, job.device, job.scope(), variants_of(job))
+    for k, i in enumerate(positive[job.part :: job.parts]):
+        scope = job.scope() if k % job.every == 0 else replace(job.scope(), draws=0)
+        seat = Seat(Path(job.data), images[i], model, net, job.device, scope, variants_of(job))
         found += seat.rows()
     about = {"encoder": job.encoder, "fold": job.fold, "seed": job.seed}
     return [{**about, **row} for row in found]

@@ -21,12 +21,12 @@ RULES: dict[str, dict[str, float]] = {
     "epsilon 0.25": {"epsilon": 0.25},
 }
 BACKWARD = {"tokens": 1, "lrp": 1, "gradient": 1, "ig": 16}
-VIEWED = ((4, 0.0), (4, 1 / 3), (8, 0.0), (8, 1 / 6), (8, 1 / 3), (8, 0.5))
+VIEWED = ((4, 0.0), (4, 1 / 3), (8, 0.0), (8, 1 / 6), (8, 1 / 3), (8, 0.5), (15, 1 / 3))
 
 
 @MAPS.register("lrp turned")
 def lrp_turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Relevance at a layer, averaged over turned and mirrored tiles."""
+    """Relevance on the finer grid, averaged over turned and mirrored tiles."""
     return over_views(
         lambda seen: relevance(network, seen, settings), tile, n=settings.views, reach=settings.reach
     )
@@ -55,13 +55,13 @@ def variants(net: nn.Module, pixels: Tensor) -> list[Variant]:
     for n, reach in VIEWED:
         about = f"{n} views, moved by {reach:.2g}"
         made.append(("turned", about, "turned", MapSettings(views=n, reach=reach)))
+    for rule, given in RULES.items():
+        made.append(("lrp turned", rule, "lrp turned", MapSettings(**given)))
     for depth, layer in depths(net, pixels).items():
         name = "lrp to pixels" if layer == PIXELS else "lrp"
         for rule, settings in RULES.items():
             variant = f"{depth}, {rule}"
             made.append((name, variant, "lrp", MapSettings(layer=layer, **settings)))
-            if depth == "12 x 12":
-                made.append(("lrp turned", variant, "lrp turned", MapSettings(layer=layer, **settings)))
     made += [
         (name, f"{square} px", name, MapSettings(square=square / SEEN, batch=256))
         for square in (24, 32, 48)

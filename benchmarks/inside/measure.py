@@ -35,7 +35,8 @@ from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, TileMap,
 from xmil.nn.frozen import frozen
 
 SMOOTH = 3.0  # pixels of the tile, for maps at pixels
-DEFAULT = "turned"
+REDRAWN = {"turned": MapSettings()}  # maps made again under redrawn weights
+CURVED = ("tokens", "turned", "lrp turned", "occlusion", "shifted", "random", "scattered")
 Row = dict[str, object]
 
 
@@ -110,26 +111,20 @@ class Seat:
         telling = list(telling_tiles(self.image, scores, most=self.scope.most))
         if not telling:
             return []
-        whole = picture(self.data, self.image.name)
+        whole = picture(self.data, self.image.name).to(self.device)
         network = EncoderNetwork(self.net, self.net)
         found: list[Row] = []
-        defaults: dict[int, Tensor] = {}
         for row, centres, positive in telling:
             tile = self.tile(whole, row, g[row])
             about = {"image": self.image.name, "tile": row, "score": float(scores[row])}
             for variant in self.variants:
-                _, _, method, settings = variant
-                told, values = self._measured(
-                    network, tile, variant, row, float(scores[row]), (centres, positive)
-                )
+                told = self._measured(network, tile, variant, row, float(scores[row]), (centres, positive))
                 found.append({**about, "map": variant[0], "variant": variant[1], **told})
-                if values is not None and (method, settings) == (DEFAULT, MapSettings()):
-                    defaults[row] = values
             for name, edge in (("random", 6), ("scattered", 24)):
                 noise = random_map(crc32(f"{self.image.name} {row}".encode()), edge)
-                told = self._judged(tile, noise, row, (centres, positive))
+                told = self._judged(name, tile, noise, row, (centres, positive))
                 found.append({**about, "map": name, "variant": "", **told, "passes": 0, "seconds": 0.0})
-        return found + self._redrawn(whole, defaults, network)
+        return found + (self._redrawn(whole, telling[0][0], g, network) if self.scope.draws else [])
 
     def _measured(
         self,
@@ -139,7 +134,7 @@ class Seat:
         row: int,
         score: float,
         truth: tuple[np.ndarray, np.ndarray],
-    ) -> tuple[Row, Tensor | None]:
+    ) -> Row:
         _, _, method, settings = variant
         begin = time.perf_counter()
         try:
@@ -148,17 +143,20 @@ class Seat:
                 made = map_tile(method, network, tile, settings)
                 values = made.values.detach().float().cpu()
         except UnsupportedError as error:
-            return {"auroc": 0.5, "refused": str(error)[:80]}, None
+            return {"auroc": 0.5, "refused": str(error)[:80]}
         spent = time.perf_counter() - begin
-        backward = settings.views + bool(settings.reach) if "turned" in method else BACKWARD.get(method, 0)
-        told = self._judged(tile, values, row, truth)
+        viewed = settings.views + bool(settings.reach) if "turned" in method else 0
+        told = self._judged(variant[0], tile, values, row, truth)
+        backward = viewed or BACKWARD.get(method, 0)
         more = {"passes": sum(forward) + 2 * backward, "seconds": spent, **account(made, score)}
-        return {**told, **more}, values
+        return {**told, **more}
 
-    def _judged(self, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]) -> Row:
+    def _judged(
+        self, name: str, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]
+    ) -> Row:
         drawn = upsampled(values)
         found: Row = {"auroc": at_nuclei(drawn, *truth)}
-        if self.scope.curved:
+        if self.scope.curved and name in CURVED:
             seed = crc32(f"{self.image.name} {row} misplaced".encode())
             found |= curves(tile.pixels, drawn, lambda pictures: self._scores(pictures, tile, row), seed)
         return found
@@ -171,11 +169,12 @@ class Seat:
         bags[:, row] = features[1:]
         return {"slide": margins(self.model, bags), "patch": own[1:] / own[0]}
 
-    def _redrawn(self, whole: Tensor, maps: dict[int, Tensor], network: EncoderNetwork) -> list[Row]:
-        """Rank correlation of the default maps with those under redrawn weights, the pipeline run anew."""
+    def _redrawn(self, whole: Tensor, row: int, g: Tensor, network: EncoderNetwork) -> list[Row]:
+        """Rank correlation of the strongest tile's maps with those under redrawn weights, all made anew."""
+        maps = {name: self._made(network, self.tile(whole, row, g[row]), name) for name in REDRAWN}
         tiles = seen(whole, self.image.corners)
         found: list[Row] = []
-        for draw in range(self.scope.draws if maps else 0):
+        for draw in range(self.scope.draws):
             seed = crc32(f"{self.image.name} {draw}".encode()) % 2**31
             other = redrawn(self.net, seed=seed).eval()
             features = features_of(other, tiles, self.device)
@@ -184,22 +183,25 @@ class Seat:
             for what, (net, given, model) in cases.items():
                 _, g = self.explained(given, model)
                 used = EncoderNetwork(net, net, layers=network.layers)
-                for row, values in maps.items():
-                    told = self._agreement(used, self.tile(whole, row, g[row]), values)
+                for name, values in maps.items():
+                    drawn = self._made(used, self.tile(whole, row, g[row]), name)
                     about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}"}
-                    found.append({**about, "variant": str(draw), **told})
+                    found.append({**about, "variant": name, **_agreement(values, drawn)})
         return found
 
-    def _agreement(self, network: EncoderNetwork, tile: Tile, values: Tensor) -> Row:
+    def _made(self, network: EncoderNetwork, tile: Tile, name: str) -> Tensor | None:
         try:
             with frozen(network.seen()):
-                made = map_tile(DEFAULT, network, tile, MapSettings())
-        except UnsupportedError as error:
-            return {"spearman": 0.0, "refused": str(error)[:80]}
-        drawn = made.values.detach().float().cpu()
-        if drawn.shape != values.shape or float(drawn.std()) == 0 or not torch.isfinite(drawn).all():
-            return {"spearman": 0.0, "refused": "no map"}
-        return {"spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
+                return map_tile(name, network, tile, REDRAWN[name]).values.detach().float().cpu()
+        except UnsupportedError:
+            return None
+
+
+def _agreement(values: Tensor | None, drawn: Tensor | None) -> Row:
+    """The rank correlation of two maps; zero, and said, where there is none."""
+    if values is None or drawn is None or float(drawn.std()) == 0 or not torch.isfinite(drawn).all():
+        return {"spearman": 0.0, "refused": "no map"}
+    return {"spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
 
 
 def account(made: TileMap, score: float) -> Row:

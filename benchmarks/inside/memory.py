@@ -17,6 +17,7 @@ from xmil.nn.frozen import frozen
 
 CASES = {
     "tokens": ("tokens", MapSettings()),
+    "turned": ("turned", MapSettings()),
     "lrp to the pixels": ("lrp", MapSettings(layer="pixels")),
     "lrp to the pixels, gamma 0.25": ("lrp", MapSettings(layer="pixels", gamma=0.25)),
     "occlusion, batches of 32": ("occlusion", MapSettings(square=0.5)),

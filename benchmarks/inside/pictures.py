@@ -69,7 +69,7 @@ def embed(net: nn.Module, data: Path, device: str, limit: int | None = None) -> 
     """Every image with the features of its tiles."""
     images = []
     for name, (centres, cells) in sorted(nuclei(data / "colon").items())[:limit]:
-        image = picture(data, name)
+        image = picture(data, name).to(device)
         corners = corners_of(image)
         images.append(
             TiledImage(name, corners, features_of(net, seen(image, corners), device), centres, cells)

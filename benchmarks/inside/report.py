@@ -64,6 +64,15 @@ def held_maps(maps: pd.DataFrame, default: dict[int, str]) -> dict[str, pd.DataF
     return held
 
 
+def pooled(rows: pd.DataFrame, default: dict[int, str]) -> pd.Series:
+    """The default's gain over occlusion on the tiles of all encoders."""
+    gains = []
+    for _, part in rows[~rows["map"].isin(NOT_MAPS)].groupby("encoder", sort=False):
+        held = held_maps(part, default)
+        gains.append(held["default"]["auroc"] - held["occlusion"]["auroc"])
+    return pd.concat(gains)
+
+
 def tell(rows: pd.DataFrame, default: dict[int, str]) -> str:
     """The tables of one encoder."""
     bags, maps = rows[rows["map"] == "bag"], rows[~rows["map"].isin(NOT_MAPS)]
@@ -131,16 +140,14 @@ def _curves(held: dict[str, pd.DataFrame]) -> list[str]:
 
 def _redrawn(rows: pd.DataFrame) -> list[str]:
     lines = []
-    for what in ("encoder", "model"):
-        drawn = rows[rows["map"] == f"redrawn {what}"]
-        if len(drawn):
-            values = drawn.set_index(TILE)["spearman"]
-            empty = int(drawn["refused"].notna().sum()) if "refused" in drawn else 0
-            lines.append(
-                f"default under redrawn weights of the {what}: mean Spearman "
-                f"{shown(interval(values), sign=True)}, mean of |Spearman| {values.abs().mean():.3f}, "
-                f"{len(values)} draws x tiles, {empty} without a map"
-            )
+    drawn = rows[rows["map"].str.startswith("redrawn")]
+    for variant, part in drawn.groupby("variant", sort=False):
+        values = part.set_index(TILE)["spearman"]
+        empty = int(part["refused"].notna().sum()) if "refused" in part else 0
+        lines.append(
+            f"{variant} under redrawn weights: mean Spearman {shown(interval(values), sign=True)}, mean of "
+            f"|Spearman| {values.abs().mean():.3f}, {len(values)} draws x tiles, {empty} without a map"
+        )
     return lines
 
 
@@ -159,6 +166,7 @@ def main(path: Path) -> None:
     rows["variant"] = rows["map"] + ": " + rows["variant"].fillna("").astype(str)
     default = best_elsewhere(rows[rows["map"].isin(FAMILY)])
     print("default by fold, chosen on the others:", default)
+    print("default minus occlusion, all encoders:", shown(interval(pooled(rows, default)), sign=True))
     for encoder, part in rows.groupby("encoder", sort=False):
         print(f"\n## {encoder}\n\n{tell(part, default)}")
 

@@ -5,7 +5,8 @@
 A point is a file made, half written, about to be renamed, renamed, or a folder made. The process that
 reaches it dies by kill -9, alone or with all others of the command, by turns. Then nothing under a final name
 may be half a file, and the same command must end as the unbroken run does. Commands whose packages are not
-installed are named and left out. `ray` means two workers on a Ray that the command starts.
+installed are named and left out. With --full-disk the disk is full from the point on, and the command must
+end by itself with a line that says so. `ray` means two workers on a Ray that the command starts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -46,6 +48,7 @@ class Trial:
     workers: str
     at: int
     everyone: bool
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,39 +79,55 @@ class Study:
         code = self.attempt(Trial(command, number, 0, False), out)
         _import_listed(self.folder / "modules")
         if code:
-            log = (self.folder / "log").read_text().strip().splitlines() or ["no word"]
-            self.left_out[command] = f"exit code {code}: {log[-1][:150]}"
+            last = (self.said.strip().splitlines() or ["no word"])[-1]
+            self.left_out[command] = f"exit code {code}: {last[:150]}"
             return
         self.points[command, number] = out.with_suffix(".points").stat().st_size
         self.whole[command, number] = contents(out)
 
     def attempt(self, trial: Trial, out: Path) -> int:
-        """Run the command in a forked process, which may be killed; its exit code, negative for a signal."""
+        """Run the command in a forked process, which may be killed; its exit code, negative for a signal.
+
+        What it says is in `said`, through a pipe: a full disk takes no log.
+        """
         counter = out.with_suffix(".points")
         out.parent.mkdir(parents=True, exist_ok=True)
         counter.unlink(missing_ok=True)
         struck(counter).unlink(missing_ok=True)
+        ours, theirs = os.pipe()
         if (child := os.fork()) == 0:
-            os._exit(self._run(trial, out, counter))
-        until = time.monotonic() + LIMIT
+            self._run_and_leave(trial, out, counter, theirs)
+        os.close(theirs)
+        os.set_blocking(ours, False)
+        self.said, until = "", time.monotonic() + LIMIT
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
+            with suppress(BlockingIOError):
+                self.said += os.read(ours, 1 << 16).decode(errors="replace")
             if pid:
+                os.close(ours)
                 return os.waitstatus_to_exitcode(status)
             if time.monotonic() > until:
                 os.killpg(child, 9)
             time.sleep(0.005)
 
+    def _run_and_leave(self, trial: Trial, out: Path, counter: Path, pipe: int) -> None:
+        code = 1
+        try:
+            os.dup2(pipe, 1)
+            os.dup2(pipe, 2)
+            sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+            code = self._run(trial, out, counter)
+        except BaseException:  # nothing of the process that was forked may go on in this one
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
     def _run(self, trial: Trial, out: Path, counter: Path) -> int:
         os.setpgid(0, 0)
-        log = os.open(
-            self.folder / "log" if not trial.at else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        )
-        for stream in (1, 2):
-            os.dup2(log, stream)
         site = Path(__file__).parent / "site"
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), *sys.path])
-        install(trial.at, counter, everyone=trial.everyone)
+        install(trial.at, counter, everyone=trial.everyone, full=trial.full)
         command = [*COMMANDS[trial.command](self.folder / "data"), "--out", str(out), *_engine(trial)]
         if "--engine" not in command and trial.workers != "1":
             start_server()
@@ -128,6 +147,7 @@ class Study:
             code = self.attempt(trial, out)
             killed = struck(out.with_suffix(".points")).exists()
             faults += _half_files(out)
+            faults += _unclear(code, self.said) if trial.full and code else []
             if code:
                 code = self.attempt(Trial(trial.command, trial.workers, 0, False), out)
                 faults += [f"ended with {code}"] if code else []
@@ -152,6 +172,12 @@ def _import_listed(listed: Path) -> None:
             import_module(name)
 
 
+def _unclear(code: int, said: str) -> list[str]:
+    """A command on a full disk ends by itself, with a line that says so."""
+    clear = code == 2 and "Traceback" not in said and ("No space" in said or "too large" in said)
+    return [] if clear else [f"exit code {code} without a clear line: {said[-300:]}"]
+
+
 def _half_files(out: Path) -> list[str]:
     try:
         contents(out)
@@ -168,7 +194,9 @@ def _differences(whole: dict[str, str], out: Path) -> list[str]:
     return [f"missing or too many: {names}"] * bool(names) + [f"differs: {n}" for n in others] + left
 
 
-def plan(points: dict[tuple[str, str], int], kills: int, first: int = 0) -> list[Trial]:
+def plan(
+    points: dict[tuple[str, str], int], kills: int, first: int = 0, *, full: bool = False
+) -> list[Trial]:
     """Points all over each run, each command the same number of times, alone and with all by turns."""
     trials: list[Trial] = []
     turn = first
@@ -176,7 +204,7 @@ def plan(points: dict[tuple[str, str], int], kills: int, first: int = 0) -> list
         for (command, workers), number in points.items():
             stride = next(step for step in (37, 41, 43, 1) if gcd(step, number) == 1)
             everyone = bool((turn // number + turn) % 2)
-            trials.append(Trial(command, workers, 1 + turn * stride % number, everyone))
+            trials.append(Trial(command, workers, 1 + turn * stride % number, everyone, full))
         turn += 1
     return trials[:kills]
 
@@ -198,13 +226,14 @@ def kill_commands(
     processes: int = 1,
     seconds: float = float("inf"),
     first: int = 0,
+    full: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The counts of a study and every fault, as they grow."""
     global _study
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _study = Study(folder, commands, workers)
-    trials = plan(_study.points, kills, first)
+    trials = plan(_study.points, kills, first, full=full)
     results: list[Result] = []
     with ProcessPoolExecutor(processes, get_context("fork")) as pool:
         for future in as_completed([pool.submit(_judge, trial, until) for trial in trials]):
@@ -237,6 +266,7 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", default=["1", "4"], help="numbers of workers, or ray")
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
     parser.add_argument("--out", type=Path, help="a JSON file for the counts")
+    parser.add_argument("--full-disk", action="store_true", help="fill the disk there instead of killing")
     parser.add_argument("--random-training", action="store_true", help="kill a training at random moments")
     args = parser.parse_args()
     begun, found = time.monotonic(), dict[str, Any](faults=[])
@@ -248,7 +278,7 @@ def main() -> None:
             found = {"kills": report.kills, "faults": report.differences + report.half_files}
         else:
             options = {"workers": args.workers, "kills": args.kills, "processes": args.processes}
-            options |= {"seconds": args.seconds, "first": args.first}
+            options |= {"seconds": args.seconds, "first": args.first, "full": args.full_disk}
             for found in kill_commands(Path(folder), args.commands, **options):
                 found["seconds"] = round(time.monotonic() - begun, 1)
                 if args.out:  # as it goes: whoever ends this process still has the counts

@@ -1,4 +1,4 @@
-"""Points at which a process may die: every file and folder made, half written, renamed.
+"""Points at which a process may die or the disk be full: every file and folder made, half written, renamed.
 
 Used by `benchmarks.killed` and its tests only, in processes of their own: the calls of the system are
 wrapped. Points are counted over all processes of a command through a shared file.
@@ -6,7 +6,9 @@ wrapped. Points are counted over all processes of a command through a shared fil
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -15,11 +17,15 @@ from threading import Lock
 from typing import Any
 
 AT, COUNTER, ALL = "KILL_AT", "KILL_COUNTER", "KILL_ALL"
+FULL = 300  # bytes that a file may still have once the disk is full
 
 
-def install(at: int, counter: Path, *, everyone: bool) -> None:
-    """Die at the point of that number, alone or with every process of the group; 0 only counts."""
-    points = _Points(at, counter, everyone)
+def install(at: int, counter: Path, *, everyone: bool, full: bool = False) -> None:
+    """Die at the point of that number, alone or with every process of the group; 0 only counts.
+
+    `full`: from that point on nothing can be written, by no library: names are refused, and files end early.
+    """
+    points = (_FullDisk if full else _Points)(at, counter, everyone)
     os.register_at_fork(after_in_child=points.open)
     os.environ.update({AT: str(at), COUNTER: str(counter), ALL: str(int(everyone))})
     replace, mkstemp, mkdir = os.replace, tempfile.mkstemp, os.mkdir
@@ -31,11 +37,13 @@ def install(at: int, counter: Path, *, everyone: bool) -> None:
         points.reach()
 
     def dying_mkstemp(*args: Any, **more: Any) -> tuple[int, str]:
+        points.refuse()
         made = mkstemp(*args, **more)
         points.reach()
         return made
 
     def dying_mkdir(*args: Any, **more: Any) -> None:
+        points.refuse()
         mkdir(*args, **more)
         points.reach()
 
@@ -64,11 +72,36 @@ class _Points:
         with self.lock:
             os.write(self.handle, b".")
             here = os.lseek(self.handle, 0, os.SEEK_CUR)
-        if here != self.at:
-            return
+        if here == self.at:
+            struck(self.counter).touch()
+            self.strike(first)
+
+    def refuse(self) -> None:
+        """Where the disk is full, no name can be made."""
+
+    def strike(self, first: Callable[[], None] | None) -> None:
         if first is not None:
             first()
-        struck(self.counter).touch()
         if self.everyone:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _FullDisk(_Points):
+    """Lets the process live, on a disk that is full."""
+
+    def reach(self, first: Callable[[], None] | None = None) -> None:
+        self.refuse()
+        super().reach(first)
+
+    def refuse(self) -> None:
+        if self.at and self.counter.stat().st_size >= self.at:
+            self._limit()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def strike(self, first: Callable[[], None] | None) -> None:  # noqa: ARG002
+        self._limit()
+
+    def _limit(self) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))

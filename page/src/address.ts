@@ -1,7 +1,8 @@
 /** The address is the state: which slide is shown, and how. A link shows the same to whoever opens it. */
 
 import type { Choice, Minus } from "./evidence";
-import { INITIAL_LAYERS, LAYERS } from "./layers";
+import { INITIAL_LAYERS, LAYERS, nameOf } from "./layers";
+import { rowsIn, rowsText } from "./row_ranges";
 import type { Display } from "./settings";
 import type { Bounds } from "./viewport";
 
@@ -14,6 +15,12 @@ export interface ViewState {
   picked: number | null;
   /** The layers that are on; null is what a slide starts with. */
   layers: readonly string[] | null;
+  /** The patches that are selected, by row. */
+  selected?: number[] | null;
+  /** By run, the patches that a what-if has taken out. */
+  removed?: [number, number[]][];
+  /** Whether the maps are of what is left. */
+  left?: boolean;
 }
 
 export interface Address {
@@ -45,10 +52,10 @@ export function parseHash(hash: string): Address | null {
 
 /** The state for another slide: how it is shown goes along, places on this slide do not. */
 export function carried(state: ViewState): ViewState {
-  return { ...state, area: null, picked: null };
+  return { ...state, area: null, picked: null, selected: null, removed: [], left: false };
 }
 
-function toQuery(state: ViewState): string {
+export function toQuery(state: ViewState): string {
   const query = new URLSearchParams();
   state.panes.forEach((pane, i) => {
     const letter = "ab"[i];
@@ -69,11 +76,18 @@ function toQuery(state: ViewState): string {
   if (state.panel && state.panel !== "evidence") query.set("panel", state.panel);
   if (state.layers && state.layers.join() !== INITIAL_LAYERS.join()) query.set("layers", state.layers.join(","));
   if (state.picked !== null) query.set("patch", String(state.picked));
+  const selected = state.selected?.length ? rowsText(state.selected) : null;
+  if (selected !== null) query.set("selected", selected);
+  for (const [run, rows] of state.removed ?? []) {
+    const text = rowsText(rows);
+    if (rows.length && text !== null) query.append("without", `${run}~${text}`);
+  }
+  if (state.left && query.has("without")) query.set("explained", "left");
   return query.toString();
 }
 
-function fromQuery(query: URLSearchParams): ViewState {
-  const panes = ["a", "b"].filter((letter) => query.has(`${letter}.method`)).map((letter) => pane(query, letter));
+export function fromQuery(query: URLSearchParams): ViewState {
+  const panes = ["a", "b"].filter((letter) => query.has(`${letter}.method`)).map((letter) => choiceIn(query, letter));
   const sign = query.get("sign");
   const area = (query.get("area") ?? "").split(",").map(Number);
   return {
@@ -89,13 +103,22 @@ function fromQuery(query: URLSearchParams): ViewState {
     area: area.length === 4 && area.every(Number.isFinite) && area[2] > 0 && area[3] > 0 ? { x: area[0], y: area[1], width: area[2], height: area[3] } : null,
     panel: query.get("panel"),
     picked: whole(query.get("patch")),
-    layers: query.has("layers") ? LAYERS.map((layer) => layer.name).filter((name) => query.get("layers")!.split(",").includes(name)) : null,
+    layers: query.has("layers") ? query.get("layers")!.split(",").filter((entry) => LAYERS.some((layer) => layer.name === nameOf(entry))) : null,
+    selected: rowsIn(query.get("selected") ?? ""),
+    removed: query.getAll("without").flatMap(removedIn),
+    left: query.get("explained") === "left",
   };
 }
 
-function pane(query: URLSearchParams, letter: string): Partial<Choice> {
+export function choiceIn(query: URLSearchParams, letter: string): Partial<Choice> {
   const get = (name: string) => query.get(`${letter}.${name}`) ?? undefined;
   return { run: whole(get("run") ?? null) ?? 0, method: get("method"), target: get("class"), against: get("against") ?? null, minus: minusIn(get("minus")) };
+}
+
+function removedIn(text: string): [number, number[]][] {
+  const [, run, rows] = /^(\d{1,3})~(.*)$/.exec(text) ?? [];
+  const found = rowsIn(rows ?? "");
+  return found?.length ? [[Number(run), found]] : [];
 }
 
 function minusIn(text: string | undefined): Minus | null {

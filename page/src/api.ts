@@ -26,6 +26,10 @@ export interface Run {
   methods: string[];
   class_names: string[] | null;
   slides: SlideRow[];
+  /** Slides of the folder that no run explains; they can stand beside one that has evidence. */
+  others: { key: number; id: string }[];
+  /** Whether the photographed labels of the glass are served. */
+  labels: boolean;
 }
 
 export interface Audit {
@@ -97,6 +101,8 @@ export interface EvidenceSet {
   /** Whether there are maps inside patches, and pairs that act together. */
   inside: boolean;
   pairs: boolean;
+  /** Whether `xmil insight` has split the scores among concepts. */
+  concepts: boolean;
   n: number;
   edge: number | null;
   placed: boolean;
@@ -156,7 +162,7 @@ export interface Scores {
 export const getRun = (): Promise<Run> => json("api/run.json");
 export const getSlide = (key: number): Promise<SlideInfo> => json(`api/slides/${key}/slide.json`);
 /** The slide of a row: its number may have changed since the list was read, its name has not. */
-export async function getSlideNamed(row: SlideRow): Promise<SlideInfo> {
+export async function getSlideNamed(row: Pick<SlideRow, "key" | "id">): Promise<SlideInfo> {
   const found = await getSlide(row.key).catch((error: Error) => error);
   if (!(found instanceof Error) && found.id === row.id) return found;
   const again = (await getRun()).slides.find((slide) => slide.id === row.id);
@@ -165,6 +171,7 @@ export async function getSlideNamed(row: SlideRow): Promise<SlideInfo> {
   return getSlide(again.key);
 }
 
+export const labelUrl = (key: number): string => `api/slides/${key}/label.jpeg`;
 export const thumbnailUrl = (key: number): string => `api/slides/${key}/thumbnail.jpeg`;
 export const patchUrl = (key: number, run: number, i: number): string => `api/slides/${key}/patch-${run}-${i}.jpeg`;
 export const tileUrl = (key: number, level: number, column: number, row: number): string =>
@@ -224,6 +231,22 @@ export interface InsideMaps {
   maps: InsideMap[];
 }
 
+/** The concepts of a slide, strongest first; what goes through them and the rest add up to the scores. */
+export interface ConceptList {
+  method: string;
+  target: string;
+  concepts: { concept: number; sum: number }[];
+  total: number;
+  rest: number;
+}
+
+export const getConcepts = (key: number, run: number): Promise<ConceptList> => json(`api/slides/${key}/concepts-${run}.json`);
+
+/** What of each patch's score goes through a concept. */
+export async function getConcept(key: number, run: number, concept: number): Promise<Float32Array> {
+  return new Float32Array(await (await answered(await reached(`api/slides/${key}/concept-${run}-${concept}.bin`))).arrayBuffer());
+}
+
 /** A patch on the wall of the cohort. */
 export interface WallPatch {
   key: number;
@@ -272,6 +295,19 @@ export async function postWhatIf(key: number, run: number, keep: [number, number
   return (await answered(response)).json() as Promise<WhatIf>;
 }
 
+/** Scores of the patches that were kept, in the order of the bag, explained without the others. */
+export interface LeftScores {
+  n_left: number;
+  seconds: number;
+  columns: { target: string; scores: number[]; output: number; audit: Audit | null; warnings: string[] }[];
+}
+
+/** Asks for an explanation of the patches in the ranges alone. */
+export async function postExplain(key: number, question: { run: number; keep: [number, number][]; method: string; targets: string[] }, signal: AbortSignal): Promise<LeftScores> {
+  const response = await reached(`api/slides/${key}/explain`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question), signal });
+  return (await answered(response)).json() as Promise<LeftScores>;
+}
+
 /** What a reader has drawn on a slide, as the server keeps it. */
 export interface KeptNotes {
   revision: number;
@@ -307,7 +343,8 @@ export class AwayError extends Error {}
 async function reached(url: string, init?: RequestInit): Promise<Response> {
   try {
     return await fetch(url, init);
-  } catch {
+  } catch (error) {
+    if ((error as Error).name === "AbortError") throw error;
     throw new AwayError("The server cannot be reached. Is xmil view still running?");
   }
 }

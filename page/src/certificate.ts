@@ -2,9 +2,8 @@
 
 import type { Audit, Certificate, MethodCertificate } from "./api";
 import { button, el, put, svg } from "./dom";
-import { shown, type Evidence } from "./evidence";
+import { counted, shown, type Choice, type Evidence } from "./evidence";
 import { title, warningsOf } from "./legend";
-import type { SlideView } from "./slide";
 
 const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
 
@@ -16,10 +15,15 @@ export function verdictLabel(verdict: string | null, method: string | null = nul
   return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), method ? `${verdict} (${method})` : verdict);
 }
 
+/** What the panel needs of the page. */
+export interface CertificateHost {
+  readonly active: { evidence: Evidence | null; choose(change: Partial<Choice>): void } | null;
+}
+
 export class CertificatePanel {
   readonly element = el("div", { class: "panel-body" });
 
-  constructor(private readonly view: SlideView) {}
+  constructor(private readonly view: CertificateHost) {}
 
   refresh(): void {
     const evidence = this.view.active?.evidence;
@@ -28,13 +32,13 @@ export class CertificatePanel {
     const { audit } = evidence.column;
     const { method, target, against } = evidence.choice;
     const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
-    const plain = against === null && evidence.choice.minus === null;
+    const plain = against === null && evidence.choice.minus === null && !evidence.without;
     const found = measured.find((m) => m.target === target && plain);
     put(
       this.element,
       el("h2", {}, title(evidence)),
       warningsOf(evidence),
-      ...(certificate && found ? this.faithfulness(certificate, found) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
+      ...(evidence.without ? [this.partOnly(evidence.without)] : certificate && found ? this.faithfulness(certificate, found) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
       ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
       this.made(evidence),
       certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
@@ -51,6 +55,11 @@ export class CertificatePanel {
   private missing(certificate: Certificate | null): HTMLElement {
     const text = certificate ? "This method was not evaluated on this slide." : "This slide was not evaluated. xmil evaluate measures how faithful its evidence is.";
     return el("p", { class: "muted" }, text);
+  }
+
+  /** No verdict on a map of part of the bag. */
+  private partOnly(without: number): HTMLElement {
+    return el("p", { class: "muted" }, `No verdict on this evidence: it was explained without ${counted(without, "patch", "patches")}, and the whole slide was measured.`);
   }
 
   /** No verdict on evidence that was not measured, but the way to the one that was. */

@@ -6,30 +6,9 @@ import { verdictLabel } from "./certificate";
 import { confusion } from "./confusion";
 import { button, el, put, select } from "./dom";
 import { counted } from "./evidence";
+import { listedSlides, listHash, natural, PAGE, type ListState, type PageStore } from "./page_state";
 
-interface Sort {
-  key: keyof SlideRow;
-  down: boolean;
-}
-
-const PAGE = 200;
 const COLUMNS: [keyof SlideRow, string][] = [["id", "Slide"], ["label", "Label"], ["predicted", "Prediction"], ["probability", "Probability"], ["correct", "Correct"], ["verdict", "Faithfulness"], ["n", "Patches"]];
-
-const state = { search: "", label: "", predicted: "", correct: "", verdict: "", sort: { key: "id", down: false } as Sort, length: PAGE, top: 0 };
-
-/** The slides that fit the filters, in the order of the list: previous and next follow it. */
-export function listedSlides(run: Run): SlideRow[] {
-  const needle = state.search.trim().toLowerCase();
-  const fits = (slide: SlideRow) =>
-    (!needle || `${slide.id} ${slide.case ?? ""}`.toLowerCase().includes(needle)) &&
-    (!state.label || slide.label === state.label) &&
-    (!state.predicted || slide.predicted === state.predicted) &&
-    (!state.verdict || slide.verdict === state.verdict) &&
-    (!state.correct || slide.correct === (state.correct === "yes"));
-  const { key, down } = state.sort;
-  const order = (a: SlideRow, b: SlideRow) => compare(a[key], b[key], down) || natural(a.id, b.id);
-  return run.slides.filter(fits).sort(order);
-}
 
 export class Cohort {
   readonly element = el("main", { class: "cohort", tabIndex: -1 });
@@ -40,8 +19,11 @@ export class Cohort {
   private columns: { method: string; target: string }[] = [];
   private readonly more = button("Show more", () => this.extend(), { class: "more" });
 
-  constructor(private readonly run: Run) {
-    const search = el("input", { type: "search", name: "search", placeholder: "Search slides and cases ( / )", ariaLabel: "Search slides and cases", value: state.search });
+  constructor(
+    private readonly run: Run,
+    private readonly page: PageStore,
+  ) {
+    const search = el("input", { type: "search", name: "search", placeholder: "Search slides and cases ( / )", ariaLabel: "Search slides and cases", value: this.state.search });
     search.addEventListener("input", () => this.filter({ search: search.value }));
     const withVerdict = run.slides.some((slide) => slide.verdict);
     put(
@@ -55,6 +37,10 @@ export class Cohort {
     );
     this.refresh();
     void this.fetchColumns();
+  }
+
+  private get state(): ListState {
+    return this.page.state.list;
   }
 
   /** The slide's evidence for its prediction, as small as its thumbnail. */
@@ -76,7 +62,7 @@ export class Cohort {
 
   private drawConfusion(): void {
     const open = this.confusion.querySelector("details")?.open ?? false;
-    const table = confusion(this.run, state, (label, predicted) => this.filter({ label, predicted }));
+    const table = confusion(this.run, this.state, (label, predicted) => this.filter({ label, predicted }));
     put(this.confusion, table);
     if (table) (table as HTMLDetailsElement).open = open;
   }
@@ -85,34 +71,35 @@ export class Cohort {
     const values = [...new Set(this.run.slides.map((slide) => slide[key]).filter((v): v is string => v !== null))].sort(natural);
     if (values.length < 2 || values.length > 50) return null;
     const options = [{ value: "", text: `${name}: all` }, ...values.map((value) => ({ value, text: value }))];
-    return select(name, options, state[key], (v) => this.filter({ [key]: v }), { name: key });
+    return select(name, options, this.state[key], (v) => this.filter({ [key]: v }), { name: key });
   }
 
   private correctness(): HTMLElement | null {
     if (!this.run.slides.some((slide) => slide.correct !== null)) return null;
     const options = [{ value: "", text: "Correct and wrong" }, { value: "yes", text: "Correct only" }, { value: "no", text: "Wrong only" }];
-    return select("Correct", options, state.correct, (v) => this.filter({ correct: v }), { name: "correct" });
+    return select("Correct", options, this.state.correct, (v) => this.filter({ correct: v }), { name: "correct" });
   }
 
-  private filter(change: Partial<typeof state>): void {
-    Object.assign(state, change, { length: PAGE });
+  private filter(change: Partial<ListState>): void {
+    this.page.set({ list: { ...this.state, length: PAGE, ...change } });
+    history.replaceState(null, "", listHash(this.state));
     this.refresh();
   }
 
   private extend(): void {
-    state.length += PAGE;
-    this.refresh();
+    this.filter({ length: this.state.length + PAGE });
   }
 
   private found(): SlideRow[] {
-    return listedSlides(this.run);
+    return listedSlides(this.run, this.state);
   }
 
   /** Scrolls to where the list was left. */
   comeBack(): void {
     const scroller = this.element.parentElement ?? this.element;
-    scroller.scrollTop = state.top;
-    scroller.addEventListener("scroll", () => (state.top = this.element.isConnected ? scroller.scrollTop : state.top), { passive: true });
+    scroller.scrollTop = this.state.top;
+    const keep = () => this.element.isConnected && this.page.set({ list: { ...this.state, top: scroller.scrollTop } });
+    scroller.addEventListener("scroll", keep, { passive: true });
   }
 
   refresh(): void {
@@ -120,11 +107,11 @@ export class Cohort {
     this.drawConfusion();
     for (const key of ["label", "predicted"] as const) {
       const list = this.element.querySelector<HTMLSelectElement>(`select[name=${key}]`);
-      if (list) list.value = state[key];
+      if (list) list.value = this.state[key];
     }
     put(this.head, el("th", { class: "thumb" }, el("span", { class: "hidden-text" }, "Picture")), ...COLUMNS.map(([key, name]) => this.header(key, name)));
-    put(this.body, ...found.slice(0, state.length).map((slide) => this.row(slide)));
-    this.more.hidden = found.length <= state.length;
+    put(this.body, ...found.slice(0, this.state.length).map((slide) => this.row(slide)));
+    this.more.hidden = found.length <= this.state.length;
     this.counted.textContent = this.sentence(found);
     if (!found.length) put(this.body, el("tr", {}, el("td", { colSpan: COLUMNS.length + 1, class: "muted none" }, "No slide fits.")));
   }
@@ -140,10 +127,11 @@ export class Cohort {
   }
 
   private header(key: keyof SlideRow, name: string): HTMLElement {
-    const here = state.sort.key === key;
-    const arrow = here ? (state.sort.down ? " ↓" : " ↑") : "";
-    const sort = () => this.filter({ sort: { key, down: here && !state.sort.down } });
-    return el("th", { scope: "col", "aria-sort": here ? (state.sort.down ? "descending" : "ascending") : "none", class: `column-${key}` }, button(name + arrow, sort, { class: "sort" }));
+    const { sort: sorted } = this.state;
+    const here = sorted.key === key;
+    const arrow = here ? (sorted.down ? " ↓" : " ↑") : "";
+    const sort = () => this.filter({ sort: { key, down: here && !sorted.down } });
+    return el("th", { scope: "col", "aria-sort": here ? (sorted.down ? "descending" : "ascending") : "none", class: `column-${key}` }, button(name + arrow, sort, { class: "sort" }));
   }
 
   private row(slide: SlideRow): HTMLElement {
@@ -178,14 +166,4 @@ function thumbnail(slide: SlideRow): HTMLElement {
   image.onerror = () => image.replaceWith(el("div", { class: "no-thumb" }));
   image.src = thumbnailUrl(slide.key);
   return image;
-}
-
-const collator = new Intl.Collator("en", { numeric: true });
-const natural = (a: string, b: string): number => collator.compare(a, b);
-
-/** Missing values come last in both directions. */
-function compare(a: unknown, b: unknown, down: boolean): number {
-  if (a === null || b === null) return a === b ? 0 : a === null ? 1 : -1;
-  const order = typeof a === "string" ? natural(a, String(b)) : Number(a) - Number(b);
-  return down ? -order : order;
 }

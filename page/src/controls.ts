@@ -2,14 +2,23 @@
 
 import { button, el, put, select } from "./dom";
 import { counted, histogram, shown, type Evidence } from "./evidence";
-import { ImageSettings } from "./image_settings";
-import { offered } from "./layers";
+import { ImageSettings, type ImageHost } from "./image_settings";
+import { nameOf, offered, type Layer, type LayerStore } from "./layers";
 import { warningsOf } from "./legend";
 import { limitOf } from "./overlay";
 import { css, LAST, PALETTES, table } from "./palette";
+import type { Pane } from "./pane";
 import { galleries } from "./patches";
 import type { Display } from "./settings";
-import type { SlideView } from "./slide";
+import type { SlideState, Store } from "./store";
+
+/** What the panel needs of the page. */
+export interface ControlsHost extends ImageHost {
+  readonly store: Store<SlideState>;
+  readonly layers: LayerStore;
+  visible(pane: Pane): number[];
+  jump(pane: Pane, index: number): void;
+}
 
 const BINS = 64;
 
@@ -32,7 +41,7 @@ export class Controls {
   private readonly palette: HTMLSelectElement;
   private waiting = 0;
 
-  constructor(private readonly view: SlideView) {
+  constructor(private readonly view: ControlsHost) {
     this.image = new ImageSettings(view);
     this.whisker = button("Whisker", () => view.setDisplay({ clip: null }), { class: "small-button", title: "Saturate at the box plot's whiskers: 1.5 IQR beyond the quartiles" });
     this.clip.row.append(this.whisker);
@@ -105,14 +114,22 @@ export class Controls {
     const { store, layers } = this.view;
     const on = store.state.layers;
     const rows = (evidence.scores.x ? offered(evidence) : []).flatMap((layer) => {
-      const checked = on.includes(layer.name);
-      const change = () => store.set({ layers: checked ? on.filter((name) => name !== layer.name) : [...on, layer.name] });
-      const box = el("input", { type: "checkbox", checked, onchange: change, name: `layer-${layer.name}` });
-      const line = checked ? el("p", { class: "muted small" }, layer.legend(evidence, layers.of(evidence.choice.run))) : null;
-      return [el("label", { class: "row check" }, box, layer.label), line];
+      const entry = on.find((each) => nameOf(each) === layer.name);
+      const others = on.filter((each) => each !== entry);
+      const change = () => store.set({ layers: entry === undefined ? [...on, layer.name] : others });
+      const box = el("input", { type: "checkbox", checked: entry !== undefined, onchange: change, name: `layer-${layer.name}` });
+      const label = el("label", { class: "row check" }, box, layer.label);
+      if (entry === undefined) return [label];
+      const [data, chosen] = [layers.of(evidence.choice.run), entry.slice(layer.name.length + 1)];
+      const pick = layer.choices && this.choiceOf(layer, layer.choices(data), chosen, (value) => store.set({ layers: [...others, `${layer.name}:${value}`] }));
+      return [label, pick ?? null, el("p", { class: "muted small" }, layer.legend(evidence, data, chosen))];
     });
     put(this.layers, el("h2", {}, "Layers"), ...rows);
     this.layers.hidden = !rows.length;
+  }
+
+  private choiceOf(layer: Layer, options: { value: string; text: string }[], chosen: string, choose: (value: string) => void): HTMLElement | null {
+    return options.length ? select(layer.label, options, chosen || options[0].value, choose, { name: `layer-${layer.name}-choice` }) : null;
   }
 
   private drawSigns(evidence: Evidence, display: Display): void {

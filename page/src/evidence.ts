@@ -21,6 +21,24 @@ export interface Evidence extends Extent {
   values: Float32Array;
   signed: boolean;
   column: Column;
+  /** How many patches were taken out before it was explained; 0 is the run's own map. */
+  without: number;
+}
+
+/** Maps made without some patches, by target; patches that were taken out have no score. */
+export interface LeftMaps {
+  without: number;
+  targets: ReadonlyMap<string, { values: Float32Array; output: number; audit: Column["audit"]; warnings: string[] }>;
+}
+
+/** The evidence as it is without the patches that were taken out, where that map was made. */
+export function withoutPatches(evidence: Evidence, maps: LeftMaps | undefined): Evidence {
+  const { target, against, minus } = evidence.choice;
+  const [first, second] = [maps?.targets.get(target), maps?.targets.get(against ?? target)];
+  if (!maps || !first || !second || minus || evidence.column.kind !== "scores") return evidence;
+  const values = against === null ? first.values : difference(first.values, second.values);
+  const column = { ...evidence.column, output: first.output, audit: first.audit, warnings: first.warnings };
+  return { ...evidence, values, column, without: maps.without, ...scaleOf(values, evidence.signed) };
 }
 
 export function methodsOf(scores: Scores): string[] {
@@ -43,6 +61,17 @@ export function fitting(wanted: Partial<Choice>, scores: Scores, preferred: stri
   const { minus } = wanted;
   const fits = minus && !against && subtrahends(choice, scores, all).some((each) => same(each, minus));
   return { ...choice, minus: fits ? minus : null };
+}
+
+/** What a second pane starts with: the same of another run, else another method, else another class. */
+export function nextChoice(evidence: Evidence | null, all: ReadonlyMap<number, Scores>): Partial<Choice> {
+  if (!evidence) return {};
+  const other = [...all.keys()].find((run) => run !== evidence.choice.run);
+  if (other !== undefined) return { ...evidence.choice, run: other };
+  const { columns } = evidence.scores.set;
+  const { method, target } = evidence.choice;
+  const column = columns.find((c) => c.method !== method && c.target === target) ?? columns.find((c) => c.method !== method || c.target !== target);
+  return column ? { ...evidence.choice, method: column.method, target: column.target } : evidence.choice;
 }
 
 const same = (a: Minus, b: Minus): boolean => a.run === b.run && a.method === b.method && a.target === b.target;
@@ -73,7 +102,7 @@ export function evidenceOf(scores: Scores, choice: Choice, all: ReadonlyMap<numb
   const second = choice.against === null ? -1 : find(choice.against);
   const values = second < 0 ? scores.columns[first] : difference(scores.columns[first], scores.columns[second]);
   const signed = columns[first].signed || second >= 0;
-  return { choice, scores, values, signed, column: columns[first], ...scaleOf(values, signed) };
+  return { choice, scores, values, signed, column: columns[first], without: 0, ...scaleOf(values, signed) };
 }
 
 /** Scores over the range of their colours, so that maps of different units can be compared. */

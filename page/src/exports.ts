@@ -11,11 +11,28 @@ import { indices, Layout, limitOf } from "./overlay";
 import { table } from "./palette";
 import type { Pane } from "./pane";
 import { withFacts } from "./png";
-import type { SlideView } from "./slide";
+import type { Run, SlideInfo } from "./api";
+import type { ViewState } from "./address";
+import type { Marks } from "./marks";
+import type { Display } from "./settings";
 import { svgFigure } from "./svg_figure";
 
+/** What is written, and what its files say of it. */
+export interface ExportHost {
+  readonly run: Run;
+  readonly info: SlideInfo;
+  readonly panes: readonly Pane[];
+  readonly active: Pane | null;
+  readonly display: Display;
+  readonly marks: Marks;
+  readonly removed: ReadonlyMap<number, Uint8Array>;
+  readonly link: { state(): ViewState };
+  visible(pane: Pane): number[];
+  say(text: string, problem?: boolean): void;
+}
+
 export class Exports {
-  constructor(private readonly view: SlideView) {}
+  constructor(private readonly view: ExportHost) {}
 
   annotations(): void {
     const { info, marks, run } = this.view;
@@ -68,14 +85,14 @@ export class Exports {
   }
 
   private save(canvas: HTMLCanvasElement, dpi: number, name: string): void {
-    const texts = { Title: this.view.info.id, Description: this.view.panes.map((pane) => this.caption(this.shownIn(pane)).join("; ")).join(" | "), Software: `xmil ${this.view.run.version}`, xmil: this.facts() };
+    const texts = { Title: this.view.info.id, Description: this.view.panes.map((pane) => this.caption(pane).join("; ")).join(" | "), Software: `xmil ${this.view.run.version}`, xmil: this.facts() };
     canvas.toBlob((blob) => blob && void withFacts(blob, dpi, texts).then((file) => download(file, name)), "image/png");
   }
 
   /** A figure of each pane at a resolution, as PNG or SVG. */
   async figures(dpi: number, kind: "png" | "svg"): Promise<void> {
     for (const pane of this.view.panes) {
-      const lines = this.caption(this.shownIn(pane));
+      const lines = this.caption(pane);
       const name = [this.name([pane]), kind === "png" ? `${dpi}dpi` : "", this.view.panes.length > 1 ? pane.letter : ""].filter(Boolean).join(".");
       if (kind === "svg") download(await svgFigure(pane, dpi, lines, this.facts()), `${name}.svg`);
       else this.save(await figure(pane, dpi, lines), (96 * unitOf(pane, dpi)), `${name}.png`);
@@ -90,8 +107,8 @@ export class Exports {
   private facts(): string {
     const { view } = this;
     const removed = Object.fromEntries([...view.removed].map(([run, gone]) => [run, count(gone)]));
-    const { panes, display, area, layers } = view.link.state();
-    return JSON.stringify({ xmil: view.run.version, slide: view.info.id, runs: view.run.runs.map((run) => run.name), panes, display: { ...view.display, ...display }, area, layers, removed, address: location.hash });
+    const { panes, display, area, layers, left } = view.link.state();
+    return JSON.stringify({ xmil: view.run.version, slide: view.info.id, runs: view.run.runs.map((run) => run.name), panes, display: { ...view.display, ...display }, area, layers, removed, explained: left ? "what is left" : "the whole slide", address: location.hash });
   }
 
   private paneCanvas(pane: Pane): HTMLCanvasElement {
@@ -113,18 +130,19 @@ export class Exports {
     pane.markOn(context, { ...view.marks, selection: null, draft: null, hovered: null }, unit);
     const evidence = view.display.shown ? pane.evidence : null;
     drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, unit);
-    drawCaption(context, this.caption(evidence), unit);
+    drawCaption(context, this.caption(pane), unit);
     return canvas;
   }
 
   /** The slide, the run where there are several, and what is shown. */
-  private caption(evidence: Evidence | null): string[] {
+  private caption(pane: Pane): string[] {
     const { info, run } = this.view;
+    const evidence = this.shownIn(pane);
     const image = imageText(this.view.display);
     if (!evidence) return [info.id, ...(image ? [image] : [])];
     const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
     const settings = this.settings(evidence);
-    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
+    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...pane.notes(), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
   }
 
   /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
@@ -142,7 +160,7 @@ export class Exports {
   }
 
   /** A file name that tells pictures of one slide apart. */
-  private name(panes: Pane[] = this.view.panes): string {
+  private name(panes: readonly Pane[] = this.view.panes): string {
     const { view } = this;
     const choices = panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
     const { threshold, sign, shown: seen } = view.display;
@@ -152,6 +170,8 @@ export class Exports {
       threshold > 0 && `above-${Number((100 * threshold).toFixed(1))}`,
       sign !== "both" && sign,
       Math.max(0, ...gone) > 0 && `without-${[...new Set(gone)].join("-")}`,
+      panes.some((pane) => pane.evidence?.without) && "explained-again",
+      ...panes.flatMap((pane) => pane.notes().flatMap((note) => /concept \d+$/.exec(note)?.[0].replace(" ", "-") ?? [])),
     ].filter((part): part is string => Boolean(part));
     return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}${c.minus ? `-minus-${c.minus.run === c.run ? "" : `run${c.minus.run + 1}-`}${c.minus.method}-${c.minus.target}` : ""}`), ...settings].map(fileName).join(".");
   }

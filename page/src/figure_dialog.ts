@@ -1,15 +1,14 @@
 /** The dialog that asks for a figure's resolution and kind. */
 
 import { button, el, select } from "./dom";
-import type { SlideView } from "./slide";
 
-export function figureDialog(view: SlideView): HTMLDialogElement {
+export function figureDialog(figures: (dpi: number, kind: "png" | "svg") => Promise<void>): HTMLDialogElement {
   let [dpi, kind] = ["300", "png"];
   const dpis = ["96", "150", "300", "600"].map((value) => ({ value, text: `${value} dpi` }));
   const kinds = [{ value: "png", text: "PNG" }, { value: "svg", text: "SVG (annotations, scales and words as lines)" }];
   const save = () => {
     dialog.close();
-    void view.exports.figures(Number(dpi), kind as "png" | "svg");
+    void figures(Number(dpi), kind as "png" | "svg");
   };
   const dialog: HTMLDialogElement = el(
     "dialog",

@@ -1,11 +1,21 @@
 /** How the slide's own image is shown: brightness, contrast, gamma, rotation, magnification, full screen. */
 
-import type { SlideInfo } from "./api";
+import { labelUrl, type SlideInfo } from "./api";
 import { button, el, put, svg } from "./dom";
 import { shown } from "./evidence";
 import type { Pane } from "./pane";
 import type { Display } from "./settings";
-import type { SlideView } from "./slide";
+
+/** What is set here, and of what. */
+export interface ImageHost {
+  readonly element: HTMLElement;
+  readonly run: { labels: boolean };
+  readonly info: SlideInfo;
+  readonly display: Display;
+  readonly active: Pane | null;
+  setDisplay(change: Partial<Display>): void;
+  say(text: string, problem?: boolean): void;
+}
 
 const OBJECTIVES = [5, 10, 20, 40];
 const LEVELS = ["brightness", "contrast", "gamma"] as const;
@@ -51,12 +61,12 @@ export class GammaFilter {
   }
 }
 
-export function toggleFullScreen(view: SlideView): void {
+export function toggleFullScreen(view: Pick<ImageHost, "element" | "say">): void {
   if (document.fullscreenElement) void document.exitFullscreen();
   else void view.element.requestFullscreen().catch(() => view.say("The browser does not allow full screen here.", true));
 }
 
-export function turnSlide(view: SlideView, degrees: number): void {
+export function turnSlide(view: Pick<ImageHost, "display" | "setDisplay">, degrees: number): void {
   view.setDisplay({ rotation: (view.display.rotation + degrees + 360) % 360 });
 }
 
@@ -64,14 +74,32 @@ export function turnSlide(view: SlideView, degrees: number): void {
 export class ImageSettings {
   readonly element = el("details", { class: "block image-settings" }, el("summary", {}, "Image"));
   private readonly body = el("div", {});
+  private readonly label = el("details", { class: "label-image" });
 
-  constructor(private readonly view: SlideView) {
-    this.element.append(this.body);
+  constructor(private readonly view: ImageHost) {
+    this.element.append(this.body, this.label);
+  }
+
+  /** The photographed label, where the server was started with labels; fetched when it is opened. */
+  private offerLabel(): void {
+    const { info, run } = this.view;
+    const offered = run.labels && info.image !== null;
+    if (!offered || this.label.childElementCount) return;
+    const picture = el("div", {});
+    put(this.label, el("summary", {}, "Label of the glass slide (may name the patient)"), picture);
+    this.label.addEventListener("toggle", () => {
+      if (!this.label.open) return put(picture);
+      const image = el("img", { class: "label-picture", alt: "The photographed label of the glass slide" });
+      image.onerror = () => put(picture, el("p", { class: "muted" }, "This slide has no label image."));
+      image.src = labelUrl(info.key);
+      put(picture, image);
+    });
   }
 
   refresh(): void {
     const { view } = this;
     const { display, info } = view;
+    this.offerLabel();
     const objective = objectiveOf(info);
     const steps = objective === null ? [] : OBJECTIVES.filter((each) => each <= 2 * objective);
     const buttons = steps.map((each) => button(`${each}×`, () => view.active && showAt(view.active, each), { class: "small-button", data: { objective: each } }));

@@ -1,27 +1,48 @@
 /** One patch closely: its picture, its scores under all methods, and the patches most like it. */
 
 import { slideHash } from "./address";
-import { getAlike, getSimilar, patchUrl, type Run } from "./api";
+import { getAlike, getSimilar, patchUrl, type Run, type SlideInfo } from "./api";
 import { button, el, put } from "./dom";
 import { percentile, rank, shown, type Evidence } from "./evidence";
 import { insideLine, insideOf } from "./layer_inside";
+import type { LayerStore } from "./layers";
 import { Layout } from "./overlay";
 import { css, table } from "./palette";
 import { patchButton, patchPicture } from "./patches";
 import type { Pane } from "./pane";
-import type { SlideView } from "./slide";
+import type { Display } from "./settings";
+import type { SlideState, Store } from "./store";
+
+/** What the panel needs of the page. */
+export interface InspectorHost {
+  readonly run: Run;
+  readonly info: SlideInfo;
+  readonly display: Display;
+  readonly store: Store<SlideState>;
+  readonly layers: LayerStore;
+  jump(pane: Pane, index: number): void;
+}
 
 /** Score, rank and percentile in a line. */
 export function summary(evidence: Evidence, index: number): string {
-  const { values } = evidence;
+  const values = evidence.without ? evidence.values.filter(Number.isFinite) : evidence.values;
+  if (evidence.without) return leftSummary(evidence, values, index);
   return `score ${shown(values[index])} · rank ${rank(values, index).toLocaleString("en")} of ${values.length.toLocaleString("en")} · percentile ${percentile(values, index).toFixed(1)}`;
+}
+
+/** The same among the patches that are left. */
+function leftSummary(evidence: Evidence, left: Float32Array, index: number): string {
+  const value = evidence.values[index];
+  if (Number.isNaN(value)) return "taken out by the what-if: it has no score in this map";
+  const [higher, lower] = [left.filter((other) => other > value).length, left.filter((other) => other < value).length];
+  return `score ${shown(value)} · rank ${(higher + 1).toLocaleString("en")} of the ${left.length.toLocaleString("en")} left · percentile ${((100 * lower) / Math.max(1, left.length - 1)).toFixed(1)}`;
 }
 
 export class Inspector {
   readonly element = el("div", { class: "panel-body" });
   private asked = 0;
 
-  constructor(private readonly view: SlideView) {
+  constructor(private readonly view: InspectorHost) {
     this.empty();
   }
 

@@ -1,6 +1,6 @@
 /** Maps inside patches: zoomed in, the places that a patch's score goes to. */
 
-import type { InsideMap, InsideMaps } from "./api";
+import { getInside, type InsideMap, type InsideMaps } from "./api";
 import { shown, type Evidence } from "./evidence";
 import type { Layer, LayerData } from "./layers";
 import { windowOf } from "./overlay";
@@ -43,7 +43,8 @@ export const insideLayer: Layer = {
   name: "inside",
   label: "Inside patches (zoom in)",
   place: "evidence",
-  needs: "inside",
+  lacks: (data) => (data.inside ? null : "inside"),
+  fetch: async (slide, run, data) => void (data.inside = await getInside(slide, run)),
   offers: (evidence) => evidence.scores.set.inside && evidence.choice.method === "lrp" && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data) {
     const found = insideOf(evidence, data);

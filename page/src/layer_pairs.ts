@@ -1,6 +1,6 @@
 /** Interactions: lines between patches that say more, or less, together than one by one. */
 
-import type { Pair } from "./api";
+import { getPairs, type Pair } from "./api";
 import { counted, type Evidence } from "./evidence";
 import type { Layer, LayerData } from "./layers";
 import { css, LAST, table } from "./palette";
@@ -16,7 +16,8 @@ export const pairsLayer: Layer = {
   name: "pairs",
   label: "Pairs that act together",
   place: "marks",
-  needs: "pairs",
+  lacks: (data) => (data.pairs ? null : "pairs"),
+  fetch: async (slide, run, data) => void (data.pairs = await getPairs(slide, run)),
   offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null && !evidence.choice.minus,
   legend(evidence, data) {
     if (!data.pairs) return "Fetching the pairs…";

@@ -1,7 +1,8 @@
 /** Layers over the evidence: one interface for all, switched on and off in the Evidence panel. */
 
-import { getInside, getPairs, type InsideMaps, type PairSets, type SlideInfo } from "./api";
+import type { ConceptList, InsideMaps, PairSets, SlideInfo } from "./api";
 import type { Evidence } from "./evidence";
+import { conceptsLayer } from "./layer_concepts";
 import { insideLayer } from "./layer_inside";
 import { pairsLayer } from "./layer_pairs";
 import { decidingLayer, outlineLayer, unsureLayer } from "./layer_patches";
@@ -12,6 +13,9 @@ import type { Display } from "./settings";
 export interface LayerData {
   pairs: PairSets | null;
   inside: InsideMaps | null;
+  concepts: ConceptList | null;
+  /** Of the concepts that were looked at, what goes through them. */
+  concept: Map<number, Float32Array>;
 }
 
 /** What a layer is drawn on. */
@@ -20,6 +24,9 @@ export interface Scene {
   layout: Layout;
   display: Display;
   data: LayerData;
+  /** What is chosen of a layer with several things to show; empty is the first. */
+  chosen: string;
+  removed: Uint8Array | null;
   transform: Transform;
   /** Pixels of the canvas per CSS pixel. */
   unit: number;
@@ -32,18 +39,47 @@ export interface Layer {
   place: "evidence" | "marks";
   /** Whether there is something to draw for this evidence. */
   offers(evidence: Evidence): boolean;
-  /** What must be fetched first. */
-  needs?: keyof LayerData;
+  /** What must be fetched before it can be drawn: a name for it, null where all is there. */
+  lacks?(data: LayerData, chosen: string): string | null;
+  fetch?(slide: number, run: number, data: LayerData, chosen: string): Promise<void>;
+  /** The things of which one is shown. */
+  choices?(data: LayerData): { value: string; text: string }[];
   draw(context: CanvasRenderingContext2D, scene: Scene): void;
   /** A line that says how it is to be read. */
-  legend(evidence: Evidence, data: LayerData): string;
+  legend(evidence: Evidence, data: LayerData, chosen: string): string;
+  /** A few words on the map and in captions, where the layer stands in place of the evidence. */
+  note?(evidence: Evidence, data: LayerData, chosen: string): string | null;
 }
 
-export const LAYERS: Layer[] = [outlineLayer, unsureLayer, insideLayer, pairsLayer, decidingLayer];
+export const LAYERS: Layer[] = [outlineLayer, unsureLayer, insideLayer, conceptsLayer, pairsLayer, decidingLayer];
 export const INITIAL_LAYERS = ["outline", "inside"];
 
+/** What can be drawn over a map; of one made without some patches the run knows nothing more. */
 export function offered(evidence: Evidence): Layer[] {
-  return LAYERS.filter((layer) => layer.offers(evidence));
+  return evidence.without ? [outlineLayer] : LAYERS.filter((layer) => layer.offers(evidence));
+}
+
+/** A layer that is on, with what is chosen of it: "concepts:3". */
+export interface Shown {
+  layer: Layer;
+  chosen: string;
+}
+
+export function layersOn(evidence: Evidence, on: readonly string[]): Shown[] {
+  return offered(evidence).flatMap((layer) => {
+    const found = on.find((entry) => nameOf(entry) === layer.name);
+    return found === undefined ? [] : [{ layer, chosen: found.slice(layer.name.length + 1) }];
+  });
+}
+
+/** The layer's name in an entry of the state. */
+export function nameOf(entry: string): string {
+  return entry.split(":")[0];
+}
+
+/** What stands in place of the evidence, in words. */
+export function layerNotes(evidence: Evidence, on: readonly string[], data: LayerData): string[] {
+  return layersOn(evidence, on).flatMap(({ layer, chosen }) => layer.note?.(evidence, data, chosen) ?? []);
 }
 
 /** Fetches what layers need, once per run; answers go to the slide that they were asked for. */
@@ -59,37 +95,27 @@ export class LayerStore {
 
   of(run: number): LayerData {
     let data = this.held.get(run);
-    if (!data) this.held.set(run, (data = { pairs: null, inside: null }));
+    if (!data) this.held.set(run, (data = { pairs: null, inside: null, concepts: null, concept: new Map() }));
     return data;
   }
 
   /** Asks for what the layers that are on still lack. */
-  want(layers: Layer[], run: number): void {
-    for (const { needs } of layers) {
-      if (!needs || this.asked.has(`${needs}-${run}`)) continue;
-      this.asked.add(`${needs}-${run}`);
-      void this.fetch(needs, run);
-    }
-  }
-
-  private async fetch(needs: keyof LayerData, run: number): Promise<void> {
-    try {
-      const { key } = this.info();
-      if (needs === "pairs") this.of(run).pairs = await getPairs(key, run);
-      else this.of(run).inside = await getInside(key, run);
-      this.came();
-    } catch (error) {
-      this.say((error as Error).message, true);
+  want(layers: Shown[], run: number): void {
+    for (const { layer, chosen } of layers) {
+      const lacking = layer.lacks?.(this.of(run), chosen) ?? null;
+      if (lacking === null || this.asked.has(`${lacking}-${run}`)) continue;
+      this.asked.add(`${lacking}-${run}`);
+      layer.fetch!(this.info().key, run, this.of(run), chosen).then(this.came, (error: Error) => this.say(error.message, true));
     }
   }
 }
 
 /** Draws the layers of one place that are on. */
-export function drawLayers(context: CanvasRenderingContext2D, place: Layer["place"], on: readonly string[], scene: Scene): void {
-  for (const layer of offered(scene.evidence)) {
-    if (layer.place !== place || !on.includes(layer.name)) continue;
+export function drawLayers(context: CanvasRenderingContext2D, place: Layer["place"], on: Shown[], scene: Omit<Scene, "chosen">): void {
+  for (const { layer, chosen } of on) {
+    if (layer.place !== place) continue;
     context.save();
-    layer.draw(context, scene);
+    layer.draw(context, { ...scene, chosen });
     context.restore();
   }
 }

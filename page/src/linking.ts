@@ -1,63 +1,107 @@
-/** The address of a slide's view: written a moment after each change, copied as a link, remembered for the next slide. */
+/** The address of what is shown: written a moment after each change, copied as a link, remembered for the next slide. */
 
 import { carried, parseHash, slideHash, type ViewState } from "./address";
-import type { SlideView } from "./slide";
+import type { SlideInfo } from "./api";
+import type { PageStore } from "./page_state";
+import type { Pane } from "./pane";
+import { rowsOf, rowsText } from "./row_ranges";
+import type { SlideState, Store } from "./store";
 
 const PAUSE = 250; // milliseconds after the last change
 
-let last: ViewState | null = null;
-
-/** How the last slide was shown: the next one starts so. */
-export function remembered(): ViewState | null {
-  return last;
-}
-
-export class Linking {
+/** Writes an address a moment after each change. */
+export class AddressBar {
   private timer = 0;
 
-  constructor(private readonly view: SlideView) {}
-
-  /** What a link to this view carries. */
-  state(): ViewState {
-    const { panes, store } = this.view;
-    const { display, layers, panel, picked } = store.state;
-    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = display;
-    const viewport = panes[0]?.viewer.isOpen() ? panes[0].viewer.viewport : null;
-    const home = viewport !== null && viewport.getZoom() < 1.02 * viewport.getHomeZoom();
-    return {
-      panes: panes.flatMap((each) => (each.evidence ? [each.evidence.choice] : [])),
-      display: { threshold, clip, sign, shown, brightness, contrast, gamma, rotation },
-      area: home ? null : (panes[0]?.area() ?? null),
-      panel,
-      picked: picked?.index ?? null,
-      layers,
-    };
-  }
+  /** `make` gives the address now, or null where the reader is on the way elsewhere. */
+  constructor(private readonly make: () => string | null) {}
 
   moved(): void {
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => this.keep(), PAUSE);
   }
 
-  private keep(): void {
-    const here = parseHash(location.hash)?.slide === this.view.info?.id; // else the reader is on the way elsewhere
-    if (!this.view.panes.length || !here) return;
-    last = carried(this.state());
-    history.replaceState(null, "", slideHash(this.view.info.id, this.state()));
+  keep(): void {
+    const hash = this.make();
+    if (hash !== null) history.replaceState(null, "", hash);
   }
 
-  async copy(): Promise<void> {
+  async copy(say: (text: string) => void): Promise<void> {
     this.keep();
     try {
       await navigator.clipboard.writeText(location.href);
-      this.view.say("The link to this view is copied.");
+      say("The link to this view is copied.");
     } catch {
-      this.view.say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
+      say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
     }
   }
 
   destroy(): void {
     clearTimeout(this.timer);
-    if (this.view.panes.length) last = carried(this.state());
+  }
+}
+
+/** What a link is made of. */
+export interface LinkHost {
+  readonly info: SlideInfo;
+  readonly panes: readonly Pane[];
+  readonly store: Store<SlideState>;
+  say(text: string, problem?: boolean): void;
+}
+
+export class Linking {
+  private readonly bar = new AddressBar(() => this.hash());
+
+  constructor(
+    private readonly view: LinkHost,
+    private readonly page: PageStore,
+  ) {}
+
+  /** What a link to this view carries. */
+  state(): ViewState {
+    const { panes, store } = this.view;
+    const { display, choices, layers, panel, picked, selection, removed } = store.state;
+    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = display;
+    const viewport = panes[0]?.viewer.isOpen() ? panes[0].viewer.viewport : null;
+    const home = viewport !== null && viewport.getZoom() < 1.02 * viewport.getHomeZoom();
+    return {
+      panes: [choices.A, choices.B].flatMap((choice) => choice ?? []),
+      display: { threshold, clip, sign, shown, brightness, contrast, gamma, rotation },
+      area: home ? null : (panes[0]?.area() ?? null),
+      panel,
+      picked: picked?.index ?? null,
+      layers,
+      selected: selection?.patches ?? null,
+      removed: [...removed].map(([run, gone]) => [run, rowsOf(gone)]),
+      left: panes.some((pane) => pane.evidence?.without),
+    };
+  }
+
+  moved(): void {
+    this.bar.moved();
+  }
+
+  private hash(): string | null {
+    const { info, panes } = this.view;
+    if (!panes.length || parseHash(location.hash)?.slide !== info?.id) return null;
+    const state = this.state();
+    this.page.set({ carried: carried(state) });
+    return slideHash(info.id, state);
+  }
+
+  keep(): void {
+    this.bar.keep();
+  }
+
+  async copy(): Promise<void> {
+    const { selected, removed } = this.state();
+    const sets = [selected ?? [], ...(removed ?? []).map(([, rows]) => rows)];
+    const whole = sets.every((rows) => rowsText(rows) !== null);
+    await this.bar.copy((text) => this.view.say(whole ? text : `${text} The selected or removed patches are too scattered to go into it.`, !whole));
+  }
+
+  destroy(): void {
+    this.bar.destroy();
+    if (this.view.panes.length) this.page.set({ carried: carried(this.state()) });
   }
 }

@@ -1,11 +1,14 @@
 /** The page: the list of slides, or one of them, after the address. */
 
 import { parseHash } from "./address";
+import { CompareView } from "./compare";
+import { parseCompare, type CompareAddress } from "./compare_address";
 import { AwayError, getRun, type Run, type SlideRow } from "./api";
 import { Cohort } from "./cohort";
 import { button, el, put } from "./dom";
+import { listHash, listIn, pageStore } from "./page_state";
 import { applyTheme, isDark, setTheme } from "./settings";
-import { helpDialog, slideKey } from "./shortcuts";
+import { compareKey, helpDialog, slideKey } from "./shortcuts";
 import { SlideView } from "./slide";
 import { WallView } from "./wall";
 
@@ -20,15 +23,21 @@ const LEAVING = ["Backspace", "[", "]"]; // keys that work while a slide is stil
 
 let run: Run | null = null;
 let view: SlideView | null = null;
+let compare: CompareView | null = null;
+const page = pageStore();
 
 /** What tests and the console may look at. */
 const handle = {
   get view(): SlideView | null {
     return view;
   },
+  get compare(): CompareView | null {
+    return compare;
+  },
   get run(): Run | null {
     return run;
   },
+  page,
 };
 declare global {
   interface Window {
@@ -47,9 +56,9 @@ function drawBar(): void {
   const dark = isDark();
   put(
     bar,
-    el("a", { href: "#/", class: "brand", title: run ? `All slides · xmil ${run.version}` : "xmil" }, "xmil"),
+    el("a", { href: listHash(page.state.list), class: "brand", title: run ? `All slides · xmil ${run.version}` : "xmil" }, "xmil"),
     el("span", { class: "run-name" }, run?.name ?? ""),
-    (view || location.hash === "#/wall") && el("a", { href: "#/", class: "back" }, "All slides"),
+    (view || compare || location.hash === "#/wall") && el("a", { href: listHash(page.state.list), class: "back" }, "All slides"),
     el("span", { class: "space" }),
     button(dark ? "Light" : "Dark", toggleTheme, { title: "Light or dark (T)", data: { action: "theme" } }),
     button("?", () => help.showModal(), { title: "Keys (?)", ariaLabel: "Keys" }),
@@ -60,23 +69,30 @@ function toggleTheme(): void {
   setTheme(isDark() ? "light" : "dark");
   drawBar();
   view?.repaint();
+  compare?.repaint();
 }
 
 async function route(): Promise<void> {
   view?.destroy();
-  view = null;
-  const address = parseHash(location.hash);
+  compare?.destroy();
+  view = compare = null;
+  const [address, both] = [parseHash(location.hash), parseCompare(location.hash)];
   if (!run) return;
   if (address) await openSlide(address.slide);
+  else if (both) await openBoth(both);
   else if (location.hash === "#/wall" && run.live) showPage(new WallView(run).element);
   else showList(run);
   drawBar();
   const opened = handle.view;
-  document.title = `${opened ? (opened.info?.id ?? "Slide") : run.name} – xmil`;
+  const title = opened ? (opened.info?.id ?? "Slide") : both ? both.slides.join(" beside ") : run.name;
+  document.title = `${title} – xmil`;
 }
 
 function showList(of: Run): void {
-  const list = new Cohort(of);
+  const named = listIn(location.hash);
+  if (named) page.set({ list: { ...named, top: page.state.list.top } });
+  else history.replaceState(null, "", listHash(page.state.list));
+  const list = new Cohort(of, page);
   showPage(list.element);
   list.comeBack();
 }
@@ -90,7 +106,7 @@ function showPage(page: HTMLElement): void {
 async function openSlide(slide: string): Promise<void> {
   const row = await findRow(slide);
   if (!row) return put(content, problem(`There is no slide ${slide} in this run.`));
-  const opened = new SlideView(run!, row, say, parseHash(location.hash)?.state ?? null);
+  const opened = new SlideView(run!, row, say, page, parseHash(location.hash)?.state ?? null);
   view = opened;
   drawBar();
   put(content, opened.element);
@@ -100,6 +116,21 @@ async function openSlide(slide: string): Promise<void> {
   } catch (error) {
     if (view === opened) put(opened.element, problem((error as Error).message));
     if (view === opened && error instanceof AwayError) void comeBack(opened);
+  }
+}
+
+/** Two slides side by side; a slide that no run explains may be one of them. */
+async function openBoth({ slides, state }: CompareAddress): Promise<void> {
+  const rows = await Promise.all(slides.map(async (id) => (await findRow(id)) ?? run!.others.find((other) => other.id === id)));
+  const missing = slides.find((_, i) => !rows[i]);
+  if (missing !== undefined) return put(content, problem(`There is no slide ${missing} in this run or its slides.`));
+  const opened = new CompareView(run!, [rows[0]!, rows[1]!], say, state);
+  compare = opened;
+  showPage(opened.element);
+  try {
+    await opened.load();
+  } catch (error) {
+    if (compare === opened) put(opened.element, problem((error as Error).message));
   }
 }
 
@@ -124,7 +155,7 @@ async function findRow(slide: string): Promise<SlideRow | undefined> {
 }
 
 function problem(text: string): HTMLElement {
-  return el("div", { class: "problem banner", role: "alert" }, text, " ", el("a", { href: "#/" }, "All slides"));
+  return el("div", { class: "problem banner", role: "alert" }, text, " ", el("a", { href: listHash(page.state.list) }, "All slides"));
 }
 
 function onKey(event: KeyboardEvent): void {
@@ -145,6 +176,7 @@ function handled(event: KeyboardEvent): boolean {
   if (event.key === "?") help.showModal();
   else if (event.key.toLowerCase() === "t") toggleTheme();
   else if (view) return (view.panes.length > 0 || LEAVING.includes(event.key)) && slideKey(view, event);
+  else if (compare) return compare.ready && compareKey(compare, event);
   else if (event.key === "/") document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
   else return false;
   return true;
@@ -162,6 +194,7 @@ async function start(): Promise<void> {
   }
   addEventListener("hashchange", () => void route());
   addEventListener("keydown", onKey);
+  addEventListener("fullscreenchange", () => (document.fullscreenElement ?? app).append(messages)); // else nobody sees them
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawBar);
   await route();
 }

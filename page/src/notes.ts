@@ -1,13 +1,34 @@
 /** The panel of a slide's annotations: draw, name, class, comment, corners; import and export. */
 
 import { annotation, colourOf, contentOf, KINDS, originOf, readGeoJson, type Annotation, type Found, type Shape } from "./annotations";
+import type { Run, SlideInfo } from "./api";
 import { button, el, put, select } from "./dom";
-import { counted } from "./evidence";
+import { counted, type Evidence } from "./evidence";
 import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
-import { readerName, setReader } from "./keeping";
+import { readerName, setReader, type Keeping } from "./keeping";
 import { factLines, factsInside, sizeText } from "./note_facts";
-import type { SlideView } from "./slide";
+import type { PanelName } from "./panels";
+import type { Layout } from "./overlay";
+import type { SlideState, Store } from "./store";
+import type { Tool } from "./tools";
 import type { Bounds } from "./viewport";
+
+/** What the panel needs of the page. */
+export interface NotesHost {
+  readonly run: Run;
+  readonly info: SlideInfo;
+  readonly bounds: Bounds;
+  readonly store: Store<SlideState>;
+  readonly keeping: Keeping;
+  readonly exports: { annotations(): void; patches(): void };
+  readonly active: { evidence: Evidence | null; layout(): Layout | null } | null;
+  readonly whatif: { apply(patches: number[], action: "remove" | "keep"): Promise<void> };
+  show(panel: PanelName): void;
+  showArea(area: Bounds): void;
+  choose(tool: Tool): void;
+  redraw(): void;
+  say(text: string, problem?: boolean): void;
+}
 
 const MOST_ROWS = 100;
 const MOST_STEPS = 100; // that can be undone
@@ -17,7 +38,7 @@ export class NotesPanel {
   private kind = "Tumor";
   private before: (readonly Annotation[])[] = []; // for undo
 
-  constructor(private readonly view: SlideView) {}
+  constructor(private readonly view: NotesHost) {}
 
   private get notes(): readonly Annotation[] {
     return this.view.store.state.annotations;
@@ -29,9 +50,9 @@ export class NotesPanel {
 
   /** Makes the selected region an annotation. */
   add(): void {
-    const { selection } = this.view;
+    const { selection } = this.view.store.state;
     if (!selection) return;
-    this.view.clearSelection();
+    this.view.store.set({ selection: null });
     this.append(annotation("", this.kind, selection.polygons));
   }
 
@@ -130,10 +151,10 @@ export class NotesPanel {
   }
 
   private drawing(): HTMLElement {
-    const { view } = this;
-    const text = view.selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B) and keep it as an annotation; or draw a line (D) or a point (I).";
+    const { selection } = this.view.store.state;
+    const text = selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B) and keep it as an annotation; or draw a line (D) or a point (I).";
     const kind = select("Class of the annotation", this.kinds(this.kind), this.kind, (v) => (this.kind = v));
-    const add = button("Add annotation", () => this.add(), { disabled: !view.selection, class: "primary", data: { action: "annotate" } });
+    const add = button("Add annotation", () => this.add(), { disabled: !selection, class: "primary", data: { action: "annotate" } });
     const undo = button("Undo", () => this.undo(), { data: { action: "undo-note" } });
     return el("section", { class: "block" }, el("p", {}, text), el("div", { class: "buttons" }, kind, add, undo));
   }
@@ -220,7 +241,7 @@ export class NotesPanel {
       void view.whatif.apply(facts!.patches, action);
     };
     const kind = select("Class of this annotation", this.kinds(note.kind), note.kind, (v) => this.edit(note, { kind: v, colour: colourOf(v) }), { name: "note-kind" });
-    const editing = view.tool === "vertices";
+    const editing = view.store.state.tool === "vertices";
     return el(
       "div",
       { class: "note-details" },

@@ -3,10 +3,10 @@
 import type OpenSeadragon from "openseadragon";
 import type { Run, Scores, SlideInfo } from "./api";
 import { el, put, select } from "./dom";
-import { evidenceOf, fitting, methodsOf, sameForAll, subtrahends, targetsOf, type Choice, type Evidence, type Minus } from "./evidence";
+import { counted, evidenceOf, fitting, methodsOf, sameForAll, subtrahends, targetsOf, type Choice, type Evidence, type Minus } from "./evidence";
 import { filterOf } from "./image_settings";
 import { barLabel, colourBar, magnification, scaleBar } from "./legend";
-import { drawLayers, offered, type Layer, type LayerStore } from "./layers";
+import { drawLayers, layerNotes, layersOn, type Layer, type LayerStore } from "./layers";
 import { drawMarks, type Marks } from "./marks";
 import { Layout, limitOf, Painting, placeAt, turn, type Transform } from "./overlay";
 import { ScoreList } from "./scorelist";
@@ -30,6 +30,10 @@ export interface PaneHost extends ToolHost {
   say(text: string, problem?: boolean): void;
   tileFailed(pane: Pane): void;
   moved(): void;
+  /** The evidence as the state wants it: the run's own, or that of what a what-if left. */
+  present(evidence: Evidence): Evidence;
+  /** Which slide a pane shows, where it is not the page's one. */
+  readonly title?: HTMLElement;
 }
 
 export class Pane {
@@ -40,7 +44,9 @@ export class Pane {
   readonly overlay = el("canvas", { class: "evidence" });
   readonly marksCanvas = el("canvas", { class: "marks" });
   evidence: Evidence | null = null;
+  private own: Evidence | null = null; // as the run has it
   private readonly head = el("div", { class: "pane-head" });
+  private readonly note = el("div", { class: "pane-note", role: "status" });
   private readonly bar = el("div", { class: "colour-bar", role: "img" });
   private readonly ruler = el("div", { class: "ruler" });
   private readonly map = el("canvas", { class: "evidence" });
@@ -56,10 +62,11 @@ export class Pane {
     choice: Partial<Choice>,
     parent: HTMLElement,
   ) {
-    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, this.head, this.stage, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
+    this.element = el("section", { class: "pane", ariaLabel: `Pane ${letter}` }, host.title ?? null, this.head, this.stage, this.list.element, el("div", { class: "furniture" }, this.ruler, this.bar));
     this.element.classList.toggle("no-image", !host.info.image);
     parent.append(this.element); // OpenSeadragon measures its place when it opens
     this.viewer = openViewer(this.stage, host.info, host.bounds, letter === "A");
+    this.stage.append(this.note);
     const layer = el("div", { class: "tool-layer" });
     this.viewer.canvas.append(this.overlay, this.marksCanvas, layer);
     this.drawing = new Drawing(layer, host, () => this.transform(), () => this.layout());
@@ -93,13 +100,32 @@ export class Pane {
 
   /** Shows another run, method or class; what is not given stays. */
   choose(change: Partial<Choice>): void {
-    const wanted = { ...this.evidence?.choice, ...change };
-    const scores = this.host.scores.get(wanted.run ?? -1) ?? [...this.host.scores.values()][0];
-    const choice = scores ? fitting(wanted, scores, this.host.info.predicted, this.host.scores) : null;
-    this.evidence = choice ? evidenceOf(scores, choice, this.host.scores) : null;
+    const { scores: all, info, store } = this.host;
+    const { choices } = store.state;
+    const wanted = { ...choices[this.letter], ...change };
+    const scores = all.get(wanted.run ?? -1) ?? [...all.values()][0];
+    const choice = scores && fitting(wanted, scores, info.predicted, all);
+    if (choice) store.set({ choices: { ...choices, [this.letter]: choice } });
+    this.take();
+  }
+
+  /** Shows what the state says, where that is something else. */
+  take(): void {
+    const { choices } = this.host.store.state;
+    const choice = choices[this.letter];
+    if (choice && choice === this.own?.choice) return;
+    this.own = choice ? evidenceOf(this.host.scores.get(choice.run)!, choice, this.host.scores) : null;
+    this.evidence = this.own && this.host.present(this.own);
     this.host.chosen(this);
     this.paint();
     this.drawHead();
+  }
+
+  /** Takes the map that fits the state now; true where it is another one. */
+  renew(): boolean {
+    const before = this.evidence;
+    this.evidence = this.own && this.host.present(this.own);
+    return this.evidence?.values !== before?.values;
   }
 
   private showPicture(): void {
@@ -131,7 +157,20 @@ export class Pane {
     this.element.classList.toggle("unplaced", Boolean(evidence && !evidence.scores.x));
     put(this.bar, ...(evidence ? colourBar(evidence, host.display, limitOf(evidence, host.display)) : []));
     this.bar.ariaLabel = evidence ? barLabel(evidence, limitOf(evidence, host.display)) : "No evidence";
+    this.drawNotes();
     host.painted(this, performance.now() - began);
+  }
+
+  drawNotes(): void {
+    put(this.note, ...this.notes().map((text) => el("span", {}, text)));
+  }
+
+  /** What must be known to read the map: that it is not of the whole bag, or not of whole scores. */
+  notes(): string[] {
+    const { evidence, host } = this;
+    if (!evidence || !host.display.shown) return [];
+    const without = evidence.without ? [`Explained without ${counted(evidence.without, "patch", "patches")}`] : [];
+    return [...without, ...layerNotes(evidence, host.store.state.layers, host.layers.of(evidence.choice.run))];
   }
 
   /** Applies what is set for the image: filters and rotation. */
@@ -178,9 +217,10 @@ export class Pane {
     const { evidence, host } = this;
     const layout = this.layout();
     if (!evidence || !layout || !host.display.shown) return;
-    const { layers } = host.store.state;
-    host.layers.want(offered(evidence).filter((layer) => layers.includes(layer.name)), evidence.choice.run);
-    drawLayers(context, place, layers, { evidence, layout, display: host.display, data: host.layers.of(evidence.choice.run), transform: this.transform(unit), unit });
+    const on = layersOn(evidence, host.store.state.layers);
+    const { run } = evidence.choice;
+    host.layers.want(on, run);
+    drawLayers(context, place, on, { evidence, layout, display: host.display, data: host.layers.of(run), removed: host.removed.get(run) ?? null, transform: this.transform(unit), unit });
   }
 
   drawMarks(): void {

@@ -3,9 +3,28 @@
 import { button, el } from "./dom";
 import { methodsOf, targetsOf } from "./evidence";
 import { toggleFullScreen, turnSlide } from "./image_settings";
-import type { SlideView } from "./slide";
-import { goHome, goTo, neighbour, zoomBy } from "./slidebar";
+import type { CompareView } from "./compare";
+import { listHash } from "./page_state";
+import type { Pane } from "./pane";
+import type { PanelName } from "./panels";
+import type { Display } from "./settings";
+import { goHome, goTo, neighbour, zoomBy, type HeadHost } from "./slidebar";
+import type { SlideState, Store } from "./store";
 import type { Tool } from "./tools";
+
+/** What keys do on a slide. */
+export interface KeyHost extends HeadHost {
+  readonly element: HTMLElement;
+  readonly display: Display;
+  readonly store: Store<SlideState>;
+  readonly whatif: { undo(): void; told(run: number): string | null };
+  readonly notes: { add(): void };
+  setDisplay(change: Partial<Display>): void;
+  choose(tool: Tool): void;
+  show(panel: PanelName, focus?: boolean): void;
+  pick(pane: Pane, index: number): void;
+  say(text: string, problem?: boolean): void;
+}
 
 const HELP: [string, string][] = [
   ["?", "This list"],
@@ -19,12 +38,14 @@ const HELP: [string, string][] = [
   ["H", "Show or hide the evidence"],
   [",  .", "Threshold down, up"],
   ["S", "One or two panes"],
+  ["W", "Another slide beside this one"],
   ["F  O", "Full screen, turn by 90°"],
   ["V L B R P", "Move, lasso, brush, rectangle, polygon"],
   ["D I K", "Line, point, ruler"],
   ["Enter", "End a polygon or line"],
+  ["P X", "Two slides: mark places, unlink"],
   ["A", "Annotate the selection"],
-  ["U", "Undo the last what-if step"],
+  ["U", "Undo the last what-if step, or place"],
   ["E", "Save the view as a picture"],
   ["1 – 5", "Panels"],
   ["T", "Light or dark"],
@@ -43,7 +64,7 @@ export function helpDialog(): HTMLDialogElement {
 }
 
 /** Handles a key on a slide; false where it means nothing. */
-export function slideKey(view: SlideView, event: KeyboardEvent): boolean {
+export function slideKey(view: KeyHost, event: KeyboardEvent): boolean {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const move = ARROWS[key];
   if (move) return pan(view, move);
@@ -56,19 +77,20 @@ export function slideKey(view: SlideView, event: KeyboardEvent): boolean {
 
 const ARROWS: Record<string, [number, number]> = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-const ACTIONS: Record<string, (view: SlideView) => void> = {
+const ACTIONS: Record<string, (view: KeyHost) => void> = {
   "+": (view) => zoomBy(view, 1.6),
   "=": (view) => zoomBy(view, 1.6),
   "-": (view) => zoomBy(view, 1 / 1.6),
   "0": goHome,
   "[": (view) => go(view, -1),
   "]": (view) => go(view, 1),
-  Backspace: () => (location.hash = "#/"),
+  Backspace: (view) => (location.hash = listHash(view.page.state.list)),
   h: (view) => view.setDisplay({ shown: !view.display.shown }),
   m: nextMethod,
   c: nextTarget,
   x: contrast,
   s: (view) => view.split(view.panes.length < 2),
+  w: (view) => view.askBeside(),
   f: toggleFullScreen,
   o: (view) => turnSlide(view, 90),
   e: (view) => view.exports.picture(),
@@ -80,7 +102,7 @@ const ACTIONS: Record<string, (view: SlideView) => void> = {
   Escape: escape,
 };
 
-function pan(view: SlideView, [dx, dy]: [number, number]): boolean {
+function pan(view: { readonly active: Pane | null }, [dx, dy]: [number, number]): boolean {
   const viewport = view.active?.viewer.viewport;
   if (!viewport) return false;
   const bounds = viewport.getBounds();
@@ -91,23 +113,23 @@ function pan(view: SlideView, [dx, dy]: [number, number]): boolean {
   return true;
 }
 
-function go(view: SlideView, step: number): void {
+function go(view: KeyHost, step: number): void {
   goTo(view, neighbour(view, step));
 }
 
 const after = (values: string[], value: string): string => values[(values.indexOf(value) + 1) % values.length];
 
-function nextMethod(view: SlideView): void {
+function nextMethod(view: { readonly active: Pane | null }): void {
   const evidence = view.active?.evidence;
   if (evidence) view.active!.choose({ method: after(methodsOf(evidence.scores), evidence.choice.method) });
 }
 
-function nextTarget(view: SlideView): void {
+function nextTarget(view: { readonly active: Pane | null }): void {
   const evidence = view.active?.evidence;
   if (evidence) view.active!.choose({ target: after(targetsOf(evidence.scores, evidence.choice.method), evidence.choice.target), against: null });
 }
 
-function contrast(view: SlideView): void {
+function contrast(view: KeyHost): void {
   const evidence = view.active?.evidence;
   if (!evidence) return;
   const { target, against, method } = evidence.choice;
@@ -116,14 +138,42 @@ function contrast(view: SlideView): void {
   view.active!.choose({ against: others[place] ?? null });
 }
 
-function annotate(view: SlideView): void {
-  if (!view.selection) return;
+function annotate(view: KeyHost): void {
+  if (!view.store.state.selection) return;
   view.show("notes");
   view.notes.add();
 }
 
-function escape(view: SlideView): void {
+function escape(view: KeyHost): void {
   view.choose("move");
-  view.clearSelection();
+  view.store.set({ selection: null });
   if (view.active) view.pick(view.active, -1);
 }
+
+/** Handles a key on two slides side by side; Tab goes from one to the other. */
+export function compareKey(view: CompareView, event: KeyboardEvent): boolean {
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const held = { active: view.active.pane };
+  if (ARROWS[key]) return pan(held, ARROWS[key]);
+  if (COMPARING[key]) COMPARING[key](view, held);
+  else return false;
+  return true;
+}
+
+const COMPARING: Record<string, (view: CompareView, held: { active: Pane }) => void> = {
+  "+": (_, held) => zoomBy(held, 1.6),
+  "=": (_, held) => zoomBy(held, 1.6),
+  "-": (_, held) => zoomBy(held, 1 / 1.6),
+  "0": (_, held) => goHome(held),
+  p: (view) => view.place(),
+  Enter: (view) => view.placeMiddle(),
+  u: (view) => view.undo(),
+  x: (view) => view.unlink(),
+  h: (view) => view.setDisplay({ shown: !view.sides[0].display.shown }),
+  o: (view) => view.turnActive(90),
+  m: (_, held) => nextMethod(held),
+  c: (_, held) => nextTarget(held),
+  f: (view) => toggleFullScreen(view),
+  Escape: (view) => view.place(false),
+  Backspace: () => history.back(),
+};

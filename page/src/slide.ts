@@ -6,7 +6,7 @@ import { CertificatePanel } from "./certificate";
 import type { Shape } from "./annotations";
 import { Controls } from "./controls";
 import { el, put } from "./dom";
-import type { Choice } from "./evidence";
+import { nextChoice, type Choice, type Evidence } from "./evidence";
 import { Exports } from "./exports";
 import { figureDialog } from "./figure_dialog";
 import { outline, patchesIn, type Point, type Polygon } from "./geometry";
@@ -14,19 +14,22 @@ import { GammaFilter } from "./image_settings";
 import { Inspector, summary } from "./inspector";
 import { Keeping } from "./keeping";
 import { INITIAL_LAYERS, LayerStore } from "./layers";
-import { Linking, remembered } from "./linking";
+import { besideDialog } from "./beside_dialog";
+import { Linking } from "./linking";
 import type { Marks } from "./marks";
 import { NotesPanel } from "./notes";
-import { indices, Layout } from "./overlay";
+import { indices } from "./overlay";
+import type { PageStore } from "./page_state";
 import { Pane, type PaneHost } from "./pane";
 import { PANELS, Panels, type PanelName } from "./panels";
 import { lengthText } from "./note_facts";
 import { Reconnection } from "./reconnection";
 import { keepDisplay, type Display } from "./settings";
 import { slideHead, SelectionBar, toolBar } from "./slidebar";
-import { initialState, Store, type Selection, type SlideState } from "./store";
+import { initialState, Store, type SlideState } from "./store";
+import { Tip } from "./tip";
 import type { Tool } from "./tools";
-import { canvasBounds, show, together, type Bounds } from "./viewport";
+import { show, together, wholeBounds, type Bounds } from "./viewport";
 import { WhatIfPanel } from "./whatif";
 
 export class SlideView implements PaneHost {
@@ -39,14 +42,13 @@ export class SlideView implements PaneHost {
   bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
   info!: SlideInfo;
   keeping!: Keeping;
-  active: Pane | null = null;
   readonly began = performance.now();
   firstPaint: number | null = null;
   repaints: number[] = [];
   private readonly stages = el("div", { class: "panes" });
   private readonly head = el("div", { class: "slide-head" });
   private readonly tools = el("div", { class: "tools", role: "toolbar", ariaLabel: "Tools" });
-  private readonly tip = el("div", { class: "tip", role: "tooltip", hidden: true });
+  private readonly tip = new Tip();
   private readonly controls = new Controls(this);
   private readonly inspector = new Inspector(this);
   private readonly certificate = new CertificatePanel(this);
@@ -66,19 +68,25 @@ export class SlideView implements PaneHost {
   private gone = false;
 
   private readonly gamma = new GammaFilter();
-  readonly link = new Linking(this);
+  readonly link: Linking;
   private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
 
   constructor(
     readonly run: Run,
     readonly row: SlideRow,
     readonly say: (text: string, problem?: boolean) => void,
+    readonly page: PageStore,
     private readonly wanted: ViewState | null = null,
   ) {
-    const start = wanted ?? remembered();
+    this.link = new Linking(this, page);
+    const start = wanted ?? page.state.carried;
     this.store.set({ display: { ...this.display, ...start?.display }, layers: start?.layers ?? INITIAL_LAYERS });
     this.listen();
     put(this.element, el("p", { class: "loading" }, "Opening the slide…"));
+  }
+
+  get active(): Pane | null {
+    return this.panes[this.store.state.active] ?? null;
   }
 
   get display(): Display {
@@ -93,10 +101,6 @@ export class SlideView implements PaneHost {
     return this.store.state.removed;
   }
 
-  get selection(): Selection | null {
-    return this.store.state.selection;
-  }
-
   get tool(): Tool {
     return this.store.state.tool;
   }
@@ -104,7 +108,8 @@ export class SlideView implements PaneHost {
   /** What is drawn anew when a part of the state changes. */
   private listen(): void {
     const { store } = this;
-    store.on(["display", "removed"], () => this.repaint());
+    store.on(["removed", "left", "showLeft"], () => this.renew());
+    store.on(["display"], () => this.repaint());
     store.on(["display"], () => {
       this.gamma.set(this.display.gamma);
       keepDisplay(this.display);
@@ -115,47 +120,40 @@ export class SlideView implements PaneHost {
     store.on(["selection"], () => this.bar.refresh());
     store.on(["selection", "annotations", "focused", "tool"], () => ["whatif", "notes"].includes(store.state.panel) && this.panels.refresh());
     store.on(["layers"], () => this.arrived());
+    store.on(["choices"], () => this.panes.forEach((pane) => pane.take()));
+    store.on(["active"], () => this.showActive());
     store.on(["tool"], () => {
       for (const pane of this.panes) pane.drawing.choose(this.tool);
       put(this.tools, ...toolBar(this));
     });
-    store.on(["display", "panel", "picked", "layers"], () => this.moved());
+    store.on(["display", "panel", "picked", "layers", "selection", "removed", "left", "showLeft"], () => this.moved());
   }
 
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
   async load(): Promise<void> {
     this.info = await getSlideNamed(this.row);
+    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
+    const noted = this.keeping.load();
     const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
     const problems = this.info.error ? [this.info.error] : [];
     for (const answer of answers) {
       if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
       else problems.push((answer.reason as Error).message);
     }
-    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
-    await this.keeping.load();
+    await noted;
     this.store.set({ annotations: [...this.keeping.notes] });
-    this.bounds = this.whole();
+    this.bounds = wholeBounds(this.info, this.scores);
     if (!this.gone) this.build(problems);
-  }
-
-  private whole(): Bounds {
-    const placed = [...this.scores.values()].filter((scores) => scores.x && scores.set.n).map(Layout.of);
-    if (!placed.length) return canvasBounds(this.info, null, 0);
-    const x = Math.min(...placed.map((l) => l.bounds.x));
-    const y = Math.min(...placed.map((l) => l.bounds.y));
-    const width = Math.max(...placed.map((l) => l.bounds.x + l.bounds.width)) - x;
-    const height = Math.max(...placed.map((l) => l.bounds.y + l.bounds.height)) - y;
-    return canvasBounds(this.info, { x, y, width, height }, placed[0].edge);
   }
 
   private build(problems: string[]): void {
     const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
     const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), this.panels.element);
-    put(this.element, this.head, problem, work, this.tip, this.gamma.element);
+    put(this.element, this.head, problem, work, this.tip.element, this.gamma.element);
     this.gamma.set(this.display.gamma);
     put(this.tools, ...toolBar(this));
     this.drawHead();
-    const state = this.wanted ?? remembered();
+    const state = this.wanted ?? this.page.state.carried;
     const [first, second] = state?.panes ?? [];
     this.addPane(first ?? {});
     if (second) this.split(true, second);
@@ -166,11 +164,14 @@ export class SlideView implements PaneHost {
   }
 
   /** Places that a link names: the area in view, the patch that is looked at. */
-  private restore({ area, picked }: ViewState): void {
+  private restore({ area, picked, selected, removed, left }: ViewState): void {
     const pane = this.panes[0];
     if (area) pane.viewer.addOnceHandler("open", () => requestAnimationFrame(() => show(pane.viewer, this.bounds, area, true)));
     const n = pane.evidence?.scores.set.n ?? 0;
     if (picked !== null && picked < n) this.pick(pane, picked);
+    if (selected?.length) this.select(selected.filter((i) => i < n));
+    const shown = left ? this.panes.flatMap(({ evidence }) => evidence ?? []) : [];
+    if (removed?.length) void this.whatif.restore(removed, shown);
   }
 
   /** Something that the address tells of has changed. */
@@ -180,10 +181,29 @@ export class SlideView implements PaneHost {
 
   /** Asks how a figure is wanted. */
   askFigure(): void {
-    const dialog = figureDialog(this);
+    this.open(figureDialog((dpi, kind) => this.exports.figures(dpi, kind)));
+  }
+
+  /** Asks which slide is wanted beside this one. */
+  askBeside(): void {
+    this.open(besideDialog(this.run, this.row, this.link.state()));
+  }
+
+  private open(dialog: HTMLDialogElement): void {
     dialog.addEventListener("close", () => dialog.remove());
     this.element.append(dialog);
     dialog.showModal();
+  }
+
+  present(evidence: Evidence): Evidence {
+    return this.whatif.left.present(evidence);
+  }
+
+  /** Other patches are taken out, or another map is there: panes show what fits now. */
+  private renew(): void {
+    const others = this.panes.filter((pane) => pane.renew());
+    this.repaint();
+    if (others.length) this.refresh();
   }
 
   tileFailed(): void {
@@ -195,7 +215,7 @@ export class SlideView implements PaneHost {
     this.panes.push(pane);
     pane.drawing.choose(this.tool);
     pane.element.addEventListener("pointerdown", () => this.activate(pane), true);
-    if (this.panes.length === 1) this.activate(pane);
+    if (this.panes.length === 1) this.showActive();
   }
 
   /** Shows one pane or two that move together; the second starts with the next method, class or run. */
@@ -204,33 +224,24 @@ export class SlideView implements PaneHost {
     const { viewport } = this.panes[0].viewer;
     const whole = viewport && viewport.getZoom() < 1.05 * viewport.getHomeZoom();
     if (two) {
-      this.addPane(choice ?? this.next());
+      this.addPane(choice ?? nextChoice(this.panes[0].evidence, this.scores));
       this.panes[1].viewer.addOnceHandler("open", () => together(this.panes[0], this.panes[1]));
     } else {
       this.panes.pop()?.destroy();
-      this.activate(this.panes[0]);
+      this.store.set({ active: 0, choices: { A: this.store.state.choices.A } });
     }
     this.stages.classList.toggle("two", two);
+    this.showActive();
     if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
-    this.drawHead();
     this.moved();
   }
 
-  private next(): Parameters<Pane["choose"]>[0] {
-    const evidence = this.panes[0].evidence;
-    if (!evidence) return {};
-    const other = [...this.scores.keys()].find((run) => run !== evidence.choice.run);
-    if (other !== undefined) return { ...evidence.choice, run: other };
-    const columns = evidence.scores.set.columns;
-    const { method, target } = evidence.choice;
-    const column = columns.find((c) => c.method !== method && c.target === target) ?? columns.find((c) => c.method !== method || c.target !== target);
-    return column ? { ...evidence.choice, method: column.method, target: column.target } : evidence.choice;
+  private activate(pane: Pane): void {
+    this.store.set({ active: this.panes.indexOf(pane) });
   }
 
-  private activate(pane: Pane): void {
-    if (this.active === pane) return;
-    this.active = pane;
-    for (const each of this.panes) each.element.classList.toggle("active", each === pane && this.panes.length > 1);
+  private showActive(): void {
+    for (const each of this.panes) each.element.classList.toggle("active", each === this.active && this.panes.length > 1);
     this.drawHead();
     this.refresh();
   }
@@ -239,7 +250,6 @@ export class SlideView implements PaneHost {
 
   chosen(pane: Pane): void {
     this.leave();
-    if (this.active === null || this.active === pane) this.active = pane;
     queueMicrotask(() => pane === this.active && this.refresh());
     this.moved();
   }
@@ -252,7 +262,7 @@ export class SlideView implements PaneHost {
   }
 
   private leave(): void {
-    this.tip.hidden = true;
+    this.tip.hide();
     this.store.set({ hovered: null });
   }
 
@@ -260,12 +270,8 @@ export class SlideView implements PaneHost {
     const run = pane.evidence?.choice.run ?? -1;
     const changed = (this.marks.hovered?.index ?? -1) !== index;
     if (changed) this.store.set({ hovered: index < 0 ? null : { run, index } });
-    this.tip.hidden = index < 0 || !event;
-    if (index < 0 || !event || !pane.evidence) return;
-    if (changed) put(this.tip, el("strong", {}, `Patch ${index}`), ` ${summary(pane.evidence, index)}`);
-    const left = Math.min(event.clientX + 16, innerWidth - this.tip.offsetWidth - 8);
-    const top = event.clientY + 22 + this.tip.offsetHeight > innerHeight ? event.clientY - this.tip.offsetHeight - 12 : event.clientY + 18;
-    Object.assign(this.tip.style, { left: `${left}px`, top: `${top}px` });
+    if (index < 0 || !event || !pane.evidence) return this.tip.hide();
+    this.tip.show(event, changed ? { title: `Patch ${index}`, line: summary(pane.evidence, index) } : null);
   }
 
   pick(pane: Pane, index: number): void {
@@ -289,9 +295,7 @@ export class SlideView implements PaneHost {
 
   /** Selects what threshold and sign leave. */
   selectShown(): void {
-    const pane = this.active;
-    if (!pane) return;
-    this.select(this.visible(pane));
+    if (this.active) this.select(this.visible(this.active));
   }
 
   /** Selects patches of the active pane, with their outline. */
@@ -314,10 +318,6 @@ export class SlideView implements PaneHost {
     return lengthText(length, this.info.mpp);
   }
 
-  clearSelection(): void {
-    this.store.set({ selection: null });
-  }
-
   /** The patches of a pane that are drawn and not removed. */
   visible(pane: Pane): number[] {
     if (!pane.evidence) return [];
@@ -336,7 +336,10 @@ export class SlideView implements PaneHost {
 
   /** What layers show has changed: switched on or off, or come from the server. */
   private arrived(): void {
-    for (const pane of this.panes) pane.draw();
+    for (const pane of this.panes) {
+      pane.draw();
+      pane.drawNotes();
+    }
     if (this.store.state.panel === "evidence") this.controls.refreshNumbers();
   }
 
@@ -387,6 +390,7 @@ export class SlideView implements PaneHost {
 
   destroy(): void {
     this.link.destroy();
+    this.whatif.left.destroy();
     this.gone = true;
     this.keeping?.destroy();
     this.server.destroy();

@@ -1,11 +1,15 @@
 /** The line above a slide, the tools beside it, and what can be done with a selection. */
 
 import { carried, slideHash } from "./address";
-import type { SlideRow } from "./api";
-import { correctLabel, listedSlides } from "./cohort";
+import type { Run, SlideInfo, SlideRow } from "./api";
+import { correctLabel } from "./cohort";
 import { button, el, put, svg } from "./dom";
 import { counted, shown } from "./evidence";
-import type { SlideView } from "./slide";
+import type { Linking } from "./linking";
+import { listedSlides, type PageStore } from "./page_state";
+import type { Pane } from "./pane";
+import type { PanelName } from "./panels";
+import type { SlideState, Store } from "./store";
 import type { Tool } from "./tools";
 import { verdictLabel } from "./certificate";
 
@@ -20,7 +24,14 @@ const TOOLS: [Tool, string, string, string][] = [
   ["polygon", "Polygon (double click ends it)", "P", "M12 3.5 21 10l-3.5 10h-11L3 10z"],
 ];
 
-export function toolBar(view: SlideView): HTMLElement[] {
+/** What the tools work on. */
+export interface ToolBarHost {
+  readonly tool: Tool;
+  readonly active: Pane | null;
+  choose(tool: Tool): void;
+}
+
+export function toolBar(view: ToolBarHost): HTMLElement[] {
   const tools = TOOLS.map(([tool, name, key, path]) => {
     const node = button("", () => view.choose(tool), { title: `${name} (${key})`, ariaLabel: name, ariaPressed: String(view.tool === tool), data: { tool } });
     node.append(icon(path));
@@ -36,12 +47,12 @@ export function toolBar(view: SlideView): HTMLElement[] {
   return [...tools, el("hr", {}), zoom(1.6, "Zoom in (+)", "M12 5v14M5 12h14"), zoom(1 / 1.6, "Zoom out (−)", "M5 12h14"), home];
 }
 
-export function zoomBy(view: SlideView, factor: number): void {
+export function zoomBy(view: { readonly active: Pane | null }, factor: number): void {
   const viewer = view.active?.viewer;
   if (viewer?.isOpen()) viewer.viewport.zoomBy(factor).applyConstraints();
 }
 
-export function goHome(view: SlideView): void {
+export function goHome(view: { readonly active: Pane | null }): void {
   view.active?.home();
 }
 
@@ -49,8 +60,28 @@ function icon(path: string): SVGElement {
   return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" }, svg("path", { d: path }));
 }
 
+/** What the line above a slide tells of, and what its buttons do. */
+export interface HeadHost extends StepHost {
+  readonly info: SlideInfo;
+  readonly panes: readonly Pane[];
+  readonly active: Pane | null;
+  readonly whatif: { told(run: number): string | null };
+  readonly exports: { picture(): void };
+  split(two: boolean): void;
+  askFigure(): void;
+  askBeside(): void;
+}
+
+/** Where previous and next lead. */
+export interface StepHost {
+  readonly run: Run;
+  readonly row: SlideRow;
+  readonly page: PageStore;
+  readonly link: Linking;
+}
+
 /** Name, label, prediction, verdict; neighbours; panes; exports. */
-export function slideHead(view: SlideView): HTMLElement[] {
+export function slideHead(view: HeadHost): HTMLElement[] {
   const { info, run } = view;
   const row = run.slides.find((slide) => slide.key === info.key);
   const two = view.panes.length > 1;
@@ -61,13 +92,13 @@ export function slideHead(view: SlideView): HTMLElement[] {
     el(
       "div",
       { class: "facts" },
+      asked !== null ? fact("What if", asked) : null,
       info.case && info.case !== info.id ? fact("Case", info.case) : null,
       info.label !== null ? fact("Label", info.label) : null,
       info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
-      asked !== null ? fact("What if", asked) : null,
-      info.correct !== null ? correctLabel(info.correct) : null,
-      row?.verdict ? verdictLabel(row.verdict, row.verdict_method) : null,
+      info.correct !== null && asked === null ? correctLabel(info.correct) : null,
+      row?.verdict && asked === null ? verdictLabel(row.verdict, row.verdict_method) : null,
     ),
     el(
       "div",
@@ -75,6 +106,7 @@ export function slideHead(view: SlideView): HTMLElement[] {
       step(view, -1),
       step(view, 1),
       button(two ? "One pane" : "Two panes", () => view.split(!two), { title: "Compare side by side (S)", ariaPressed: String(two), data: { action: "split" } }),
+      button("Beside…", () => view.askBeside(), { title: "Another slide beside this one (W)", data: { action: "beside" } }),
       button("Copy link", () => void view.link.copy(), { title: "A link to this view", data: { action: "copy-link" } }),
       button("Figure…", () => view.askFigure(), { title: "At a chosen resolution, as PNG or SVG", data: { action: "figure" } }),
       button("Save picture", () => view.exports.picture(), { title: "The view as PNG (E)", data: { action: "picture" } }),
@@ -82,38 +114,47 @@ export function slideHead(view: SlideView): HTMLElement[] {
   ];
 }
 
-function value(view: SlideView): number | null {
+function value(view: { readonly info: SlideInfo }): number | null {
   return view.info.predicted === null ? (view.info.sets[0]?.value ?? null) : null;
 }
 
 /** The slide before or after this one in the list as it is filtered and sorted, or in the run. */
-export function neighbour(view: SlideView, step: number): SlideRow | undefined {
+export function neighbour(view: StepHost, step: number): SlideRow | undefined {
   const find = (slides: SlideRow[]) => slides.findIndex((slide) => slide.id === view.row.id);
-  const listed = listedSlides(view.run);
+  const listed = listedSlides(view.run, view.page.state.list);
   const slides = find(listed) >= 0 ? listed : view.run.slides;
   return slides[find(slides) + step];
 }
 
 /** Goes to another slide; what is shown of it stays as it was. */
-export function goTo(view: SlideView, slide: SlideRow | undefined): void {
+export function goTo(view: StepHost, slide: SlideRow | undefined): void {
   if (slide) location.hash = slideHash(slide.id, carried(view.link.state()));
 }
 
-function step(view: SlideView, by: 1 | -1): HTMLElement {
+function step(view: StepHost, by: 1 | -1): HTMLElement {
   const slide = neighbour(view, by);
   const name = by < 0 ? "Previous slide" : "Next slide";
   return button(by < 0 ? "‹" : "›", () => goTo(view, slide), { disabled: !slide, ariaLabel: name, title: `${name} (${by < 0 ? "[" : "]"})`, class: "step" });
+}
+
+/** What can be done with a selection. */
+export interface SelectionHost {
+  readonly run: Run;
+  readonly store: Store<SlideState>;
+  readonly whatif: { apply(patches: number[], action: "remove" | "keep"): Promise<void> };
+  readonly notes: { add(): void };
+  show(panel: PanelName): void;
 }
 
 /** Appears while a region is selected. */
 export class SelectionBar {
   readonly element = el("div", { class: "selection-bar", role: "toolbar", ariaLabel: "Selected region", hidden: true });
 
-  constructor(private readonly view: SlideView) {}
+  constructor(private readonly view: SelectionHost) {}
 
   refresh(): void {
     const { view } = this;
-    const { selection } = view;
+    const { selection } = view.store.state;
     this.element.hidden = !selection;
     if (!selection) return;
     const count = selection.patches.length;
@@ -127,7 +168,7 @@ export class SelectionBar {
       view.run.whatif && button("Remove", () => ask("remove"), { class: "primary", disabled: !count, title: "What if they were not there?" }),
       view.run.whatif && button("Keep only", () => ask("keep"), { disabled: !count, title: "What if there was nothing else?" }),
       selection.polygons.length > 0 && button("Annotate", () => this.annotate(), { title: "Keep as an annotation (A)" }),
-      button("Clear", () => view.clearSelection(), { title: "Esc" }),
+      button("Clear", () => view.store.set({ selection: null }), { title: "Esc" }),
     );
   }
 

@@ -1,6 +1,8 @@
 /** The state of a slide's view: one typed object. Views read it, changes go through `set`, listeners draw. */
 
 import type { Annotation } from "./annotations";
+import type { WhatIf } from "./api";
+import type { Choice, LeftMaps } from "./evidence";
 import type { Point, Polygon } from "./geometry";
 import { INITIAL_LAYERS } from "./layers";
 import type { PanelName } from "./panels";
@@ -18,8 +20,19 @@ export interface Selection {
   patches: number[];
 }
 
+/** A question that was answered: what was done, what is gone since, what the model says. */
+export interface Step {
+  name: string;
+  removed: Uint8Array;
+  answer: WhatIf;
+}
+
 export interface SlideState {
   display: Display;
+  /** What each pane shows: run, method, class, and what is taken off. */
+  choices: Readonly<Partial<Record<"A" | "B", Choice>>>;
+  /** The pane that panels and keys are about, by place. */
+  active: number;
   panel: PanelName;
   tool: Tool;
   /** Names of the layers that are switched on. */
@@ -27,6 +40,11 @@ export interface SlideState {
   selection: Selection | null;
   /** By run: 1 for each patch that what-if has taken out. */
   removed: ReadonlyMap<number, Uint8Array>;
+  /** By run: the what-if questions that led there. */
+  steps: ReadonlyMap<number, readonly Step[]>;
+  /** Maps of what is left, by the question they answer; shown where that question is the present one. */
+  left: ReadonlyMap<string, LeftMaps>;
+  showLeft: boolean;
   annotations: readonly Annotation[];
   focused: string | null;
   draft: { points: Point[]; width: number; closed: boolean; text: string } | null;
@@ -38,11 +56,16 @@ export interface SlideState {
 export function initialState(): SlideState {
   return {
     display: initialDisplay(),
+    choices: {},
+    active: 0,
     panel: "evidence",
     tool: "move",
     layers: INITIAL_LAYERS,
     selection: null,
     removed: new Map(),
+    steps: new Map(),
+    left: new Map(),
+    showLeft: true,
     annotations: [],
     focused: null,
     draft: null,

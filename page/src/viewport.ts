@@ -1,8 +1,8 @@
 /** OpenSeadragon set up for a slide, with or without an image, and its way between planes. */
 
 import OpenSeadragon from "openseadragon";
-import { tileUrl, type SlideInfo } from "./api";
-import type { Transform } from "./overlay";
+import { tileUrl, type Scores, type SlideInfo } from "./api";
+import { Layout, type Transform } from "./overlay";
 
 export interface Bounds {
   x: number;
@@ -16,6 +16,17 @@ export function canvasBounds(info: SlideInfo, patches: Bounds | null, edge: numb
   if (info.image) return { x: 0, y: 0, width: info.image.width, height: info.image.height };
   if (!patches) return { x: 0, y: 0, width: 1000, height: 1000 };
   return { x: patches.x - edge, y: patches.y - edge, width: patches.width + 2 * edge, height: patches.height + 2 * edge };
+}
+
+/** The rectangle that holds the image, else the patches of all runs. */
+export function wholeBounds(info: SlideInfo, scores: ReadonlyMap<number, Scores>): Bounds {
+  const placed = [...scores.values()].filter((each) => each.x && each.set.n).map(Layout.of);
+  if (!placed.length) return canvasBounds(info, null, 0);
+  const x = Math.min(...placed.map((l) => l.bounds.x));
+  const y = Math.min(...placed.map((l) => l.bounds.y));
+  const width = Math.max(...placed.map((l) => l.bounds.x + l.bounds.width)) - x;
+  const height = Math.max(...placed.map((l) => l.bounds.y + l.bounds.height)) - y;
+  return canvasBounds(info, { x, y, width, height }, placed[0].edge);
 }
 
 export function fullLevel(bounds: { width: number; height: number }): number {
@@ -95,6 +106,22 @@ export function show(viewer: OpenSeadragon.Viewer, bounds: Bounds, area: Bounds,
     area.height / bounds.width,
   );
   viewer.viewport.fitBounds(rectangle, immediately);
+}
+
+/** The level-0 place in the middle of a view, and the pixels of the screen per level-0 pixel. */
+export interface Middle {
+  centre: [number, number];
+  scale: number;
+}
+
+export function middleOf({ viewport }: OpenSeadragon.Viewer, bounds: Bounds): Middle {
+  const { x, y } = viewport.getCenter(true);
+  return { centre: [bounds.x + x * bounds.width, bounds.y + y * bounds.width], scale: (viewport.getZoom(true) * viewport.getContainerSize().x) / bounds.width };
+}
+
+export function showMiddle({ viewport }: OpenSeadragon.Viewer, bounds: Bounds, { centre: [x, y], scale }: Middle): void {
+  viewport.zoomTo((scale * bounds.width) / viewport.getContainerSize().x, undefined, true);
+  viewport.panTo(new OpenSeadragon.Point((x - bounds.x) / bounds.width, (y - bounds.y) / bounds.width), true);
 }
 
 interface Movable {

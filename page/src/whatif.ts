@@ -1,47 +1,41 @@
 /** What if these patches were not there? The model is asked again, and can be asked back. */
 
-import { getDeciding, postWhatIf, type WhatIf } from "./api";
+import { getDeciding, postWhatIf } from "./api";
 import { button, el, put } from "./dom";
-import { counted, shown } from "./evidence";
+import { counted, shown, type Evidence } from "./evidence";
 import { decidingOf } from "./layer_patches";
-import type { SlideView } from "./slide";
+import { LeftExplanations, type LeftHost } from "./left_maps";
+import { keptRanges } from "./row_ranges";
+import type { Step } from "./store";
 
-interface Step {
-  name: string;
-  removed: Uint8Array;
-  answer: WhatIf;
-}
-
-/** Index ranges [start, stop) of the instances that stay. */
-export function keptRanges(removed: Uint8Array): [number, number][] {
-  const ranges: [number, number][] = [];
-  for (let i = 0; i < removed.length; i++) {
-    if (removed[i]) continue;
-    const last = ranges[ranges.length - 1];
-    if (last && last[1] === i) last[1] = i + 1;
-    else ranges.push([i, i + 1]);
-  }
-  return ranges;
+/** What the panel needs of the page. */
+export interface WhatIfHost extends LeftHost {
+  readonly active: { evidence: Evidence | null } | null;
+  select(patches: number[]): void;
+  selectShown(): void;
+  say(text: string, problem?: boolean): void;
 }
 
 export class WhatIfPanel {
   readonly element = el("div", { class: "panel-body" });
-  private steps = new Map<number, Step[]>();
+  readonly left: LeftExplanations;
   private readonly asking = new Set<number>(); // runs whose answer is awaited
   private problem: string | null = null;
 
-  constructor(private readonly view: SlideView) {}
+  constructor(private readonly view: WhatIfHost) {
+    this.left = new LeftExplanations(view, () => this.refresh());
+  }
 
   private get run(): number {
     return this.view.active?.evidence?.choice.run ?? 0;
   }
 
-  private get history(): Step[] {
+  private get history(): readonly Step[] {
     return this.stepsOf(this.run);
   }
 
-  private stepsOf(run: number): Step[] {
-    return this.steps.get(run) ?? [];
+  private stepsOf(run: number): readonly Step[] {
+    return this.view.store.state.steps.get(run) ?? [];
   }
 
   private get busy(): boolean {
@@ -61,23 +55,37 @@ export class WhatIfPanel {
 
   /** Takes patches out, or all others, and asks the model; refused where nothing would stay. */
   async apply(patches: number[], action: "remove" | "keep"): Promise<void> {
-    const { view, run } = this;
-    const scores = view.scores.get(run);
+    const scores = this.view.scores.get(this.run);
     if (!scores || this.busy || !patches.length) return;
+    const name = `${action === "remove" ? "Removed" : "Kept only"} ${counted(patches.length, "patch", "patches")}`;
+    await this.ask(this.run, name, this.after(this.run, patches, action, scores.set.n));
+  }
+
+  /** Takes out what a link names, and explains what is left where it says so. */
+  async restore(removed: [number, number[]][], explained: readonly Evidence[]): Promise<void> {
+    if (removed.length && !this.view.run.whatif) return this.view.say("The link takes patches out of the slide; that needs xmil view with --model and --features.", true);
+    for (const [run, rows] of removed) {
+      const n = this.view.scores.get(run)?.set.n ?? 0;
+      const gone = new Uint8Array(n);
+      for (const i of rows) if (i < n) gone[i] = 1;
+      if (n && rows.length) await this.ask(run, `Removed ${counted(rows.length, "patch", "patches")}`, gone);
+    }
+    await Promise.all(explained.map((evidence) => this.explain(evidence)));
+  }
+
+  private async ask(run: number, name: string, removed: Uint8Array): Promise<void> {
+    const { view } = this;
     const before = this.stepsOf(run);
-    const removed = this.after(run, patches, action, scores.set.n);
     const ranges = keptRanges(removed);
     this.problem = ranges.length ? null : "Nothing would stay: select fewer patches.";
     if (this.problem) return this.refresh();
-    const asked = view.selection;
+    const asked = view.store.state.selection;
     this.asking.add(run);
     this.refresh();
     try {
       const answer = await postWhatIf(view.info.key, run, ranges);
-      const name = `${action === "remove" ? "Removed" : "Kept only"} ${counted(patches.length, "patch", "patches")}`;
-      this.steps.set(run, [...before, { name, removed, answer }]); // the answer belongs to the run that was asked
-      this.show(run);
-      if (view.selection === asked) view.clearSelection();
+      this.show(run, [...before, { name, removed, answer }]); // the answer belongs to the run that was asked
+      if (view.store.state.selection === asked) view.store.set({ selection: null });
     } catch (error) {
       this.problem = (error as Error).message;
     }
@@ -86,7 +94,7 @@ export class WhatIfPanel {
   }
 
   private after(run: number, patches: number[], action: "remove" | "keep", n: number): Uint8Array {
-    const before = this.view.removed.get(run) ?? new Uint8Array(n);
+    const before = this.view.store.state.removed.get(run) ?? new Uint8Array(n);
     const chosen = new Uint8Array(n);
     for (const i of patches) chosen[i] = 1;
     return before.map((gone, i) => (gone || (action === "remove" ? chosen[i] : 1 - chosen[i]) ? 1 : 0));
@@ -95,19 +103,17 @@ export class WhatIfPanel {
   /** Takes the last step back, or all. */
   undo(all = false): void {
     if (this.busy) return;
-    this.steps.set(this.run, all ? [] : this.history.slice(0, -1));
     this.problem = null;
-    this.show(this.run);
+    this.show(this.run, all ? [] : this.history.slice(0, -1));
     this.refresh();
   }
 
-  private show(run: number): void {
-    const steps = this.stepsOf(run);
+  private show(run: number, steps: readonly Step[]): void {
     const last = steps[steps.length - 1];
-    const removed = new Map(this.view.removed);
+    const removed = new Map(this.view.store.state.removed);
     if (last) removed.set(run, last.removed);
     else removed.delete(run);
-    this.view.store.set({ removed });
+    this.view.store.set({ steps: new Map([...this.view.store.state.steps, [run, steps]]), removed });
   }
 
   refresh(): void {
@@ -119,6 +125,7 @@ export class WhatIfPanel {
       this.problem && el("p", { class: "problem", role: "alert" }, this.problem),
       this.busy && el("p", { class: "muted" }, "Asking the model…"),
       last && this.comparison(last),
+      last && this.explaining(),
       last && this.steppedBack(),
     );
   }
@@ -131,7 +138,7 @@ export class WhatIfPanel {
 
   private selectionBlock(): HTMLElement {
     const { view } = this;
-    const patches = view.selection?.patches ?? [];
+    const patches = view.store.state.selection?.patches ?? [];
     const none = !patches.length || this.busy;
     const text = patches.length ? `${counted(patches.length, "patch", "patches")} selected.` : "Draw around a region with the lasso (L) or the brush (B), or take what the threshold leaves.";
     return el(
@@ -202,6 +209,46 @@ export class WhatIfPanel {
     );
   }
 
+  /** What is left, explained again: asked for, under way, or on show. */
+  private explaining(): HTMLElement | null {
+    const evidence = this.view.active?.evidence;
+    if (!evidence) return null;
+    const { left } = this;
+    const [refusal, asked] = [left.refusal(evidence), left.underWay(evidence)];
+    const about = `${evidence.choice.method}, evidence for ${evidence.choice.target}`;
+    return el(
+      "section",
+      { class: "block explain-left" },
+      el("h2", {}, "The map of what is left"),
+      asked
+        ? waiting(asked.began, () => left.cancel(evidence))
+        : refusal
+          ? el("p", { class: "muted" }, refusal)
+          : left.has(evidence)
+            ? this.shownMap(evidence)
+            : el("div", { class: "buttons" }, button("Explain what is left", () => void this.explain(evidence), { class: "primary", title: about, data: { action: "explain-left" } })),
+      !asked && !refusal && el("p", { class: "muted small" }, `${about}: the map on the slide is of ${evidence.without ? "the patches that are left" : "the whole slide"}.`),
+    );
+  }
+
+  private shownMap(evidence: Evidence): HTMLElement {
+    const on = evidence.without > 0;
+    const text = on ? "Show the map of the whole slide" : "Show the map of what is left";
+    return el("div", { class: "buttons" }, button(text, () => this.view.store.set({ showLeft: !on }), { data: { action: "toggle-left" } }));
+  }
+
+  private async explain(evidence: Evidence): Promise<void> {
+    this.problem = null;
+    try {
+      await this.left.ask(evidence);
+    } catch (error) {
+      const given = (error as Error).name === "AbortError";
+      if (given) this.view.say("The explanation was cancelled.");
+      else this.problem = (error as Error).message;
+      this.refresh();
+    }
+  }
+
   private steppedBack(): HTMLElement {
     return el(
       "section",
@@ -211,6 +258,15 @@ export class WhatIfPanel {
       el("div", { class: "buttons" }, button("Undo", () => this.undo(), { data: { action: "undo" } }), button("Start again", () => this.undo(true))),
     );
   }
+}
+
+/** How long an answer takes already, and the way out. */
+function waiting(began: number, cancel: () => void): HTMLElement {
+  const time = el("span", {});
+  const tell = () => (time.textContent = `Explaining what is left… ${Math.round((performance.now() - began) / 1000)} s `);
+  const timer = setInterval(() => (time.isConnected ? tell() : clearInterval(timer)), 1000);
+  tell();
+  return el("p", {}, time, button("Cancel", cancel, { class: "small-button", data: { action: "cancel-left" } }));
 }
 
 function percent(value: number): string {

@@ -94,6 +94,8 @@ def test_two_runs_are_compared(out, capsys):
     code, text, _ = run("bench", "--compare", out, out, capsys=capsys)
     assert code == 0
     assert "30 figures in both runs; 0 differ" in text
+    _, text, _ = run("bench", "--compare", out, out, "--json", capsys=capsys)
+    assert [row["first"] == row["second"] for row in json.loads(text)] == [True] * 30
 
 
 def test_a_report_is_written_again(out, capsys):
@@ -102,6 +104,10 @@ def test_a_report_is_written_again(out, capsys):
     code, _, _ = run("bench", "--report", "--out", out, capsys=capsys)
     assert (code, (out / "results.json").read_text()) == (0, before)
     assert (out / "index.html").is_file()
+    _, text, _ = run("bench", "--report", "--out", out, "--json", capsys=capsys)
+    told = json.loads(text)
+    assert told["finished"]
+    assert [suite["title"] for suite in told["suites"]] == [s["title"] for s in json.loads(before)["suites"]]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+import typer.main
 
 from xmil.cli import _diagnosis, main
-from xmil.cli._app import PANELS, command_panels
+from xmil.cli._app import PANELS, build, command_panels
 from xmil.demo import selfcheck
 
 ROOT = Path(__file__).parents[2]
@@ -151,3 +152,9 @@ def test_completion_completes() -> None:
     assert done.stdout.split() == ["doctor"]
     done = started(_XMIL_COMPLETE="complete_bash", COMP_WORDS="xmil doctor --js", COMP_CWORD="2")
     assert done.stdout.split() == ["--json"]
+
+
+def test_every_command_reports_as_json() -> None:
+    commands = typer.main.get_command(build()).commands
+    lacking = [name for name in commands if not any("--json" in p.opts for p in commands[name].params)]
+    assert lacking == []

@@ -1,7 +1,8 @@
-"""From each producer's folder to pictures and the viewer, by the commands that each command prints."""
+"""From each producer's folder to pictures and the viewer in three commands, each printed by the last."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -70,17 +71,33 @@ def test_from_features_to_the_viewer(
     for slide in ("s1", "s2"):
         pixels = np.full((3700, 3200, 3), 230, np.uint8)
         Image.fromarray(pixels).save(slides / f"{slide}.png")
-    code, out, _ = run("inspect", "data", model, capsys=capsys)
+    more = {"STAMP": ("--mpp", "0.25"), "Slideflow": ("--mpp", "0.25"), "TIAToolbox": ("--patch-size", "512")}
+    code, out, _ = run("inspect", "data", model, "slides", *more.get(producer, ()), capsys=capsys)
     assert code == 0
     explain = hint(out)
     code, out, err = run(*explain, capsys=capsys)
     assert code == 0, err
-    heatmap = [str(slides) if word == "SLIDES" else word for word in hint(out)]
-    more = {"STAMP": ("--mpp", "0.25"), "Slideflow": ("--mpp", "0.25"), "TIAToolbox": ("--patch-size", "512")}
-    code, out, err = run(*heatmap, "--pictures", "overlay", *more.get(producer, ()), capsys=capsys)
-    assert code == 0, out + err
     assert len(list(Path("run/heatmaps/overlay").glob("*.png"))) == 2
     view = hint(out)
-    code, out, err = run(*view, "--export", "site", capsys=capsys)
-    assert code == 0, out + err
+    code, out, err = run(*view, "--export", "site", "--json", capsys=capsys)
+    assert (code, json.loads(out)) == (0, {"out": "site", "failed": {}}), out + err
     assert Path("site/index.html").is_file()
+
+
+def test_without_slides_the_hints_go_by_heatmap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    PRODUCERS["own .pt"](tmp_path / "data")
+    xmil.save_model(xmil.create_model("attnmil", in_dim=p.D, n_classes=2, seed=0), "model.safetensors")
+    _, out, _ = run("inspect", "data", "model.safetensors", capsys=capsys)
+    explain = hint(out)
+    assert explain[-2:] == ["--out", "run"]
+    _, out, _ = run(*explain, capsys=capsys)
+    assert hint(out) == ["heatmap", "run", "--slides", "SLIDES"]
+    code, _, err = run(*explain[:-2], "--slides", "data", capsys=capsys)
+    assert (code, "--slides goes with --out; for one slide without it, use --slide" in err) == (2, True)
+    (tmp_path / "only").mkdir()
+    Image.new("RGB", (64, 64), (200, 120, 170)).save(tmp_path / "only" / "s.png")
+    _, out, _ = run("inspect", "only", capsys=capsys)
+    assert hint(out) == ["tile", "only", "--out", "tiles"]

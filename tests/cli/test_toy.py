@@ -29,6 +29,9 @@ def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
     assert (tmp_path / "table1.txt").read_text() in out
     about = json.loads((tmp_path / "run.json").read_text())
     assert about["settings"]["tasks"] == ["four_bags", "pos_neg_count"]
+    code, out, _ = run(*arguments, "--no-plots", "--json", capsys=capsys)  # nothing is trained again
+    told = {(r["task"], r["method"]): r["mean"] for r in json.loads(out)["rows"]}
+    assert told["pos_neg_count", "lrp"] == pytest.approx(means["lrp"])
 
 
 def test_idx_images_are_data_too(tmp_path, capsys):

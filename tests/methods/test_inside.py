@@ -299,6 +299,22 @@ def test_swin_tokens_add_up() -> None:
     assert abs(float(made.values.sum()) + made.constant - whole) <= 1e-4 * max(1, abs(whole))
 
 
+def test_boxes_choose_the_patches_whose_centre_they_hold(slide: Path) -> None:
+    encoder = encoder_of(Convolutions())
+    model, bag, e = explained(encoder, slide)
+    found = xmil.explain_inside(model, encoder, slide, e, patches=[[70, 10, 170, 40], [190, 90, 260, 130]])
+    middle = bag.coords + EDGE / 2
+    slow = [
+        i
+        for i, (x, y) in enumerate(middle)
+        if (70 <= x < 170 and 10 <= y < 40) or (190 <= x < 260 and 90 <= y < 130)
+    ]
+    assert sorted(found.patches) == slow == [1, 2, 7]
+    assert list(np.abs(e.scores[found.patches])) == sorted(np.abs(e.scores[slow]), reverse=True)
+    with pytest.raises(InputError, match="level-0 pixels"):
+        xmil.explain_inside(model, encoder, slide, e, patches=[[0, 0, 5, 5]])
+
+
 def test_saved_and_read_back(slide: Path, tmp_path: Path) -> None:
     encoder = encoder_of(Convolutions())
     model, _, e = explained(encoder, slide)

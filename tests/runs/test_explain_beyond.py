@@ -41,6 +41,14 @@ def test_scores_carry_their_errors(cohort: Path) -> None:
     np.testing.assert_array_equal(shapley.stderr, direct.stderr)
 
 
+def test_the_cost_is_said_once(cohort: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = ("--methods", "shapley,lrp", "--param", "shapley.exact=false")
+    assert run(command(cohort, *asked, out="cost")) == 0
+    said = [line for line in caplog.messages if line.startswith("shapley:")]
+    assert len(said) == 2  # of two slides: passes before the first, seconds after its first orders
+    assert "forward passes of the bag" in said[0]
+
+
 def test_pairs_are_in_the_folder(cohort: Path) -> None:
     net = xmil.load_model(cohort / "m0.safetensors")
     found = xmil.open_run(cohort / "run").interactions("s000")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.runs.test_embed import MEAN, embed_pairs, prepared
 from tests.slides.pyramids import textured, write_pyramid
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 from xmil.runs.embed import EmbedSettings
 from xmil.runs.feed.feed import Feed, Part
 from xmil.runs.feed.reader import PatchSource
@@ -57,7 +57,7 @@ def test_damage_fails_its_slide_and_no_other(tmp_path: Path) -> None:
 
 
 def parts_of(slide: Path, count: int) -> list[Part]:
-    source = PatchSource(slide, 32, 32, Fit())
+    source = PatchSource(slide, 32, 32, PatchFit())
     xy0 = np.arange(count)[:, None] * [8, 4]
     return [Part(0, source, np.array([i]), xy0[i : i + 1]) for i in range(count)]
 

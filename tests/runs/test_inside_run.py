@@ -81,6 +81,26 @@ def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: 
         assert (tmp_path / "run" / "inside" / f"{name}.ome.tif").is_file()
 
 
+def test_maps_are_measured_against_the_background_that_the_run_kept(study: Path, tmp_path: Path) -> None:
+    """With the model and the features, and with stored vectors alone: the same maps, all of the score."""
+    found = {}
+    for stored in (False, True):
+        run = tmp_path / f"run{stored}"
+        xmil.explain_slides(
+            study / "m.safetensors", study / "features", out=run, target="1", save_vectors=stored,
+            background=study / "features",
+        )  # fmt: skip
+        more = {} if stored else {"model": study / "m.safetensors", "features": study / "features"}
+        xmil.inside_slides(run, slides=study / "slides", encoder="resnet18", random=True, patches=2, **more)
+        found[stored] = Inside.load(run / "inside" / "a.npz")
+        e = xmil.open_run(run).explanation("a")
+        assert e.params["baseline"] == "mean of 12 patches"
+        scores = e.scores[found[stored].patches]
+        np.testing.assert_allclose(found[stored].maps.sum(axis=(1, 2)), scores, rtol=1e-2, atol=1e-5)
+        assert found[stored].warnings == []
+    np.testing.assert_allclose(found[True].maps, found[False].maps, rtol=1e-2, atol=1e-6)
+
+
 def test_slides_of_another_name_are_refused(study: Path, tmp_path: Path) -> None:
     write_pyramid(tmp_path / "other.tif", textured([(0, 0, 64, 64)], (128, 128)), levels=())
     with pytest.raises(InputError, match="none of the run's slides"):

@@ -15,6 +15,9 @@ import xmil
 from tests.slides.pyramids import write_pyramid
 from xmil.cli import main
 from xmil.core.errors import InputError
+from xmil.evaluate.sanity import rank_correlation
+from xmil.findings.biomarkers import STRONG
+from xmil.findings.concept_maps import ConceptMaps
 
 D, N, SLIDES, EDGE = 8, 24, 24, 32
 
@@ -93,6 +96,9 @@ def test_shares_of_concepts_and_the_rest_make_the_score(study: Path, looked: xmi
         total = sum(held["profile"]) + held["residual"]
         assert total == pytest.approx(float(again.scores.sum()), rel=1e-3, abs=1e-4)
         assert held["output"] == pytest.approx(e.output)
+        maps = ConceptMaps.load(looked.path / "concepts" / f"{slide}.npz")
+        assert maps.values.sum(axis=0) == pytest.approx(held["profile"], rel=1e-4, abs=1e-5)
+        assert (maps.method, maps.target, len(maps)) == ("lrp", str(e.target), len(e))
 
 
 def test_the_planted_site_and_ink_are_found_and_the_scanner_is_not(looked: xmil.Run) -> None:
@@ -137,7 +143,7 @@ def test_the_table_has_a_row_per_slide_with_biomarkers(looked: xmil.Run) -> None
 def test_strong_patches_score_above_the_mean_size_of_the_cohorts(study: Path, looked: xmil.Run) -> None:
     run = xmil.open_run(study / "run")
     scores = {slide: run.explanation(slide, method="lrp").scores for slide in run}
-    scale = np.abs(np.concatenate(list(scores.values()))).mean()
+    scale = STRONG * np.abs(np.concatenate(list(scores.values()))).mean()
     table = looked.table().set_index("slide_id")["strong_share"]
     for slide, own in scores.items():
         assert table[slide] == pytest.approx((own > scale).mean())
@@ -210,6 +216,8 @@ def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no features of the run's slides"):
         xmil.insight(study / "run", features=tmp_path / "empty")
+    with pytest.raises(xmil.XmilError, match="of another layout"):
+        xmil.insight(study / "run", features=study / "features", out=tmp_path / "f", format="stamp")
     with pytest.raises(InputError, match="no column 'hospital'"):
         xmil.insight(
             study / "run", features=study / "features", cohort=study / "cohort.csv", causes="hospital"
@@ -327,3 +335,21 @@ def test_ray_classes_and_regions(study: Path, agreed: xmil.Run, tmp_path: Path) 
         one = [c for c in rows if c["slide_id"] == row["slide_id"]]
         (profile,) = [p for p in rows_of(found, "profiles.csv") if p["slide_id"] == row["slide_id"]]
         assert any(all(c[k] == profile[k] for k in profile) for c in one)
+
+
+def test_the_runs_own_background_is_lent_to_the_model(agreed: xmil.Run, tmp_path: Path) -> None:
+    features = agreed.path.parent / "features"
+    model = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=3)
+    xmil.save_model(model, tmp_path / "model.safetensors")
+    run = xmil.explain_slides(
+        tmp_path / "model.safetensors", features, out=tmp_path / "run", target="1", background=features
+    )
+    plain = [xmil.explain(model, features / f"{slide}.h5", target=1).scores for slide in run]
+    stored = [run.explanation(slide, method="lrp").scores for slide in run]
+    assert min(rank_correlation(a, b) for a, b in zip(plain, stored, strict=True)) < 0.999
+    found = xmil.insight(run, features=features, model=tmp_path / "model.safetensors", concepts=3)
+    assert [float(row["made_again"]) for row in rows_of(found, "sanity.csv")] == [1.0] * 3
+    other = xmil.create_model("attnmil", in_dim=D, n_classes=2, dim=8, seed=4)
+    xmil.save_model(other, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="restart"):
+        xmil.insight(run, features=features, model=tmp_path / "model.safetensors", concepts=3)

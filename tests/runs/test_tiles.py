@@ -5,6 +5,7 @@ A GPU takes torchvision's decoder; on a CPU the same way goes through Pillow, so
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from PIL import Image
 import xmil
 from tests.runs.test_embed import MEAN, embed_pairs, prepared
 from xmil.core.errors import InputError, UnknownNameError
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 from xmil.runs.embed import EmbedSettings, embed_slides
+from xmil.runs.feed.jpeg_headers import RGB, component_first, with_rgb_names
+from xmil.runs.feed.pillow_resize import FILTERS, fitted, resized
 from xmil.runs.feed.reader import PatchSource
-from xmil.runs.feed.resampling import FILTERS, fitted, resized
 from xmil.runs.feed.tiles import GpuTiles, UnfitForGpuError
 from xmil.slides import open_slide
 from xmil.slides.backends.direct import with_direct_tiles
@@ -37,7 +39,7 @@ def test_patches_are_resized_as_pillow_does(kind: str, given: int, wanted: int) 
     filtering = getattr(Image.Resampling, kind.upper())
     expected = [np.asarray(Image.fromarray(one).resize((wanted, wanted), filtering)) for one in patches]
     np.testing.assert_array_equal(resized(torch.from_numpy(patches), wanted, kind), np.stack(expected))
-    fit = Fit(32, 0.9, kind)
+    fit = PatchFit(32, 0.9, kind)
     np.testing.assert_array_equal(
         fitted(torch.from_numpy(patches), fit), np.stack([fit(one) for one in patches])
     )
@@ -64,7 +66,7 @@ def test_patches_cut_from_tiles_are_those_read(tmp_path: Path, device: str, edge
     """Across tiles, beyond the edges, of both levels, resized; a GPU's decoder may be one grey level off."""
     xy0 = np.array([[0, 0], [50, 30], [-20, 10], [300, 200], [128, 64], [62, 190]])
     with with_direct_tiles(open_slide(jpeg_slide(tmp_path / "s.tif"))) as slide:
-        source = PatchSource(slide.path, edge0, size, Fit(24, 0.9, "bicubic"))
+        source = PatchSource(slide.path, edge0, size, PatchFit(24, 0.9, "bicubic"))
         found = GpuTiles(slide, source, xy0, device).patches(xy0).cpu().numpy()
         expected = np.stack([source.pixels(slide, corner) for corner in xy0])
         assert found.shape == (6, 24, 24, 3)
@@ -92,10 +94,28 @@ def test_what_a_gpu_may_not_decode_is_said(tmp_path: Path) -> None:
     xy0 = np.array([[0, 0], [51, 30]])
     with with_direct_tiles(open_slide(jpeg_slide(tmp_path / "s.tif"))) as slide:
         with pytest.raises(UnfitForGpuError, match="whole pixels"):
-            GpuTiles(slide, PatchSource(slide.path, 64, 32, Fit()), xy0, "cpu")
+            GpuTiles(slide, PatchSource(slide.path, 64, 32, PatchFit()), xy0, "cpu")
         with pytest.raises(UnfitForGpuError, match="resizes by nearest"):
-            GpuTiles(slide, PatchSource(slide.path, 32, 32, Fit(16, 1.0, "nearest")), xy0, "cpu")
+            GpuTiles(slide, PatchSource(slide.path, 32, 32, PatchFit(16, 1.0, "nearest")), xy0, "cpu")
     with pytest.raises(UnknownNameError, match="decoder 'tpu'"):
         EmbedSettings(MEAN, decode="tpu")
     with pytest.raises(InputError, match="needs a GPU"):
         embed_slides(tmp_path, tmp_path, encoder=MEAN, device="cpu", decode="gpu")
+
+
+def test_rgb_is_told_by_its_components_names(tmp_path: Path) -> None:
+    """Pillow takes three components without Adobe's mark for YCbCr, unless they are called R, G and B."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    into = BytesIO()
+    Image.fromarray(pixels).save(into, "JPEG", quality=95, subsampling=0, keep_rgb=True)
+    marked = into.getvalue()
+    at = marked.index(b"\xff\xee")
+    plain = marked[:at] + marked[at + 16 :]
+    renamed = with_rgb_names(plain.replace(RGB, b"\x01\x02\x03"))
+    expected = np.asarray(Image.open(BytesIO(marked)))
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(renamed))), expected)
+    for which in range(3):
+        listed = component_first(marked, which)
+        assert (len(listed), sorted(listed)) == (len(marked), sorted(marked))
+        frame = listed.index(b"\xff\xc0") + 10
+        assert listed[frame : frame + 3] == marked[frame + 3 * which : frame + 3 * which + 3]

@@ -21,7 +21,7 @@ def tissue(height: int = 150, width: int = 200) -> np.ndarray:
     return np.stack([x, y, (x + y) // 2], axis=2).astype(np.uint8)
 
 
-def write_dicom(path: Path, pixels: np.ndarray) -> None:
+def write_dicom(path: Path, pixels: np.ndarray, *, colours: str = "YBR_FULL_422") -> None:
     """A tiled whole-slide image as scanners write it: JPEG tiles, row by row."""
     import pydicom
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -53,7 +53,7 @@ def write_dicom(path: Path, pixels: np.ndarray) -> None:
     slide.TotalPixelMatrixRows, slide.TotalPixelMatrixColumns = pixels.shape[:2]
     slide.TotalPixelMatrixFocalPlanes = slide.NumberOfOpticalPaths = 1
     slide.NumberOfFrames, slide.SamplesPerPixel = len(frames), 3
-    slide.PhotometricInterpretation, slide.PlanarConfiguration = "YBR_FULL_422", 0
+    slide.PhotometricInterpretation, slide.PlanarConfiguration = colours, 0
     slide.BitsAllocated = slide.BitsStored = 8
     slide.HighBit, slide.PixelRepresentation = 7, 0
     slide.ImageOrientationSlide = [0, -1, 0, -1, 0, 0]
@@ -86,6 +86,20 @@ def test_dicom_through_wsidicom(tmp_path: Path) -> None:
         assert slide.dimensions == (200, 150)
 
 
+def test_dicom_that_openslide_refuses(tmp_path: Path) -> None:
+    """Colours as YBR_FULL, as some scanners and converters write them."""
+    openslide = pytest.importorskip("openslide")
+    pytest.importorskip("wsidicom")
+    path = tmp_path / "s.dcm"
+    write_dicom(path, tissue(), colours="YBR_FULL")
+    with pytest.raises(openslide.OpenSlideError, match="YBR_FULL"):
+        openslide.OpenSlide(path)
+    with xmil.open_slide(path) as slide:
+        assert (slide.backend, slide.dimensions) == ("wsidicom, dicom", (200, 150))
+        area = slide.read_area((40, 50, 100, 60), (100, 60))
+        assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG
+
+
 @pytest.mark.parametrize("compression", ["jpeg2000", "webp"])
 def test_tiffs_of_newer_codecs(tmp_path: Path, compression: str) -> None:
     pytest.importorskip("imagecodecs")
@@ -104,3 +118,23 @@ def test_stacks_and_fluorescence_are_refused_by_name(tmp_path: Path) -> None:
         tifffile.imwrite(tmp_path / name, np.zeros(shape, np.uint16), metadata={"axes": axes})
         with pytest.raises(FileError, match=said):
             xmil.open_slide(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "said"),
+    [
+        ((300, 300), np.uint16, "a fluorescence image, or channels apart"),
+        ((4, 300, 300), np.uint8, "a TIFF of other pixels"),
+    ],
+)
+def test_tiled_tiffs_that_openslide_would_show_in_part(
+    tmp_path: Path, shape: tuple[int, ...], kind: type, said: str
+) -> None:
+    """OpenSlide opens both without a word: sixteen bits cut to eight, the first of four channels."""
+    openslide = pytest.importorskip("openslide")
+    path = tmp_path / "s.tif"
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(kind).max, shape, dtype=kind)
+    tifffile.imwrite(path, pixels, tile=(128, 128), photometric="minisblack", metadata=None)
+    assert openslide.OpenSlide(path).dimensions == (300, 300)
+    with pytest.raises(FileError, match=said):
+        xmil.open_slide(path)

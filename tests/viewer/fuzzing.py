@@ -104,6 +104,9 @@ def fuzz(app: Any, *, requests: int, seed: int) -> Tally:
     return tally
 
 
+ASKED = ["/api/slides/{key}/whatif", "/api/slides/{key}/explain"]
+
+
 def check(answer: Answer, request: dict[str, Any]) -> None:
     """What must hold of every answer, whatever was asked."""
     assert answer.status < 500 or answer.status == 503, (answer.status, request)  # 503: the page is not built
@@ -130,9 +133,7 @@ def _requests(draw: random.Random, n: int) -> Iterator[dict[str, Any]]:
         for _ in range(draw.choice([0, 0, 0, 1, 2, 5])):
             name, value = draw.choice(NAMES), draw.choice(VALUES)
             headers.append((name.encode(), value.encode("latin-1", "replace")))
-        template = (
-            "/api/slides/{key}/whatif" if method == "POST" and draw.random() < 0.7 else draw.choice(paths)
-        )
+        template = draw.choice(ASKED) if method == "POST" and draw.random() < 0.7 else draw.choice(paths)
         yield {
             "target": _target(draw, template),
             "method": method,
@@ -157,8 +158,8 @@ def _target(draw: random.Random, template: str) -> str:
 
 def _value(draw: random.Random) -> str:
     kind = draw.random()
-    if kind < 0.6:
-        return str(draw.randrange(4))
+    if kind < 0.7:
+        return str(draw.randrange(3))
     if kind < 0.85:
         return draw.choice(NUMBERS)
     return draw.choice(ESCAPES) * draw.randrange(1, 8) + draw.choice([*PLACES, *MARKUP])
@@ -183,6 +184,8 @@ def _mutated(draw: random.Random, target: str) -> str:
 def _body(draw: random.Random) -> bytes | list[bytes]:
     good = {
         "run": draw.randrange(3),
+        "method": draw.choice(["lrp", "attention", "none"]),
+        "targets": draw.choice([["tumour"], ["benign", "tumour"], [], "tumour"]),
         draw.choice(["remove", "keep"]): [draw.randrange(-2, 99) for _ in range(5)],
     }
     odd: list[Any] = [

@@ -1,4 +1,4 @@
-"""Maps inside patches of a made run, and pairs of its patches."""
+"""Maps inside patches of a made run, pairs of its patches, and their concepts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import numpy as np
 from tests.viewer.make_run import Made
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.core.interactions import Interactions
-from xmil.core.storage import read_explanations
+from xmil.core.storage import read_explanation, read_explanations
 from xmil.core.target import Target
+from xmil.findings.concept_maps import ConceptMaps
 
 EDGE = 64
 
@@ -54,3 +55,15 @@ def write_pairs(made: Made) -> None:
     folder = made.runs[0] / "interactions"
     folder.mkdir(exist_ok=True)
     pairs.save(folder / f"{made.names[0]}.tumour.parquet")
+
+
+def write_concepts(made: Made, more: float = 0.0) -> ConceptMaps:
+    """Concepts of the first slide: half of each score, less of it with the sign in turn, and nothing."""
+    e = read_explanation(made.runs[0] / "slides" / f"{made.names[0]}.parquet", method="lrp", target="tumour")
+    values = e.scores[:, None] * np.array([0.5, 0.3, 0.0], dtype=np.float32)
+    values[::2, 1] *= -1
+    maps = ConceptMaps(values, e.scores + np.float32(more), "lrp", "tumour")
+    folder = made.runs[0] / "insight" / "concepts"
+    folder.mkdir(parents=True, exist_ok=True)
+    maps.save(folder / f"{made.names[0]}.npz")
+    return maps

@@ -219,3 +219,43 @@ def test_warnings_and_every_share_stand_beside_the_scores(browser: Any, tmp_path
         page.evaluate(LABELS)
         saved(page)
         assert told in page.evaluate("() => window.written")
+
+
+def test_full_screen_shows_the_slide_alone_and_leaves_again(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 1)
+        before = page.locator(".stage").bounding_box()
+        page.keyboard.press("f")
+        page.wait_for_function("() => document.fullscreenElement?.classList.contains('slide')")
+        page.evaluate("() => window.xmil.view.say('seen')")
+        assert page.evaluate("() => document.fullscreenElement.contains(document.querySelector('.message'))")
+        assert page.locator(".top").evaluate("bar => !document.fullscreenElement.contains(bar)")
+        page.keyboard.press("]")  # keys go on
+        page.wait_for_function(
+            "() => window.xmil.view?.info?.id === 'slide-2' && window.xmil.view.firstPaint"
+        )
+        if page.evaluate("() => document.fullscreenElement !== null"):
+            page.keyboard.press("f")
+        page.wait_for_function("() => !document.fullscreenElement")
+        page.wait_for_timeout(200)
+        assert page.locator(".stage").bounding_box() == before
+
+
+def test_the_label_is_offered_only_where_the_server_serves_it(
+    browser: Any, data_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("openslide")
+    slides = data_dir / "slides"
+    write_run(tmp_path / "run", "CMU-1-Small-Region", {("lrp", "t"): signed(20)}, coords=grid(5, 4, 240))
+    for labels in (False, True):
+        shown = Collection([tmp_path / "run"], slides=slides, labels=labels)
+        with served(shown) as url, opened(browser, "about:blank") as page:
+            asked: list[str] = []
+            page.on("request", lambda request, asked=asked: asked.append(request.url))
+            page.goto(f"{url}#/slide/CMU-1-Small-Region")
+            page.locator(".image-settings > summary").click()
+            assert page.locator(".label-image summary").count() == int(labels)
+            assert not any("label" in address for address in asked)
+            if labels:
+                page.locator(".label-image summary").click()
+                page.wait_for_function("() => document.querySelector('.label-picture')?.naturalWidth > 100")

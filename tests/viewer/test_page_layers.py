@@ -19,10 +19,11 @@ from tests.viewer.browser import (
     red_blue,
     served,
     show_plainly,
+    whisker,
 )
 from tests.viewer.given_scores import grid, signed, write_run
-from tests.viewer.make_inside import EDGE, write_pairs
-from tests.viewer.make_run import make_run
+from tests.viewer.make_inside import EDGE, write_concepts, write_pairs
+from tests.viewer.make_run import Made, make_run
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.core.storage import read_explanation
 from xmil.viewer.collection import Collection
@@ -116,6 +117,30 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         np.testing.assert_allclose(near[round(y), round(x)], red_blue(1), atol=40)
         link = page.evaluate("() => window.xmil.view.link.state().layers")
         assert set(link) == {"outline", "inside", "deciding"}
+
+
+def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Made) -> None:
+    maps = write_concepts(fresh)
+    limit = whisker(maps.scores)
+    with served(Collection(fresh.runs, slides=fresh.slides)) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        page.locator("select[name=target]").select_option("tumour")
+        show_plainly(page)
+        page.locator("input[name=layer-concepts]").check()
+        for concept in (0, 1):
+            page.locator("select[name=layer-concepts-choice]").select_option(str(concept))
+            page.locator(".pane-note", has_text=f"Only what goes through concept {concept}").wait_for()
+            seen = pixels(page)
+            for i in (1, 2, 8, 13, 14):
+                x, y = place_of(page, *centre(i))
+                share = np.clip(maps.values[i, concept] / limit, -1, 1)
+                np.testing.assert_allclose(seen[round(y), round(x)], red_blue(share), atol=6)
+        page.wait_for_timeout(400)
+        page.reload()
+        page.locator(".pane-note", has_text="concept 1").wait_for()
+        page.locator("select[name=target]").select_option("benign")
+        assert "The concepts are of lrp for tumour." in page.locator(".layers").inner_text()
+        assert page.locator(".pane-note").inner_text() == ""
 
 
 def test_the_hatch_covers_patches_of_unsure_sign_alone(browser: Any, tmp_path: Path) -> None:

@@ -34,6 +34,13 @@ def test_data_never_becomes_markup(path: Path) -> None:
     assert len(text.splitlines()) < 400
 
 
+def test_no_part_of_the_page_gets_the_whole_view() -> None:
+    """Panels say in an interface of their own what they need; only the page itself makes views."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in SOURCES}
+    importing = [name for name, text in texts.items() if 'from "./slide"' in text]
+    assert importing == ["main.ts"]
+
+
 def test_the_built_page_carries_its_licences() -> None:
     files = page_files()
     if not files:

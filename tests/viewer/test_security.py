@@ -12,9 +12,10 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from tests.viewer.asking import Answer, ask, ask_socket
+from tests.viewer.asking import Answer, app_of, ask, ask_socket, pixels
 from tests.viewer.fuzzing import ESCAPES, SECRET, check, fuzz
-from tests.viewer.make_inside import inside_of, kept, write_pairs
+from tests.viewer.given_scores import write_run
+from tests.viewer.make_inside import inside_of, kept, write_concepts, write_pairs
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
@@ -39,6 +40,8 @@ ROUTES = [
     "/api/slides/0/inside-0.json",
     "/api/slides/0/alike-0-0.json",
     "/api/slides/0/pairs-0.json",
+    "/api/slides/0/concepts-0.json",
+    "/api/slides/0/concept-0-0.bin",
     "/api/slides/0/deciding-0.json",
     "/api/slides/0/small-0-0.png",
     "/api/slides/0/annotations-ann.json",
@@ -52,6 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Made:
     (folder / "secret.txt").write_text(SECRET)
     made = make_run(folder, slides=2, columns=6, rows=4, edge=64, certificates=False)
     write_pairs(made)
+    write_concepts(made)
     return kept(made, inside_of(made, np.ones((1, 4, 4), dtype=np.float32), [2]))
 
 
@@ -370,20 +374,34 @@ def test_scripts_in_names_stay_text(tmp_path: Path) -> None:
     assert b"<script>" not in lost.body
 
 
-def test_no_label_or_macro_is_ever_read(data_dir: Path) -> None:
-    """The only pictures are of the scanned area: the label is not among them and has no address."""
+def test_labels_have_no_address_unless_asked_for(data_dir: Path, tmp_path: Path) -> None:
+    """By default the only pictures are of the scanned area; by --label-images the label, never the macro."""
     openslide = pytest.importorskip("openslide")
-    from xmil.viewer.deepzoom import Pictures
-
     path = data_dir / "slides" / "CMU-1-Small-Region.svs"
+    write_run(tmp_path / "run", path.stem, {("lrp", "tumour"): np.ones(4, dtype=np.float32)})
     with openslide.OpenSlide(str(path)) as slide:
-        assert slide.associated_images  # there is something to hide
+        label = np.asarray(slide.associated_images["label"].convert("RGB")).astype(int)
+        macro = slide.associated_images["macro"].size
     described = json.dumps(describe_routes()).lower()
     assert "label" not in described
     assert "macro" not in described
-    shown = Pictures(path.parent)
-    assert not {"associated", "label", "macro"} & {name for name in dir(shown) if not name.startswith("_")}
-    shown.close()
+    shut, shown = (
+        create_app(Collection([tmp_path / "run"], slides=path.parent, labels=labels))
+        for labels in (False, True)
+    )
+    assert ask(shut, "/api/run.json").json["labels"] is False
+    assert ask(shut, "/api/slides/0/label.jpeg").status == 404
+    assert ask(shown, "/api/run.json").json["labels"] is True
+    seen = pixels(ask(shown, "/api/slides/0/label.jpeg").body)
+    assert seen.shape == label.shape != macro[::-1]
+    assert np.abs(seen - label).mean() < 6
+    for name in ("macro.jpeg", "thumbnail-label.jpeg", "label-0.jpeg"):
+        assert ask(shown, f"/api/slides/0/{name}").status == 404
+
+
+def test_a_slide_without_a_label_says_so(made: Made) -> None:
+    answer = ask(app_of(made, labels=True), "/api/slides/0/label.jpeg")
+    assert (answer.status, answer.json["error"]) == (404, "The slide 'slide-0' has no label image.")
 
 
 def test_fuzzed_requests_in_process(open_app: Any) -> None:

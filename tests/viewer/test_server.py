@@ -198,6 +198,22 @@ def test_without_slides_the_evidence_stands_alone(made: Made) -> None:
     assert "--slides" in missing.json["error"]
 
 
+def test_slides_that_no_run_explains_can_stand_beside(made: Made, tmp_path: Path) -> None:
+    """Another stain in the slides' folder has a number and no evidence; the list does not show it."""
+    shutil.copytree(made.slides, tmp_path / "slides")
+    write_slide(tmp_path / "slides" / "ihc.tif", patch_colours(6).reshape(2, 3, 3), edge=64)
+    app = create_app(Collection(made.runs, slides=tmp_path / "slides"))
+    about = ask(app, "/api/run.json").json
+    assert [slide["id"] for slide in about["slides"]] == made.names
+    [other] = about["others"]
+    assert other["id"] == "ihc"
+    found = ask(app, f"/api/slides/{other['key']}/slide.json").json
+    assert (found["image"]["width"], found["sets"], found["error"]) == (192, [], None)
+    assert ask(app, f"/tiles/{other['key']}/8/0_0.jpeg").status == 200
+    assert ask(app, f"/api/slides/{other['key'] + 1}/slide.json").status == 404
+    assert ask(app, f"/api/slides/{other['key']}/evidence-0.bin").status == 404
+
+
 def test_similar_patches_are_the_nearest_by_cosine(app: Any, made: Made) -> None:
     x = read_bag(made.features / "slide-1.h5").features.astype(np.float64)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +14,9 @@ from xmil.runs.listener import Listener
 
 if TYPE_CHECKING:
     from xmil.core.run import Run
+
+
+SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
 
 
 class Screen(Listener):
@@ -41,6 +45,28 @@ class Screen(Listener):
     def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
         """A bar on the standard error."""
         return progress_bar(what, total)
+
+
+@contextmanager
+def costs_said() -> Iterator[None]:
+    """Within the block, methods that sample say what the first slide costs, once each."""
+    seen: set[str] = set()
+
+    def first(record: logging.LogRecord) -> bool:
+        fresh = str(record.msg) not in seen
+        seen.add(str(record.msg))
+        return fresh
+
+    quiet = [log for log in map(logging.getLogger, SAMPLING) if not log.isEnabledFor(logging.INFO)]
+    for log in quiet:
+        log.setLevel(logging.INFO)
+        log.addFilter(first)
+    try:
+        yield
+    finally:
+        for log in quiet:
+            log.setLevel(logging.NOTSET)
+            log.removeFilter(first)
 
 
 @contextmanager

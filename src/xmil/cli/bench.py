@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,13 +81,14 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option(help="Compare two folders of results, row by row, on the same bags."),
     ] = None,
+    as_json: _options.Json = False,
 ) -> int:
     """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
 
     Writes results.json, bags.parquet and a page, index.html. The speed measurements are `make bench`.
     """
     if compare is not None:
-        return _compare(*compare)
+        return _compare(*compare, as_json=as_json)
     from xmil.bench.plans import Asked
 
     asked = Asked(
@@ -111,17 +115,17 @@ def bench(
         ),
     )
     if export is not None:
-        return _export(asked, out, export)
+        return _export(asked, out, export, as_json=as_json)
     if not report and not suite:
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
-    done = True if report else _measure(asked, out)
-    _report(out)
-    if not done:
+    done = True if report else _measure(asked, out, as_json=as_json)
+    _report(out, done=done, as_json=as_json)
+    if not done and not as_json:
         print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")
     return 0
 
 
-def _measure(asked: Asked, out: Path) -> bool:
+def _measure(asked: Asked, out: Path, *, as_json: bool) -> bool:
     from rich.console import Console
 
     from xmil.bench.plans import known_tasks, measure
@@ -135,24 +139,33 @@ def _measure(asked: Asked, out: Path) -> bool:
     with console.status("starting") as status:
         done, left_out = measure(asked, out, lambda text: status.update(text))
     for reason in left_out:
-        print(f"Left out, {reason}")
+        print(f"Left out, {reason}", file=sys.stderr if as_json else None)
     return done
 
 
-def _export(asked: Asked, out: Path, folder: Path) -> int:
+def _export(asked: Asked, out: Path, folder: Path, *, as_json: bool) -> int:
     from xmil.bench.plans import export
 
-    made = export(asked, out, folder, print)
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if as_json else None)
+
+    made = export(asked, out, folder, say)
+    if as_json:
+        print(json.dumps({"out": str(folder), "sets": len(made)}))
+        return 0
     print(f"{len(made)} sets of bags, each with its model's weights, written to {folder}.")
     return 0
 
 
-def _report(out: Path) -> None:
+def _report(out: Path, *, done: bool, as_json: bool) -> None:
     from xmil.bench.folder import Folder
     from xmil.bench.plans import read_settings
     from xmil.bench.run_report import PAGE, write_report
 
     summary = write_report(Folder(out), read_settings(out))
+    if as_json:
+        print(json.dumps({**summary, "finished": done, "page": str(out / PAGE)}, indent=2, default=str))
+        return
     for suite in summary["suites"]:
         _print_suite(suite)
     print(f"\nWritten to {out / PAGE}.")
@@ -171,10 +184,13 @@ def _print_suite(suite: dict[str, Any]) -> None:
         print(f"    fails: {check['what']} ({check['detail']})")
 
 
-def _compare(first: Path, second: Path) -> int:
+def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     from xmil.bench.comparing import compare_runs
 
     changes = compare_runs(first, second)
+    if as_json:
+        print(json.dumps([asdict(change) for change in changes], indent=2, default=str))
+        return 0
     sure = [c for c in changes if c.sure]
     unpaired = [c for c in changes if c.difference is None]
     print(f"{len(changes)} figures in both runs; {len(sure)} differ (95 % paired interval without zero).")

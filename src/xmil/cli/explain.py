@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmil.cli import _options, _workers
-from xmil.cli._screen import Screen, command, finished
+from xmil.cli._screen import Screen, command, costs_said, finished
 from xmil.core.errors import InputError
 from xmil.core.parsing import parse_json
+
+if TYPE_CHECKING:
+    from xmil.core.run import Run
 
 
 def explain(
@@ -60,6 +63,9 @@ def explain(
     class_names: _options.ClassNames = "",
     slide: Annotated[
         Path | None, typer.Option(help="Without --out: the slide to draw the picture over.")
+    ] = None,
+    slides: Annotated[
+        Path | None, typer.Option(help="Folder of slides: draw heatmaps as well, into OUT/heatmaps.")
     ] = None,
     as_json: _options.Json = False,
     device: _options.Device = "cpu",
@@ -118,13 +124,27 @@ def explain(
     if out is None:
         from xmil.cli._one_slide import check_one, explain_one
 
+        if slides is not None:
+            raise InputError("--slides goes with --out; for one slide without it, use --slide.")
         check_one(features)
-        return explain_one(model, features, slide=slide, as_json=as_json, **asked)
+        with costs_said():
+            return explain_one(model, features, slide=slide, as_json=as_json, **asked)
     if slide is not None:
         raise InputError("--slide is for one slide without --out; with it, `xmil heatmap --slides` draws.")
     screen = Screen(as_json)
-    run = explain_slides(model, features, out=out, listener=screen, **asked)
-    return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
+    with costs_said():
+        run = explain_slides(model, features, out=out, listener=screen, **asked)
+    if slides is None:
+        return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
+    failed = _drawn(run, slides, screen, mpp=mpp, patch_size=patch_size, follow_links=follow_links)
+    return max(failed, finished(run, screen, then=command("xmil", "view", out, "--slides", slides)))
+
+
+def _drawn(run: Run, slides: Path, screen: Screen, **how: Any) -> int:
+    """Draw the run's slides as `xmil heatmap` would; 1 where some failed."""
+    from xmil.runs.heatmap import draw_slides
+
+    return int(bool(draw_slides(run, slides=slides, listener=screen, **how).failed))
 
 
 def memory_bytes(text: str) -> int:

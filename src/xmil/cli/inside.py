@@ -34,6 +34,7 @@ def inside(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     random: Annotated[bool, typer.Option("--random", help="Use an untrained encoder, for testing.")] = False,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
     as_json: _options.Json = False,
     tiff: Annotated[bool, typer.Option("--tiff", help="Write the maps as OME-TIFF as well.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Delete earlier maps and start over.")] = False,
@@ -61,6 +62,7 @@ def inside(
         device=device,
         random=random,
         tiff=tiff,
+        format=format,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address, device=device),
         follow_links=follow_links,

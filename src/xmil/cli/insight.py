@@ -54,6 +54,7 @@ def insight(
         int, typer.Option(help="Slides for the card's sanity tests, with --model; 0 for none.", min=0)
     ] = 10,
     seed: Annotated[int, typer.Option(help="Seed for the sample, the dictionary and the tests.")] = 0,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
     as_json: _options.Json = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete earlier findings and start over.")
@@ -87,6 +88,7 @@ def insight(
         within=within,
         sanity=sanity,
         seed=seed,
+        format=format,
         restart=restart,
         workers=_workers.workers_of(engine, workers=workers, address=address),
         follow_links=follow_links,

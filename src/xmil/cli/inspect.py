@@ -41,7 +41,7 @@ def inspect(
     else:
         for result in results:
             print(as_text(result), file=sys.stderr if "error" in result else sys.stdout)
-        following = _next(results)
+        following = _next(results, options)
         if following:
             print(f"Next: {following}")
     failed = sum("error" in result for result in results)
@@ -49,17 +49,29 @@ def inspect(
         raise typer.Exit(2 if failed == len(results) else 1)
 
 
-def _next(results: list[dict[str, Any]]) -> str:
+def _next(results: list[dict[str, Any]], options: dict[str, Any]) -> str:
     """The command to go on with, once it is known where features are; what was not named is in capitals."""
     from xmil.cli._screen import command
 
     model = next((result["path"] for result in results if result["kind"] == "checkpoint"), "MODEL")
+    slides = next((result["path"] for result in results if _holds_slides(result)), None)
     for result in results:
         where = _features_in(result)
         if where is not None:
-            out = () if result["kind"] == "features" else ("--out", "run")
-            return command("xmil", "explain", "--model", model, "--features", where, *out)
-    return ""
+            out = ["--out", "run"] if slides or result["kind"] != "features" else []
+            out += ["--slides", slides] if slides else []
+            return command("xmil", "explain", "--model", model, "--features", where, *out, *_given(options))
+    return command("xmil", "tile", slides, "--out", "tiles") if slides else ""
+
+
+def _holds_slides(result: dict[str, Any]) -> bool:
+    return result["kind"] == "folder" and {"slides", "read by"} <= set(result.get("facts", {}))
+
+
+def _given(options: dict[str, Any]) -> list[str]:
+    """What this command was told of the files, for the next."""
+    told = {name: value for name, value in options.items() if value not in (None, "auto")}
+    return [word for name, value in told.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _features_in(result: dict[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,7 @@ def toy(
     ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick.")] = None,
     plots: Annotated[bool, typer.Option(help="Draw bar plots and example bags.")] = True,
+    as_json: _options.Json = False,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
     from xmil.core.runfiles import locked
@@ -69,7 +71,7 @@ def toy(
     with locked(out):
         write_run(out, settings)
         rows = _run(configurations, names["methods"], out)
-        _write(rows, configurations, names["methods"], out, plots=plots)
+        _write(rows, configurations, names["methods"], out, plots=plots, as_json=as_json)
 
 
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
@@ -206,10 +208,16 @@ def _run(configurations: list[Configuration], methods: list[str], out: Path) -> 
 
 
 def _write(
-    rows: list[Row], configurations: list[Configuration], methods: list[str], out: Path, *, plots: bool
+    rows: list[Row],
+    configurations: list[Configuration],
+    methods: list[str],
+    out: Path,
+    *,
+    plots: bool,
+    as_json: bool,
 ) -> None:
     """The tables of every measure, the plots, and the main table on the screen."""
-    from xmil.toy.result_table import as_text, summarise
+    from xmil.toy.result_table import as_records, as_text, summarise
 
     paper = all(c.comparable for c in configurations)
     _write_tables(rows, out, paper=paper)
@@ -217,7 +225,11 @@ def _write(
         from xmil.toy.plots import draw_all
 
         draw_all(rows, configurations, methods, out, paper=paper)
-    print(as_text(summarise(rows, paper=paper)))
+    table = summarise(rows, paper=paper)
+    if as_json:
+        print(json.dumps({"measure": "auprc2", "rows": as_records(table), "out": str(out)}, indent=2))
+        return
+    print(as_text(table))
     beside = "; [paper, difference]" if paper else ""
     print(f"\nAUPRC-2, mean ± std; * best, + second{beside}. Written to {out}.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from xmil.cli import _options
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def view(
     mpp: Annotated[
         float | None, typer.Option(help="Microns per pixel, if the slides do not store it.")
     ] = None,
+    format: _options.Layout = "auto",  # noqa: A002 - the word users know
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
     ] = ("127.0.0.1"),
@@ -52,7 +55,15 @@ def view(
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Follow links that lead out of the folders.")
     ] = False,
+    label_images: Annotated[
+        bool,
+        typer.Option("--label-images", help="Serve the photographed labels, which may name patients."),
+    ] = False,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One line of JSON: the address and the slides, or what was written."),
+    ] = False,
 ) -> int:
     """Look at slides and evidence in the browser; Ctrl-C ends."""
     try:
@@ -61,12 +72,25 @@ def view(
         raise InputError("The viewer is not installed; run: pip install 'xmil[viewer]'") from None
     from xmil.viewer.collection import Collection
 
-    shown = Collection(runs, slides=slides, features=features or (), mpp=mpp, follow_links=follow_links)
-    _tell(shown, slides)
+    if label_images and export is not None:
+        raise InputError("Label images may name patients and are never exported; leave out --label-images.")
+    shown = Collection(
+        runs,
+        slides=slides,
+        features=features or (),
+        mpp=mpp,
+        follow_links=follow_links,
+        labels=label_images,
+        layout=format,
+    )
+    if not as_json:
+        _tell(shown, slides)
     if export is not None:
-        return _export(shown, export, longest=export_px)
+        return _export(shown, export, longest=export_px, as_json=as_json)
     secret = _token(token, token_file)
-    return _serve(shown, models=model or [], host=host, port=port, token=secret, browser=browser)
+    return _serve(
+        shown, models=model or [], host=host, port=port, token=secret, browser=browser, as_json=as_json
+    )
 
 
 def _token(given: str | None, file: Path | None) -> str | None:
@@ -94,7 +118,14 @@ def _tell(shown: Collection, slides: Path | None) -> None:
 
 
 def _serve(
-    shown: Collection, *, models: list[Path], host: str, port: int | None, token: str | None, browser: bool
+    shown: Collection,
+    *,
+    models: list[Path],
+    host: str,
+    port: int | None,
+    token: str | None,
+    browser: bool,
+    as_json: bool,
 ) -> int:
     import secrets
 
@@ -110,14 +141,18 @@ def _serve(
     listening = open_socket(host, port)
     place = address(listening, rules)
     built = bool(page_files())
-    print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
+    if as_json:
+        missing, n = shown.missing_pictures()
+        print(json.dumps({"address": place, "slides": n, "without_picture": missing}), flush=True)
+    else:
+        print(place if built else f"{NOT_BUILT}\n{place}", flush=True)
     if browser and built:
         _open(place)
     serve(app, listening)
     return 0
 
 
-def _export(shown: Collection, folder: Path, *, longest: int | None) -> int:
+def _export(shown: Collection, folder: Path, *, longest: int | None, as_json: bool) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -131,6 +166,9 @@ def _export(shown: Collection, folder: Path, *, longest: int | None) -> int:
             longest=longest,
             on_slide=lambda _, done, total: progress.update(bar, completed=done, total=total),
         )
+    if as_json:
+        print(json.dumps({"out": str(folder), "failed": failed}))
+        return 1 if failed else 0
     for slide, reason in failed.items():
         print(f"{slide}: {reason}")
     print(f"Written to {folder}; put it on any web server, or: python -m http.server -d {folder}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from xmil.core.errors import FileError, WriteError, bad_parameter
 
 SYNC = "XMIL_SYNC"
+OPEN_FILES = (errno.EMFILE, errno.ENFILE)  # too many of them
 _UNABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # file systems that sync nothing
 
 
@@ -123,7 +124,8 @@ def _not_written(target: Path, error: OSError) -> FileError:
     if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
         return FileError(f"{target.name[:80]}: cannot be the name of a file; rename the slide.")
     reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
-    return WriteError(f"{target}: cannot be written ({reason}); make room, or choose another place.")
+    way = "raise `ulimit -n`" if error.errno in OPEN_FILES else "make room, or choose another place"
+    return WriteError(f"{target}: cannot be written ({reason}); {way}.")
 
 
 def _put(path: str, text: str) -> None:

@@ -159,13 +159,13 @@ class Explanation(Placed):
     def interval(self, level: float = 0.95) -> tuple[FloatArray, FloatArray]:
         """The lower and upper bound (n,) of each score's mean over all sub-bags or orders.
 
-        Wider than `stderr` alone would say: each patch's variance is joined by the mean variance of the bag's
-        patches, as one sample more. So it covers scores that rare sub-bags decide, too.
+        A little wider than `stderr` alone would say: a share of the mean variance of all patches joins that
+        of each, for those whose scores rare sub-bags decide.
 
         >>> e = Explanation(np.array([0.5, 0.0]), np.zeros(2), 0.0, "lrp", Target(1), True,
         ...                 stderr=np.array([0.1, 0.0]), params={"contexts": 24, "keep": 0.5})
-        >>> [bound.round(2).tolist() for bound in e.interval()]
-        [[0.29, -0.04], [0.71, 0.04]]
+        >>> [bound.round(3).tolist() for bound in e.interval()]
+        [[0.28, -0.005], [0.72, 0.005]]
         """
         if not isinstance(level, float) or not 0 < level < 1:
             raise bad_parameter("level", "Explanation.interval", "a float in the range (0, 1)", level)

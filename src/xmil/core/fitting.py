@@ -13,10 +13,10 @@ Patch = npt.NDArray[np.uint8]  # (height, width, 3)
 
 
 @dataclass(frozen=True)
-class Fit:
+class PatchFit:
     """Resize the shorter edge to `size / crop` and cut the middle of `size`; without a size, nothing.
 
-    >>> Fit(224)(np.zeros((256, 256, 3), dtype=np.uint8)).shape
+    >>> PatchFit(224)(np.zeros((256, 256, 3), dtype=np.uint8)).shape
     (224, 224, 3)
     """
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from xmil._version import __version__
 from xmil.core.budget import check_regular
@@ -145,7 +145,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         stored = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); choose another --out.") from None
+    except ValueError:
         raise InputError(f"{path}: damaged; remove it, or choose another --out.") from None
     return _of_today(stored if isinstance(stored, dict) else {}, path)
 
@@ -223,7 +225,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
 
-        stream = (folder / ".lock").open("w")
+        stream = _lock_file(folder / ".lock")
     except (ImportError, OSError):
         yield  # no locks on this system, or nothing can be written: the first file says so
         return
@@ -237,6 +239,14 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         yield
+
+
+def _lock_file(path: Path) -> IO[str]:
+    """The file that is locked; another user's can be read at least, which is enough to lock it."""
+    try:
+        return path.open("w")
+    except PermissionError:
+        return path.open()
 
 
 def make_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, unknown_name
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -56,9 +56,9 @@ class Transform:
         return (batch.float() / 255 - mean) / std
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> PatchFit:
         """What is done to a patch before it is scaled."""
-        return Fit(self.size, self.crop, self.interpolation)
+        return PatchFit(self.size, self.crop, self.interpolation)
 
 
 @lru_cache(maxsize=16)

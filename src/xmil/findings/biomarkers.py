@@ -19,6 +19,7 @@ from xmil.core.errors import InputError
 from xmil.core.interval import Interval
 
 MICRON = 1e-3  # millimetres
+STRONG = 0.7  # of the cohort's mean absolute score; docs/insight.md says how it was chosen
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
@@ -65,8 +66,8 @@ def map_biomarkers(
 
 
 def score_scale(scores: npt.ArrayLike) -> float:
-    """The mean absolute score of a cohort's patches: what a score must exceed to be called strong."""
-    return float(np.abs(np.asarray(scores, dtype=np.float64)).mean())
+    """What a score must exceed to be called strong: a part of the mean absolute score of all patches."""
+    return float(STRONG * np.abs(np.asarray(scores, dtype=np.float64)).mean())
 
 
 def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:

@@ -197,7 +197,7 @@ def make_drawer(
         files = [job.explanations, *run.pairs(job.slide_id)]
         files += [] if job.slide is None else [job.slide]
         source = " ".join(identity(path, full=full_digests) for path in files)
-        changed = job.drawn not in ("", source)
+        changed = job.drawn != source  # not recorded: a kill came between; the clock is not asked
         return replace(draw_slide(job, run, order, out, restart=restart or changed), source=source)
 
     return drawer

@@ -133,7 +133,7 @@ def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
         return ()
     return (
         f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
-        "errors are too small more often than they should be; more contexts help, and shapley is exact.",
+        "errors are too small more often than they should be; interval() allows for it, more contexts help.",
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray, IntArray
-from xmil.core.errors import bad_parameter
+from xmil.core.errors import InputError, bad_parameter
 from xmil.core.explanation import Explanation
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.core.parsing import small_number
@@ -37,7 +37,7 @@ def explain_inside(
     slide: Slide | str | PathLike[str],
     explanation: Explanation,
     *,
-    patches: int | Sequence[int] = 16,
+    patches: int | npt.ArrayLike = 16,
     method: str = "turned",
     features: Bag | npt.ArrayLike | None = None,
     transform: Callable[[Any], Tensor] | None = None,
@@ -49,7 +49,8 @@ def explain_inside(
 ) -> Inside:
     """Where inside the strongest patches, or the given ones, their scores come from.
 
-    `patches` is a number (the largest absolute scores) or rows of the bag. What a patch's features are worth
+    `patches` is a number (the largest absolute scores), rows of the bag, or boxes (k, 4) in level-0 pixels:
+    left, top, right and bottom, for the patches whose centre they hold. What a patch's features are worth
     comes from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`; with
     neither, every patch of the explanation is read from the slide and encoded again. `encoder` is one of
     `load_encoder`, its name, or a module with its `transform`. `patch_px` is the size in pixels at which
@@ -63,7 +64,7 @@ def explain_inside(
     with _opened(slide, mpp) as opened:
         placed = explanation.placed(mpp=mpp or opened.mpp)
         reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
-        rows = _chosen(explanation, patches)
+        rows = _chosen(placed, patches)
         worth = find_worth(
             model, explanation, rows, read=reader.features, features=features, background=background
         )
@@ -140,16 +141,34 @@ def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
     return int(size) if size else min(PIXELS, placed.patch_size or PIXELS)
 
 
-def _chosen(explanation: Explanation, patches: int | Sequence[int]) -> IntArray:
-    n = len(explanation)
+def _chosen(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
+    n = len(placed)
     if isinstance(patches, int):
         if patches < 1:
-            raise bad_parameter("patches", "explain_inside", "an int in the range [1, inf), or rows", patches)
-        return np.argsort(-np.abs(explanation.scores), kind="stable")[:patches].astype(np.int64)
-    rows = np.asarray(patches, dtype=np.int64)
+            raise bad_parameter(
+                "patches", "explain_inside", "an int in the range [1, inf), rows or boxes", patches
+            )
+        return np.argsort(-np.abs(placed.scores), kind="stable")[:patches].astype(np.int64)
+    given = np.asarray(patches)
+    if given.ndim == 2 and given.shape[1] == 4:
+        return _held(placed, given)
+    rows = given.astype(np.int64)
     if rows.ndim != 1 or not len(rows) or rows.min() < 0 or rows.max() >= n:
-        raise bad_parameter("patches", "explain_inside", f"rows in the range [0, {n})", patches)
+        raise bad_parameter(
+            "patches", "explain_inside", f"rows in the range [0, {n}), or boxes (k, 4)", patches
+        )
     return rows
+
+
+def _held(placed: Explanation, boxes: npt.NDArray[Any]) -> IntArray:
+    """Rows of the patches whose centre a box holds, the largest absolute scores first."""
+    each = placed.boxes()
+    centre = (each[:, None, :2] + each[:, None, 2:]) / 2
+    inside = np.all((centre >= boxes[None, :, :2]) & (centre < boxes[None, :, 2:]), axis=2)
+    rows = np.flatnonzero(np.any(inside, axis=1))
+    if not len(rows):
+        raise InputError("No explained patch has its centre in the given boxes; they are in level-0 pixels.")
+    return rows[np.argsort(-np.abs(placed.scores[rows]), kind="stable")].astype(np.int64)
 
 
 class _Reader:

@@ -26,7 +26,7 @@ from xmil.methods.inside_layers import (
     preset_gamma,
     replaced,
 )
-from xmil.methods.inside_views import VIEWS, over_views
+from xmil.methods.inside_views import MOST, VIEWS, over_views
 from xmil.nn.folded import fold_batch_norm
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
@@ -71,7 +71,7 @@ class MapSettings:
     gamma: float | None = None
     batch: int = 32
     views: int = len(VIEWS)
-    reach: float = 1 / 6
+    reach: float = 1 / 3
 
     def __post_init__(self) -> None:
         for name in ("square", "stride"):
@@ -84,10 +84,10 @@ class MapSettings:
                 raise bad_parameter(
                     name, "explain_inside", "an int in the range [1, inf)", getattr(self, name)
                 )
-        if self.views > len(VIEWS):
-            raise bad_parameter(
-                "views", "explain_inside", f"an int in the range [1, {len(VIEWS)}]", self.views
-            )
+        if self.views > MOST:
+            raise bad_parameter("views", "explain_inside", f"an int in the range [1, {MOST}]", self.views)
+        if not 0 <= self.reach <= 0.5:
+            raise bad_parameter("reach", "explain_inside", "a share in the range [0, 0.5]", self.reach)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,20 +31,23 @@ class TileView(NamedTuple):
 
 
 VIEWS = tuple(TileView(turns, mirrored) for mirrored in (False, True) for turns in (0, 2, 1, 3))
+MOST = 2 * len(VIEWS) - 1
 SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # where the views are moved to, in turn
 
 
 def over_views(mapped: Callable[[Tile], TileMap], tile: Tile, *, n: int, reach: float) -> TileMap:
     """The mean of a map over the tile and n views of it; its sum, constant and rest are the tile's own.
 
-    Views are turned, mirrored and moved by a share `reach` of the edge, in whole places; a place has the mean
-    of the views that hold it. What the mean's sum differs by is shared out evenly.
+    Views are turned, mirrored and moved by a share `reach` of the edge, in whole places; after the first
+    eight they stay in place. A place has the mean of the views that hold it. What the mean's sum differs by
+    is shared out evenly.
     """
     first = mapped(tile)
     edge = first.values.shape[0]
     step = round(edge * reach)
-    views = VIEWS[:n] if step else VIEWS[1:n]
-    moves = [(step * right, step * down) for right, down in (SIDES * 2)[: len(views)]]
+    views = (*VIEWS, *VIEWS[1:])[:n] if step else VIEWS[1:n]
+    moves = [(step * right, step * down) for right, down in (SIDES * 2)]
+    moves = [*moves, *((0, 0) for _ in VIEWS)][: len(views)]
     total, count = first.values.double().clone(), torch.ones_like(first.values)
     for view, (x, y), values in zip(views, moves, _seen(mapped, tile, views, moves, edge), strict=True):
         total[_within(edge, y), _within(edge, x)] += view.back(values)[_within(edge, -y), _within(edge, -x)]

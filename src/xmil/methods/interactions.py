@@ -155,7 +155,9 @@ class _Players:
                 done += len(batch)
             if progress is not None:
                 progress(min(draws, done // each), draws)
-            count = min(budget // LOOKS, budget - done) if strata.shares else 0
+            count = budget - done if strata.shares else 0
+            if precision is not None or progress is not None:
+                count = min(budget // LOOKS, count)
             if count > 0 and precision is None:
                 continue
             mean, stderr = (found[i, j] for found in strata.estimate(self.chosen))

@@ -19,7 +19,7 @@ from torch import Tensor
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
 from xmil.methods.baseline import described, find_baseline
-from xmil.methods.coalitions import Coalitions, coalitions_of
+from xmil.methods.coalitions import Coalitions, RunCoalitions, coalitions_of
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import Attribution, Attributions, register_method, seed_words
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 AFFORDABLE = 12  # bags up to this size are enumerated: 4,096 coalitions
 LARGEST = 20  # the largest bag that can be enumerated at all
 CHUNK = 16  # pairs of permutations between two looks at the standard errors
+WIDE = 128  # the same on a graphics card, which many small batches would leave idle
 FEWEST = 2 * CHUNK  # pairs before the first look: fewer make poor standard errors
 Progress = Callable[[int, int], None]
 
@@ -147,6 +148,7 @@ class _Orders:
     def __init__(self, game: Coalitions, rng: np.random.Generator, permutations: int) -> None:
         self.game, self.rng = game, rng
         self.pairs = -(-permutations // 2)
+        self.chunk = WIDE if isinstance(game, RunCoalitions) and game.x.is_cuda else CHUNK
 
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
@@ -155,7 +157,7 @@ class _Orders:
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:
-            drawn = min(CHUNK, self.pairs - done)
+            drawn = min(self.chunk, self.pairs - done)
             gains = self._gains(outputs, drawn)  # (o, pairs, n)
             total, squares = total + gains.sum(dim=1), squares + gains.square().sum(dim=1)
             done += drawn

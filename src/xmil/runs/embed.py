@@ -307,7 +307,7 @@ def _make_worker(
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
     """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
-    from xmil.runs.feed.batches import encoded
+    from xmil.runs.feed.encoder_batches import encoded
 
     last: Tensor | None = None
     done = 0

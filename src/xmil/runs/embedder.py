@@ -19,7 +19,7 @@ from xmil.core.errors import FileError, StopError, XmilError
 from xmil.encoders import Encoder, Transform
 from xmil.runs.cohort_run import stopping
 from xmil.runs.feature_file import Encoded, write_features
-from xmil.runs.feed.batches import EncodedRows, GpuBatches, HostBatches
+from xmil.runs.feed.encoder_batches import EncodedRows, GpuBatches, HostBatches
 from xmil.runs.feed.feed import Feed, Filled, Part
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.feed.tile_feed import TileFeed

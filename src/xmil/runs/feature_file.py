@@ -55,7 +55,7 @@ def write_features(
                 raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
             gathered.put(rows, values)
             if gathered.unsynced > UNSYNCED:
-                _keep_up(file)
+                _keep_up(file, path)
                 gathered.unsynced = 0
 
 
@@ -86,11 +86,15 @@ class Gathered:
                 self.unsynced += vectors.nbytes
 
 
-def _keep_up(file: Any) -> None:
+def _keep_up(file: Any, path: str) -> None:
     """Let the disk write what there is, so that the end of the file does not wait for all of it."""
     if syncs() and os.name == "posix":
         file.flush()
-        os.fsync(file.id.get_vfd_handle())
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _coords_attributes(slide_id: str, patches: SlidePatches) -> dict[str, Any]:

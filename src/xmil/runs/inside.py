@@ -50,6 +50,7 @@ def inside_slides(
     device: str = "cpu",
     random: bool = False,
     tiff: bool = False,
+    format: str = "auto",  # noqa: A002 - the word users know
     restart: bool = False,
     workers: Workers | int = 1,
     follow_links: bool = True,
@@ -70,7 +71,7 @@ def inside_slides(
     )  # fmt: skip
     known = {} if features is None else {slide_name(p): p for p in feature_files(features)[0]}
     place = held.path / "inside" if out is None else Path(out)
-    looking = InsideRun(place, held, choice, pictures, known, None if model is None else Path(model))
+    looking = InsideRun(place, held, choice, pictures, known, None if model is None else Path(model), format)
     if not looking.items:
         raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
@@ -102,6 +103,7 @@ class InsideRun(CohortRun[str, TableRow]):
     pictures: Mapping[str, Path]
     features: Mapping[str, Path] = field(default_factory=dict)
     model: Path | None = None
+    layout: str = "auto"  # of the features
     kind = "inside"
     verb = "looked into"
 
@@ -180,7 +182,7 @@ def _look_into(
 
     choice = run.chosen
     e = chosen_explanation(run.run.file(slide), "lrp", choice.target)
-    bag = read_bag(run.features[slide]) if slide in run.features else None
+    bag = read_bag(run.features[slide], run.layout) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:
         found = explain_inside(
             model, encoder, opened, e, patches=choice.patches, method=choice.method, features=bag,

@@ -4,6 +4,7 @@ run.json, slides.csv, failures.csv
 dictionary.npz                       the concepts
 slides/<slide_id>.json               what each slide gave
 concepts.csv, profiles.csv           relevance by concept, over the cohort and by slide
+concepts/<slide_id>.npz              what of each patch's score goes through each concept
 classes.csv                          relevance by concept, class and slide, if several classes were explained
 atlas/concept_<k>.jpg                patches of the leading concepts
 strategies.csv, shortcuts.csv, biomarkers.csv, survival.csv, removals.csv, stability.csv, sanity.csv
@@ -23,6 +24,7 @@ import numpy as np
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError
+from xmil.core.identity import file_digest
 from xmil.core.names import listed
 from xmil.core.parsing import parse_json
 from xmil.core.run import Run, open_run
@@ -65,6 +67,7 @@ def insight(
     within: str | Sequence[str] = (),
     sanity: int = SANITY,
     seed: int = 0,
+    format: str = "auto",  # noqa: A002 - the word users know
     restart: bool = False,
     workers: Workers | int = 1,
     follow_links: bool = True,
@@ -100,6 +103,7 @@ def insight(
         {} if regions is None else region_files(regions),
         tuple(listed(within)),
         sanity,
+        format,
     )
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
@@ -142,8 +146,9 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     regions: Mapping[str, Path] = field(default_factory=dict)
     within: tuple[str, ...] = ()
     sanity: int = SANITY
+    layout: str = "auto"  # of the features
     kind = "insight"
-    folders = ("slides", "consensus")
+    folders = ("slides", "concepts", "consensus")
     verb = "looked at"
 
     @cached_property
@@ -156,7 +161,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         model = None if self.model is None else str(self.model)
         more: dict[str, Any] = {"within": list(self.within)} if self.within else {}
         more |= {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
+        more |= {"weights": self.weights} if self.weights else {}
         return {**vars(self.chosen), "of": self.run.about.get("fingerprint"), "model": model, **more}
+
+    @cached_property
+    def weights(self) -> list[str]:
+        """Checksums of the model's files: findings of other weights are not taken for those of these."""
+        if self.model is None:
+            return []
+        from xmil.runs.ensemble import model_paths
+
+        return [file_digest(path) for path in model_paths(self.model) if path.exists()]
 
     def about(self) -> dict[str, Any]:
         """The run that is looked at."""
@@ -178,10 +193,12 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def _sample(self) -> FloatArray:
         """Patches of every slide in proportion; the files are asked for these rows alone."""
         seed = self.chosen.seed
-        counts = even_counts([len(open_bag(self.paths[slide])) for slide in self.items], seed=seed)
+        counts = even_counts(
+            [len(open_bag(self.paths[slide], self.layout)) for slide in self.items], seed=seed
+        )
         rng, held = np.random.default_rng(seed), []
         for slide, count in zip(self.items, counts.tolist(), strict=True):
-            header = open_bag(self.paths[slide])
+            header = open_bag(self.paths[slide], self.layout)
             rows = np.sort(rng.permutation(len(header))[:count])
             if count:
                 held.append(header.read(rows).features)
@@ -198,6 +215,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
             self.out, self.run.path, dict(self.paths), self.model, dict(self.pictures),
             self.chosen.method, self.chosen.target, self.folder.fingerprint, self.beside,
             {slide: path for slide, path in self.regions.items() if slide in self.paths}, self.within,
+            self.layout,
         )  # fmt: skip
 
     def known(self, item: str) -> dict[str, Any] | None:
@@ -212,6 +230,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
     def outputs(self, items: Sequence[str]) -> list[Path]:
         """What a restart removes."""
         made = [self.out / "slides" / f"{slide}.json" for slide in items]
+        made += [self.out / "concepts" / f"{slide}.npz" for slide in items]
         made += [self.out / "consensus" / f"{slide}.parquet" for slide in items]
         return [*made, self.out / "dictionary.npz", *(self.out / name for name in MADE)]
 

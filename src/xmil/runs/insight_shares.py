@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmil.findings.biomarkers import strong_share
+from xmil.findings.biomarkers import STRONG, strong_share
 from xmil.runs.insight_regions import region_mask
 from xmil.runs.insight_slide import chosen_explanation
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def add_strong_shares(run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> float:
-    """Give each slide the share of patches that score above the cohort's mean absolute score; gives that."""
+    """Give each slide the share of patches that score above the cohort's scale; gives that scale."""
     weights = [result["biomarkers"]["patches"] for result in results]
-    scale = float(np.average([result["biomarkers"]["mean_absolute"] for result in results], weights=weights))
+    scale = STRONG * float(
+        np.average([result["biomarkers"]["mean_absolute"] for result in results], weights=weights)
+    )
     for slide, result in zip(slides, results, strict=True):
         e = chosen_explanation(run.run.file(slide), run.chosen.method, run.chosen.target)
         result["biomarkers"]["strong_share"] = strong_share(e.scores, scale)

@@ -18,6 +18,7 @@ from xmil.core.storage import read_explanations, write_explanations, write_text
 from xmil.data import read_bag
 from xmil.findings.appearance import INK, LIGHT, appearance, light
 from xmil.findings.biomarkers import map_biomarkers
+from xmil.findings.concept_maps import ConceptMaps
 from xmil.findings.concepts import ConceptShares, feature_weights, leading, remove_concepts, split_scores
 from xmil.findings.dictionary import Dictionary
 from xmil.findings.shortcuts import patch_correlations
@@ -48,6 +49,7 @@ class InsightJob:
     beside: tuple[Path, ...] = ()  # further runs of the same slides
     regions: Mapping[str, Path] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # classes of annotations that make a region
+    layout: str = "auto"  # of the features
 
     def identity_of(self, slide: str) -> list[Any]:
         """What a slide's findings were made from: its explanations, its features and its region."""
@@ -74,7 +76,7 @@ def run_models(path: Path, run: Path) -> Models:
 
 def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
     e = chosen_explanation(job.run / "slides" / f"{slide}.parquet", job.method, job.target)
-    bag = read_bag(job.features[slide])
+    bag = read_bag(job.features[slide], job.layout)
     if len(bag) != len(e):
         raise InputError(
             f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
@@ -96,6 +98,8 @@ def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -
         "seen": _seen(job.slides.get(slide), e),
     }
     if shares is not None:
+        maps = ConceptMaps(shares.concepts, e.scores, e.method, str(e.target))
+        stopping(lambda: maps.save(job.out / "concepts" / f"{slide}.npz"))
         found |= _concepts(shares) | {"removals": _removals(slide, models, e, dictionary, bag, shares)}
         found["classes"] = _classes(job, slide, dictionary, bag, models)
     each = _each(job, slide, e, bag, models)

@@ -1,7 +1,7 @@
 """A slide: pyramid levels, mpp, and pixels of any area.
 
 Places carry their plane in the name: `xy0` and `box0` are level-0 pixels. Every reader below gives RGB in
-uint8, white where the scanner saw nothing. Label and macro images are never read.
+uint8, white where the scanner saw nothing. Only `read_label` reads the label, which may name a patient.
 """
 
 from __future__ import annotations
@@ -97,6 +97,10 @@ class Slide(ABC):
         return self.read_area(
             (0, 0, width, height), (max(1, round(width * scale)), max(1, round(height * scale)))
         )
+
+    def read_label(self) -> Pixels | None:
+        """The photographed label of the glass slide, which may name a patient; None where there is none."""
+        return None
 
     def best_level(self, downsample: float) -> int:
         """The coarsest level that is at least as fine as `downsample` asks."""

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -81,22 +82,52 @@ def as_text(table: ResultTable) -> str:
     )
 
 
+def as_records(table: ResultTable) -> list[dict[str, Any]]:
+    """One record for each cell."""
+    held = [
+        (task, model, method, table.cell(method, (task, model)))
+        for task, model in table.columns
+        for method in [AUROC, *table.methods]
+    ]
+    return [
+        {
+            "task": task,
+            "model": model,
+            "method": method,
+            "measure": AUROC if method == AUROC else table.measure,
+            "mean": cell.mean,
+            "std": cell.std,
+            "repetitions": cell.n,
+            "paper": cell.paper,
+            "difference": cell.difference,
+            "place": cell.place,
+        }
+        for task, model, method, cell in held
+        if cell is not None
+    ]
+
+
 def as_csv(table: ResultTable) -> str:
     """One line for each cell."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["task", "model", "method", "measure", "mean", "std", "repetitions", "paper", "difference", "place"]
+    names = (
+        "task",
+        "model",
+        "method",
+        "measure",
+        "mean",
+        "std",
+        "repetitions",
+        "paper",
+        "difference",
+        "place",
     )
-    for task, model in table.columns:
-        for method in [AUROC, *table.methods]:
-            cell = table.cell(method, (task, model))
-            if cell is not None:
-                name = AUROC if method == AUROC else table.measure
-                numbers = [f"{cell.mean:.6f}", f"{cell.std:.6f}", cell.n, _or_empty(cell.paper)]
-                writer.writerow(
-                    [task, model, method, name, *numbers, _or_empty(cell.difference), cell.place or ""]
-                )
+    writer.writerow(names)
+    for record in as_records(table):
+        rounded = {**record, **{name: f"{record[name]:.6f}" for name in ("mean", "std")}}
+        rounded |= {name: _or_empty(record[name]) for name in ("paper", "difference")}
+        writer.writerow([rounded[name] if rounded[name] is not None else "" for name in names])
     return out.getvalue()
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import anyio
@@ -27,8 +27,10 @@ from xmil.viewer.case_bags import CaseBags, similar
 from xmil.viewer.cohort_index import CohortIndex
 from xmil.viewer.cohort_wall import CohortWall
 from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.concepts_layer import as_layer
 from xmil.viewer.deepzoom import NoPictureError
 from xmil.viewer.kept import to_json
+from xmil.viewer.left_bag import AbandonedError, explain_left
 from xmil.viewer.openapi import describe_routes
 from xmil.viewer.security import Guard, Rules, TooLargeError
 from xmil.viewer.static_copy import NOT_BUILT, content_type, page_files
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 JSON, JPEG, BYTES = "application/json", "image/jpeg", "application/octet-stream"
 PNG = "image/png"
+WATCH = 0.2  # seconds between looks whether the client is still there
 Make = Callable[..., bytes]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -78,9 +81,13 @@ class Site:
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", self._draw(self._patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", self._get(self._similar, JSON)),
             Route(f"{slide}/inside-{{run:int}}.json", self._get(self._inside, JSON)),
+            Route(f"{slide}/concepts-{{run:int}}.json", self._get(self._concepts, JSON)),
+            Route(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", self._get(self._concept, BYTES)),
             Route(f"{slide}/pairs-{{run:int}}.json", self._get(self._pairs, JSON)),
             Route(f"{slide}/alike-{{run:int}}-{{index:int}}.json", self._get(self._alike, JSON)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
+            Route(f"{slide}/explain", self.explain, methods=["POST"]),
+            *self._labels(slide),
             Route(f"{slide}/deciding-{{run:int}}.json", self.decide),
             Route(f"{slide}/annotations-{{reader}}.json", self.notes, methods=["GET", "POST"]),
             Route("/tiles/{key:int}/{level:int}/{column:int}_{row:int}.jpeg", self._draw(self._tile)),
@@ -110,6 +117,17 @@ class Site:
         body = await _json_body(request)
         work = partial(self._ask, request.path_params["key"], body)
         return Response(await anyio.to_thread.run_sync(work, limiter=self._thinking), media_type=JSON)
+
+    async def explain(self, request: Request) -> Response:
+        """What is left of a slide, explained again; given up when nobody waits for it any more."""
+        body, alone = await _json_body(request), Event()
+        work = partial(self._explain, request.path_params["key"], body, alone)
+        content = await _while_waited_for(request, alone, partial(_in_thread, work, self._thinking))
+        return Response(content, media_type=JSON)
+
+    def _labels(self, slide: str) -> list[Route]:
+        """Labels may name patients: without the reader's word for it they have no address."""
+        return [Route(f"{slide}/label.jpeg", self._draw(self._label))] if self.collection.labels else []
 
     async def decide(self, request: Request) -> Response:
         """The patches that decide, by the model."""
@@ -166,6 +184,22 @@ class Site:
     def _inside(self, key: int, run: int) -> bytes:
         return to_json(self.collection.inside(key, run))
 
+    def _concepts(self, key: int, run: int) -> bytes:
+        return to_json(as_layer(self.collection.concepts(key, run)))
+
+    def _concept(self, key: int, run: int, concept: int) -> bytes:
+        values = self.collection.concepts(key, run).values
+        if not concept < values.shape[1]:
+            raise MissingError(f"There is no concept {concept}; the dictionary has {values.shape[1]}.")
+        return values[:, concept].astype("<f4").tobytes()
+
+    def _label(self, key: int) -> bytes:
+        return self.collection.pictures.label(self.collection.slide(key))
+
+    def _explain(self, key: int, body: bytes, alone: Event) -> bytes:
+        self.collection.slide(key)
+        return to_json(explain_left(self._model(), key, _parsed(body), alone))
+
     def _ask(self, key: int, body: bytes) -> bytes:
         self.collection.slide(key)
         return to_json(self._model().ask(key, _parsed(body)))
@@ -214,6 +248,7 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
         MissingError: partial(_fail, 404),
         ConflictError: _conflict,
         NoPictureError: partial(_fail, 404),
+        AbandonedError: partial(_fail, 499),
         InputError: partial(_fail, 400),
         XmilError: partial(_fail, 422),
         TooLargeError: partial(_fail, 413, said="The body is too large."),
@@ -224,6 +259,31 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
     app = Starlette(routes=site.routes(), exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
     return Guard(app, rules or Rules())
+
+
+async def _in_thread(work: Callable[[], bytes], limiter: anyio.CapacityLimiter) -> bytes:
+    return await anyio.to_thread.run_sync(work, limiter=limiter)
+
+
+async def _while_waited_for(request: Request, alone: Event, answer: Callable[[], Awaitable[bytes]]) -> bytes:
+    """The answer; `alone` is set when the client has gone."""
+
+    async def watch() -> None:
+        while not await request.is_disconnected():
+            await anyio.sleep(WATCH)
+        alone.set()
+
+    made: list[bytes | Exception] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        try:
+            made.append(await answer())
+        except Exception as error:  # told outside: a group would wrap it
+            made.append(error)
+        group.cancel_scope.cancel()
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
 
 
 async def _json_body(request: Request) -> bytes:

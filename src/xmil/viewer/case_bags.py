@@ -44,7 +44,7 @@ class CaseBags:
         known = (key, tuple((path, stamp(path)) for path in paths))
         found = self._kept.get(known)
         if found is None:
-            found = self._kept.put(known, _joined([_read(p) for p in paths], mates.index(key), known))
+            found = self._kept.put(known, self._joined(paths, mates.index(key), known))
         own = len(range(*found.rows.indices(len(found.features))))
         if own != n:
             name = self._collection.slide(key)
@@ -53,6 +53,9 @@ class CaseBags:
                 "that were explained."
             )
         return found
+
+    def _joined(self, paths: list[Path], place: int, key: tuple[object, ...]) -> CaseBag:
+        return _joined([_read(path, self._collection.layout) for path in paths], place, key)
 
 
 def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
@@ -69,9 +72,9 @@ def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
     return [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]
 
 
-def _read(path: Path) -> Bag:
+def _read(path: Path, layout: str) -> Bag:
     try:
-        return read_bag(path)
+        return read_bag(path, layout)
     except XmilError as error:
         raise type(error)(str(error).replace(str(path), path.name)) from None
 

@@ -86,7 +86,7 @@ class _Codes:
         most = max(1, ROWS // max(1, self.of))
         for key in range(self.of):
             with suppress(XmilError):
-                self._add(key, read_bag(collection.feature_file(key, run)).features, most)
+                self._add(key, read_bag(collection.feature_file(key, run), collection.layout).features, most)
             self.done = key + 1
         self.ready = True
 

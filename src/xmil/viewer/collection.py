@@ -12,13 +12,17 @@ from xmil._version import __version__
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.parsing import small_number
 from xmil.core.task import TASKS, Task
-from xmil.data.siblings import bare_name, slide_name
+from xmil.data.siblings import bare_name, is_plain, slide_name
+from xmil.findings.concept_maps import ConceptMaps
+from xmil.viewer.concepts_layer import fitting_maps
 from xmil.viewer.deepzoom import Pictures
 from xmil.viewer.inside_layer import fits, read_layer
 from xmil.viewer.kept import Files
 from xmil.viewer.pairs_layer import as_layer, read_pairs
 from xmil.viewer.score_block import Evidence, count_patches, read_evidence
 from xmil.viewer.shown_run import Row, ShownRun
+
+OTHERS = 1_000_000  # numbers from here on are of slides that no run explains
 
 
 class MissingError(XmilError):
@@ -36,13 +40,16 @@ class Collection:
         features: Sequence[Path] = (),
         mpp: float | None = None,
         follow_links: bool = False,
+        labels: bool = False,
+        layout: str = "auto",
     ) -> None:
         if not runs:
             raise InputError("There is no run to show; name the folder of one.")
         self.runs = [ShownRun(Path(folder), follow_links=follow_links) for folder in runs]
         _tell_apart(self.runs)
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
-        self.follow_links, self._given_mpp = follow_links, mpp
+        self.follow_links, self._given_mpp, self.labels = follow_links, mpp, labels
+        self.layout = layout  # of the feature files
         self.features = [_checked(Path(folder)) for folder in features]
         if len(self.features) not in (0, 1, len(self.runs)):
             raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
@@ -50,7 +57,9 @@ class Collection:
         self._pairs = Files(read_pairs, limit=32)
         self._layers = Files(read_layer, limit=8)
         self._counts = Files(count_patches, limit=100_000)
+        self._concepts = Files(ConceptMaps.load, limit=8)
         self._slides: list[str] = []
+        self._others: list[str] = []
         self._lock = Lock()
         self.refresh()
 
@@ -64,6 +73,13 @@ class Collection:
                 known.update(new)
             return list(self._slides)
 
+    def others(self) -> dict[int, str]:
+        """The slides of the folder that no run explains, by number: another stain to set beside."""
+        known = {bare_name(name) for name in self.refresh() if is_plain(name)}
+        with self._lock:
+            self._others += [name for name in self.pictures.names() if name not in {*known, *self._others}]
+            return {OTHERS + i: name for i, name in enumerate(self._others) if name not in known}
+
     def missing_pictures(self) -> tuple[int, int]:
         """How many slides have no picture, and how many slides there are."""
         slides = self.refresh()
@@ -71,6 +87,8 @@ class Collection:
 
     def slide(self, key: int) -> str:
         """The slide of a number."""
+        if OTHERS <= key < OTHERS + len(self._others):
+            return self._others[key - OTHERS]
         if not 0 <= key < len(self._slides):
             raise MissingError(f"There is no slide {key}; the run has {len(self._slides)}.")
         return self._slides[key]
@@ -128,6 +146,16 @@ class Collection:
             )
         return layer
 
+    def concepts(self, key: int, number: int) -> ConceptMaps:
+        """The parts of a slide's scores that go through concepts."""
+        slide_id, run = self.slide(key), self.run(number)
+        path = run.concepts(slide_id)
+        if path is None:
+            raise MissingError(
+                f"The run {run.name!r} has no concepts of {slide_id!r}; `xmil insight` finds them."
+            )
+        return fitting_maps(self._concepts.get(path), self.evidence(key, number), slide_id)
+
     def mates(self, key: int, number: int) -> list[int]:
         """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
         slide_id, run = self.slide(key), self.run(number)
@@ -164,6 +192,8 @@ class Collection:
             "methods": self._methods(),
             "class_names": names[0] if names else None,
             "slides": [self._line(key, slide_id) for key, slide_id in enumerate(slides)],
+            "others": [{"key": key, "id": name} for key, name in self.others().items()] if live else [],
+            "labels": live and self.labels,
         }
 
     def describe(self, key: int) -> dict[str, Any]:
@@ -171,7 +201,7 @@ class Collection:
         slide_id = self.slide(key)
         about = self._about(slide_id)
         image, fault = self.pictures.describe(slide_id)
-        sets, faults = self._sets(key, slide_id)
+        sets, faults = self._sets(key, slide_id) if key < OTHERS else ([], [])
         if image:
             faults += self._misfits(key, sets, image["image"])
         facts = ("case", "label", "predicted", "correct", "probability")
@@ -230,6 +260,7 @@ class Collection:
             "certificate": self._certificate(slide_id, run),
             "inside": run.inside(slide_id) is not None,
             "pairs": bool(run.pairs(slide_id)),
+            "concepts": run.concepts(slide_id) is not None,
         }
 
     def _numbers(self, task: Task, found: Evidence, slide_id: str, run: ShownRun) -> list[float]:

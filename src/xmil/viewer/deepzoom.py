@@ -1,4 +1,4 @@
-"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG. Labels and macros are never read."""
+"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG; labels only where asked for."""
 
 from __future__ import annotations
 
@@ -198,6 +198,18 @@ class Pictures:
         scale = min(1.0, PATCH / max(box[2:]))
         size = (max(1, round(box[2] * scale)), max(1, round(box[3] * scale)))
         return self._picture(slide_id, ("patch", *box), lambda s: s.read_area(box, size))
+
+    def label(self, slide_id: str) -> bytes:
+        """The photographed label of the glass; never kept in memory."""
+        with self._slides.use(self._there(slide_id)) as slide:
+            found = slide.read_label()
+        if found is None:
+            raise NoPictureError(f"The slide {slide_id!r} has no label image.")
+        return encode(found)
+
+    def names(self) -> list[str]:
+        """The slides of the folder."""
+        return list(self._listed())
 
     @property
     def cached_bytes(self) -> int:

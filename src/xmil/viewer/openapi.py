@@ -12,6 +12,20 @@ _QUESTION = {
     "properties": {"run": {"type": "integer", "minimum": 0}, "remove": _LIST, "keep": _LIST},
     "oneOf": [{"required": ["remove"]}, {"required": ["keep"]}],
 }
+_LEFT = {
+    "type": "object",
+    "properties": {
+        "run": {"type": "integer", "minimum": 0},
+        "keep": _LIST,
+        "method": {"type": "string"},
+        "targets": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["run", "keep", "method", "targets"],
+}
+_ASKED: dict[str, tuple[dict[str, Any], str]] = {
+    "/api/slides/{key}/whatif": (_QUESTION, "The prediction without patches, or of patches alone."),
+    "/api/slides/{key}/explain": (_LEFT, "Patches that are kept, explained without the others."),
+}
 _READ = {
     "/api/run.json": ("application/json", "The runs and their slides."),
     "/api/openapi.json": ("application/json", "This description."),
@@ -32,6 +46,14 @@ _READ = {
     "/api/slides/{key}/pairs-{run}.json": (
         "application/json",
         "Pairs of patches that act together, by target: rows of both, value, and whether it is sure.",
+    ),
+    "/api/slides/{key}/concepts-{run}.json": (
+        "application/json",
+        "The concepts of `xmil insight` with their relevance in a slide.",
+    ),
+    "/api/slides/{key}/concept-{run}-{concept}.bin": (
+        "application/octet-stream",
+        "Little endian: float32[n], the part of each patch's score that goes through a concept.",
     ),
     "/api/slides/{key}/alike-{run}-{index}.json": (
         "application/json",
@@ -56,14 +78,17 @@ _READ = {
 def describe_routes() -> dict[str, Any]:
     """The description of every route."""
     paths = {path: {"get": _operation(path, *about)} for path, about in _READ.items()}
-    asked = "/api/slides/{key}/whatif"
-    body = {"required": True, "content": {"application/json": {"schema": _QUESTION}}}
-    question = _operation(asked, "application/json", "The prediction without patches, or of patches alone.")
+    posted = {path: {"post": _question(path, schema, text)} for path, (schema, text) in _ASKED.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "xmil viewer", "version": __version__},
-        "paths": {**paths, asked: {"post": {**question, "requestBody": body}}},
+        "paths": {**paths, **posted},
     }
+
+
+def _question(path: str, schema: dict[str, Any], summary: str) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {**_operation(path, "application/json", summary), "requestBody": body}
 
 
 def _operation(path: str, kind: str, summary: str) -> dict[str, Any]:

@@ -100,6 +100,16 @@ def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:
     return each if all(len(outputs) == len(mean) for outputs in each) else [mean]
 
 
+def targets_in(path: Path, method: str) -> dict[str, tuple[Target, str | None]]:
+    """The targets that a method explained, by their words, each with the number that was explained."""
+    found = {}
+    for meta in read_header(path)["columns"].values():
+        if meta["method"] == method:
+            target, kind = Target(**meta["target"]), (meta.get("params") or {}).get("output")
+            found[str(target)] = (target, kind if isinstance(kind, str) else None)
+    return found
+
+
 def count_patches(path: Path) -> int:
     """How many patches a file of explanations has, from its footer; an error where it is damaged."""
     import pyarrow as pa

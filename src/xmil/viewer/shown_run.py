@@ -91,6 +91,14 @@ class ShownRun:
         said = settings.get("by") if isinstance(settings, dict) else None
         return (self.about.get("by") or said) == "case"
 
+    def method_params(self, method: str) -> tuple[dict[str, Any], int]:
+        """The parameters that a method was given, as far as they are written down, and the run's seed."""
+        settings = self.about.get("settings")
+        known = settings if isinstance(settings, dict) else {}
+        params, seed = known.get("params"), known.get("seed")
+        own = params.get(method) if isinstance(params, dict) else None
+        return own if isinstance(own, dict) else {}, seed if isinstance(seed, int) else 0
+
     @property
     def rows(self) -> dict[str, Row]:
         """The rows of slides.csv by slide."""
@@ -122,6 +130,10 @@ class ShownRun:
     def inside(self, slide_id: str) -> Path | None:
         """The file with the maps inside a slide's patches, where `xmil inside` wrote one."""
         return self._file("inside", slide_id, ".npz")
+
+    def concepts(self, slide_id: str) -> Path | None:
+        """The file with a slide's relevance by concept, where `xmil insight` wrote one."""
+        return self._file("insight/concepts", slide_id, ".npz")
 
     def pairs(self, slide_id: str) -> list[Path]:
         """The files with a slide's interactions, one per target; a longer name may start like this one's."""

@@ -16,6 +16,7 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically, write_text
 from xmil.viewer.collection import Collection
+from xmil.viewer.concepts_layer import as_layer
 from xmil.viewer.deepzoom import TILE
 from xmil.viewer.kept import to_json
 
@@ -114,6 +115,8 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
         _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
         if found["pairs"]:
             _put(place / f"pairs-{found['run']}.json", to_json(collection.pairs(key, found["run"])))
+        if found["concepts"]:
+            _write_concepts(collection, place, key, found["run"])
         if found["inside"]:
             _put(place / f"inside-{found['run']}.json", to_json(collection.inside(key, found["run"])))
     if about["image"] is not None:
@@ -125,6 +128,13 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
             shutil.rmtree(folder / "tiles" / str(key), ignore_errors=True)
     _put(place / "slide.json", to_json({**about, "error": error}))
     return None if error is None else str(error)
+
+
+def _write_concepts(collection: Collection, place: Path, key: int, run: int) -> None:
+    maps = collection.concepts(key, run)
+    _put(place / f"concepts-{run}.json", to_json(as_layer(maps)))
+    for k in range(maps.values.shape[1]):
+        _put(place / f"concept-{run}-{k}.bin", maps.values[:, k].astype("<f4").tobytes())
 
 
 def _write_pictures(collection: Collection, folder: Path, key: int, image: dict[str, Any]) -> None:

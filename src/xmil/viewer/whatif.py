@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 LIMIT_BYTES = 1 << 30
 TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
+BACKGROUND = "background.npz"  # in a run's folder, where its models had none of their own
 CLOSE = 1e-2  # logits that differ by more than this are another model's
 
 
@@ -42,7 +44,7 @@ class WhatIf:
         for path in models:
             if not path.exists():
                 raise FileError(f"{path}: no such file.")
-        self._collection, self._bags = collection, bags
+        self.collection, self.bags = collection, bags
         self._paths = assign(models, collection.runs)
         self._models: dict[Path, MILModel] = {}
         self._parts: Kept[Parts] = Kept(LIMIT_BYTES, _weight)
@@ -52,13 +54,13 @@ class WhatIf:
         """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
         started = time.perf_counter()
         run, verb, indices = _parsed(question)
-        evidence = self._collection.evidence(key, run)
+        evidence = self.collection.evidence(key, run)
         chosen = as_mask(indices, evidence.n)
         kept = chosen if verb == "keep" else ~chosen
         with self._lock:  # one question at a time: each uses all cores
             outputs, left, spec = self._answer(key, run, kept)
         task, logits = TASKS[spec.task], outputs.mean(axis=1).tolist()
-        shown = self._collection.run(run).class_names
+        shown = self.collection.run(run).class_names
         names = task.names(spec.n_classes, shown or spec.class_names, spec.time_bins)
         numbers = task.answer(outputs).tolist()
         return {
@@ -79,13 +81,44 @@ class WhatIf:
         from xmil.core.bag import Bag
         from xmil.evaluate.minimal import minimal_set
 
-        self._collection.run(run)
-        bag, paths = self._bags.get(key, run), self._paths[run]
+        self.collection.run(run)
+        bag, paths = self.bags.get(key, run), self._paths[run]
         if len(paths) != 1 or len(range(*bag.rows.indices(len(bag.features)))) != len(bag.features):
             raise InputError("The patches that decide are found for one model and bags of one slide.")
         with self._lock:
             whole = Bag(bag.features, coords=bag.coords, slide_id=bag.name)
             return minimal_set(self._model(paths[0]), whole, evaluations=TRIED).as_dict()
+
+    @contextmanager
+    def models_of(self, run: int) -> Iterator[list[MILModel]]:
+        """The models of a run, one question at a time, with the background that the run lent them."""
+        from xmil.core.background import Background
+
+        with self._lock:
+            models = self._given(run)
+            without = [model for model in models if model.background is None]
+            kept = Background.load(self.collection.run(run).folder / BACKGROUND) if without else None
+            try:
+                for model in without:
+                    model.background = kept if kept and kept.dim == model.in_dim else None
+                yield models
+            finally:
+                for model in without:
+                    model.background = None
+
+    def _given(self, run: int) -> list[MILModel]:
+        """The models of a run, which must agree; an error where none is given."""
+        from xmil.runs.ensemble import check_ensemble
+
+        name = self.collection.run(run).name
+        models = [self._model(path) for path in self._paths[run]]
+        if not models:
+            raise MissingError(
+                f"The model of the run {name!r} is not given; start the viewer with its --model."
+            )
+        if len(models) > 1:
+            check_ensemble([model.spec for model in models], self._paths[run])
+        return models
 
     def warm(self) -> None:
         """Load the models and warn of those that cannot answer; the page says so when one is asked."""
@@ -96,7 +129,7 @@ class WhatIf:
             except XmilError as error:
                 logger.warning("%s", error)
                 continue
-            expected = self._collection.run(run).spec.get("in_dim")
+            expected = self.collection.run(run).spec.get("in_dim")
             if expected not in (None, width):
                 logger.warning("%s: takes features of width %s; the run's have %s.", path, width, expected)
 
@@ -105,17 +138,8 @@ class WhatIf:
         import torch
 
         from xmil.nn.frozen import frozen
-        from xmil.runs.ensemble import check_ensemble
 
-        bag = self._bags.get(key, run)
-        models = [self._model(path) for path in self._paths[run]]
-        if len(models) > 1:
-            check_ensemble([model.spec for model in models], self._paths[run])
-        if not models:
-            name = self._collection.run(run).name
-            raise MissingError(
-                f"The model of the run {name!r} is not given; start the viewer with its --model."
-            )
+        bag, models = self.bags.get(key, run), self._given(run)
         mask = np.ones(len(bag.features), dtype=bool)
         mask[bag.rows] = kept
         left = int(mask.sum())

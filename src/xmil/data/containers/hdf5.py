@@ -22,6 +22,7 @@ from xmil.data.containers.container import (
     check_stored,
 )
 from xmil.data.containers.heap import read_texts
+from xmil.data.containers.packing import CHUNK_CACHE, check_hdf5_chunks
 
 FLOATS = (np.dtype("<f2"), np.dtype("<f4"))  # read as stored
 _MANY = 64  # no feature file has more names at its root; beyond lies something else
@@ -177,7 +178,7 @@ def _opened(path: Path) -> Iterator[Any]:
     import h5py
 
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with h5py.File(path, "r", locking=False, rdcc_nbytes=CHUNK_CACHE) as file:
             yield file
     except XmilError:
         raise
@@ -226,6 +227,8 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
         chunk = int(dataset.dtype.itemsize * np.prod(dataset.chunks, dtype=object))
         check_stored(chunk, max(declared, 1 << 26), packed=False, name=f"a chunk of {name}", path=path)
         _check_chunks(dataset, packed=packed, name=name, path=path)
+        if packed:
+            check_hdf5_chunks(dataset, name, path)
     return dataset
 
 

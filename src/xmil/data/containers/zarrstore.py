@@ -24,6 +24,7 @@ from xmil.data.containers.container import (
     check_memory,
     check_stored,
 )
+from xmil.data.containers.packing import check_zarr_chunks
 
 MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
 # Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
@@ -53,6 +54,7 @@ class ZarrContents(Contents):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         _check_store(path)
+        self._checked = set[str]()
         self.attrs = _attributes(path)
         self.groups = sorted(
             str(p.parent.relative_to(path)) for p in _metadata_files(path) if not _is_array(p)
@@ -82,7 +84,15 @@ class ZarrContents(Contents):
         chunk = math.prod(int(edge) for edge in edges) * self.arrays[name].dtype.itemsize
         for nbytes, what in ((self.arrays[name].nbytes, name), (chunk, f"a chunk of {name}")):
             check_memory(nbytes, what, self.path, stored=stored)
+        self._check_chunks(name, folder, chunk)
         return array
+
+    def _check_chunks(self, name: str, folder: Path, declared: int) -> None:
+        """Once for each array: what its chunks hold."""
+        if name not in self._checked and self.arrays[name].dtype != object:
+            mark = next(folder / mark for mark in ("zarr.json", ".zarray") if (folder / mark).is_file())
+            check_zarr_chunks(folder, _codec_names(_json(mark)), declared, name=name, path=self.path)
+        self._checked.add(name)
 
 
 class ZarrRows(Rows):

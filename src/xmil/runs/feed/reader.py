@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import XmilError
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 from xmil.runs.feed.ring import Ring
 from xmil.slides import Slide, open_slide
 from xmil.slides.backends.direct import with_direct_tiles
@@ -34,7 +34,7 @@ class PatchSource:
     path: Path
     edge0: int
     size: int
-    fit: Fit
+    fit: PatchFit
     stain: Macenko | None = None
 
     @property

@@ -49,5 +49,6 @@ class Ring:
         self.memory = np.empty(0, dtype=np.uint8)
         with suppress(BufferError):  # an array of it is still held: it goes with that
             self._map.close()
-        with suppress(OSError):
-            os.close(self.handle)
+        handle, self.handle = self.handle, -1
+        if handle >= 0:  # once: the number may be another file's by now
+            os.close(handle)

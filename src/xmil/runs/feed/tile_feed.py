@@ -59,7 +59,9 @@ class TileFeed(AbstractContextManager["TileFeed"]):
         for part in (block := list(parts)):
             if part.slide in self.tiles:
                 self._waiting.append(part)
-        self._feed.add(part for part in block if part.slide not in self.tiles)
+        others = [part for part in block if part.slide not in self.tiles]
+        if others:
+            self._feed.add(others)
 
     def drop(self, slide: int) -> None:
         """Read no more of a slide."""
@@ -79,7 +81,10 @@ class TileFeed(AbstractContextManager["TileFeed"]):
             try:
                 found = self._ready.get(timeout=None if not self._feed.busy else 0.001)
             except Empty:
-                return self._feed.next()
+                read = self._feed.next()
+                if read is not None:
+                    return read
+                continue
             self._under_way -= 1
             if found.part.slide in self._dropped:
                 continue

@@ -5,6 +5,7 @@ Taken only where the pixels are those of the CPU within one grey level, which is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from xmil.runs.feed.jpeg_headers import component_first, with_rgb_names
+from xmil.runs.feed.pillow_resize import FILTERS, fitted, resized
 from xmil.runs.feed.reader import PatchSource
-from xmil.runs.feed.resampling import FILTERS, fitted, resized
 from xmil.slides import Slide
-from xmil.slides.backends.direct import DirectSlide, JpegLevel
+from xmil.slides.backends.direct import JpegLevel, jpeg_level
 
 LOOKED_AT = 8  # tiles of a slide that are decoded both ways
 NEAR = 1  # grey levels by which they may differ
@@ -35,7 +37,18 @@ class GpuTiles:
         self._source, self._device = source, device
         self._level, self._edge, self._scale = _level(slide, source, xy0)
         self._size = slide.level_dimensions[slide.best_level(source.edge0 / source.size)]
-        self._check(slide, xy0)
+        reasons = []
+        for way in RGB_WAYS if self._level.is_rgb else (decode,):
+            self._decode: Decode = way
+            try:
+                gap = self._gap(slide, xy0)
+            except UnfitForGpuError as error:
+                reasons.append(str(error))
+                continue
+            if gap <= NEAR:
+                return
+            reasons.append(f"the GPU's pixels differ by {gap} grey levels")
+        raise UnfitForGpuError(reasons[0])
 
     def patches(self, xy0: Corners) -> Tensor:
         """Patches (n, h, w, 3) in uint8 as the encoder sees them."""
@@ -79,34 +92,35 @@ class GpuTiles:
 
     def decoded(self, tiles: list[int]) -> Tensor:
         """Tiles (n, h, w, 3)."""
-        streams = [torch.frombuffer(bytearray(self._level.stream(tile)), dtype=torch.uint8) for tile in tiles]
-        if not streams:
-            return torch.empty((0, *self._blank().shape[1:]), dtype=torch.uint8, device=self._device)
-        return torch.stack(decode(streams, self._device)).permute(0, 2, 3, 1)
+        if not tiles:
+            return self._blank()[:0]
+        streams = [self._level.stream(tile) for tile in tiles]
+        return torch.stack(self._decode(streams, self._device)).permute(0, 2, 3, 1)
 
     def _blank(self) -> Tensor:
         width, height = self._level.tile
         return torch.full((1, height, width, 3), WHITE, dtype=torch.uint8, device=self._device)
 
-    def _check(self, slide: Slide, xy0: Corners) -> None:
-        """Patches from all over the slide, this way and the CPU's."""
+    def _gap(self, slide: Slide, xy0: Corners) -> int:
+        """By how much patches from all over the slide differ, this way and the CPU's."""
         places = np.linspace(0, len(xy0) - 1, LOOKED_AT) if len(xy0) else np.empty(0)
-        chosen = np.unique(places.astype(int))
-        for i in chosen:
+        gaps = [0]
+        for i in np.unique(places.astype(int)):
             ours = self.patches(xy0[i : i + 1])[0].cpu().numpy().astype(np.int16)
-            gap = int(np.abs(ours - self._source.pixels(slide, xy0[i])).max())
-            if gap > NEAR:
-                raise UnfitForGpuError(f"the GPU's pixels differ by {gap} grey levels")
+            gaps.append(int(np.abs(ours - self._source.pixels(slide, xy0[i])).max()))
+        return max(gaps)
 
 
-def decode(streams: list[Tensor], device: str) -> list[Tensor]:
-    """JPEG files as pictures (3, h, w) on a device."""
+def decode(streams: list[bytes], device: str, *, grey: bool = False) -> list[Tensor]:
+    """JPEG files as pictures (3, h, w) on a device, or (1, h, w) of their first component."""
     if torch.device(device).type == "cpu":
         return [torch.from_numpy(_by_pillow(stream)) for stream in streams]
     try:
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        found: Any = decode_jpeg(streams, mode=ImageReadMode.RGB, device=device)
+        mode = ImageReadMode.GRAY if grey else ImageReadMode.RGB
+        given = [torch.frombuffer(bytearray(stream), dtype=torch.uint8) for stream in streams]
+        found: Any = decode_jpeg(given, mode=mode, device=device)
         return list(found)
     except (
         ImportError,
@@ -116,21 +130,38 @@ def decode(streams: list[Tensor], device: str) -> list[Tensor]:
         raise UnfitForGpuError(f"torchvision does not decode here: {reason}") from None
 
 
-def _by_pillow(stream: Tensor) -> npt.NDArray[np.uint8]:
+def _by_names(streams: list[bytes], device: str) -> list[Tensor]:
+    """RGB whose components say so by their names."""
+    return decode([with_rgb_names(stream) for stream in streams], device)
+
+
+def _by_planes(streams: list[bytes], device: str) -> list[Tensor]:
+    """RGB one component after another, each in the place of the grey one."""
+    planes = [decode([component_first(one, i) for one in streams], device, grey=True) for i in range(3)]
+    return [torch.cat(three) for three in zip(*planes, strict=True)]
+
+
+Decode = Callable[[list[bytes], str], list[Tensor]]
+# as stored first: a decoder may know Adobe's mark
+RGB_WAYS: tuple[Decode, ...] = (decode, _by_names, _by_planes)
+
+
+def _by_pillow(stream: bytes) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
-    with Image.open(BytesIO(stream.numpy().tobytes())) as picture:
+    with Image.open(BytesIO(stream)) as picture:
         return np.array(np.asarray(picture.convert("RGB")).transpose(2, 0, 1))
 
 
 def _level(slide: Slide, source: PatchSource, xy0: Corners) -> tuple[JpegLevel, int, int]:
     """The level that patches are cut from, their edge there, and its scale."""
     level = slide.best_level(source.edge0 / source.size)
-    tiles = slide.jpeg_level(level) if isinstance(slide, DirectSlide) else None
+    tiles = jpeg_level(slide, level)
     if tiles is None:
         raise UnfitForGpuError("its tiles are no plain JPEG")
     scale = round(slide.level_downsamples[level])
-    if source.edge0 % scale or (xy0 % scale).any():
+    whole = tuple(scale * side for side in slide.level_dimensions[level]) == slide.dimensions
+    if (level and not whole) or source.edge0 % scale or (xy0 % scale).any():
         raise UnfitForGpuError("its patches do not lie on whole pixels")
     if source.stain is not None:
         raise UnfitForGpuError("stains are normalised by the CPU")

@@ -7,6 +7,7 @@ the text of its outcome. A worker that dies is replaced and its item tried again
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,9 +16,11 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+from xmil.core.durable import OPEN_FILES
 from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
 
 KINDS = ("local", "ray")
+WRITING = 4  # items whose results are written at the same time: each waits for the disk
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -78,7 +81,7 @@ class Stages(Generic[Item, Result]):
     """A worker in stages: `read` runs ahead in a thread for the item that comes next, then `work`.
 
     Where there is a `write`, it takes what `work` gives and makes the result of it, in a thread of its own
-    while the next item is worked on.
+    while the next items are worked on; a few may wait for the disk at once.
     """
 
     read: Callable[[Item], Any]
@@ -127,7 +130,7 @@ def _process_here(
         before: list[tuple[Item, Future[Reply]]] = []  # whose result is being written
         for item, upcoming in with_next(items):
             before.append((item, line.begin(item, upcoming)))
-            if len(before) > 1:
+            if len(before) > WRITING:
                 done, reply = before.pop(0)
                 yield outcome_of(done, reply.result())
         for done, reply in before:
@@ -174,7 +177,7 @@ class Line(AbstractContextManager["Line"]):
     def __init__(self, worker: Worker[Any, Any]) -> None:
         self._worker = worker
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xmil-read")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="xmil-write")
+        self._writer = ThreadPoolExecutor(WRITING, thread_name_prefix="xmil-write")
         self._ahead: tuple[Any, Future[Any]] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +203,7 @@ class Line(AbstractContextManager["Line"]):
             return Reply(error=str(error), stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
             logger.debug("%r", item, exc_info=True)
-            return Reply(error=told(error))
+            return _starved(error) or Reply(error=told(error))
 
     def _run(self, item: Any, upcoming: list[Any]) -> Any:
         if not isinstance(self._worker, Stages):
@@ -221,6 +224,15 @@ def _ready(reply: Reply) -> Future[Reply]:
     future: Future[Reply] = Future()
     future.set_result(reply)
     return future
+
+
+def _starved(error: BaseException) -> Reply | None:
+    """A reply that ends the run where the process has no file handle left: that is no fault of the item's."""
+    words = told(error)
+    if not any(os.strerror(number) in words for number in OPEN_FILES):
+        return None
+    way = "raise the limit (`ulimit -n`) or use fewer --workers, and run the same command to go on"
+    return Reply(error=f"Too many files are open at once; {way}.", stop=True)
 
 
 def told(error: BaseException) -> str:

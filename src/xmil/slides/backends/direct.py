@@ -16,6 +16,7 @@ from xmil.slides.slide import Pixels, Size, Slide
 
 VENDORS = ("OpenSlide, aperio", "OpenSlide, generic-tiff")
 YCBCR = 6  # TIFF's code
+KEPT = 64 << 20  # bytes of decoded tiles: those of a few hundred neighbouring patches
 PROBE = 64  # pixels of the square that is read both ways before a level is trusted
 
 
@@ -52,15 +53,18 @@ class DirectSlide(Slide):
             return self._tiff._read(self.direct[level], x, y, size)
         return self._slide._read(level, x, y, size)
 
-    def jpeg_level(self, level: int) -> JpegLevel | None:
-        """The raw tiles of a level, where they are decoded directly."""
-        at = self.direct.get(level)
-        return None if at is None else JpegLevel(self._tiff, at)
-
     def close(self) -> None:
         """Close both files."""
         self._tiff.close()
         self._slide.close()
+
+
+def jpeg_level(slide: Slide, level: int) -> JpegLevel | None:
+    """The raw tiles of a level, where they are plain JPEG and decoded here."""
+    if isinstance(slide, TiffSlide):
+        return JpegLevel(slide, level) if _is_plain_jpeg(slide._pages[level]) else None
+    at = slide.direct.get(level) if isinstance(slide, DirectSlide) else None
+    return JpegLevel(slide._tiff, at) if isinstance(slide, DirectSlide) and at is not None else None
 
 
 class JpegLevel:
@@ -100,6 +104,7 @@ def with_direct_tiles(slide: Slide) -> Slide:
         return slide
     try:
         tiff = TiffSlide(slide.path, file, file.series[0], mpp=(None, None))
+        tiff.keep = KEPT
         made = DirectSlide(slide, tiff, _levels(slide, tiff))
     except Exception:
         file.close()

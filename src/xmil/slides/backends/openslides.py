@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xmil.slides.backends import UnreadableSlideError, resolution_mpp, told_mpp
+from xmil.slides.backends.tiffs import check_brightfield
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 CACHE = 256 << 20  # bytes of decoded tiles: neighbouring patches share them
@@ -37,6 +38,11 @@ class OpenSlideSlide(Slide):
         region = self._handle.read_region((round(x * scale), round(y * scale)), level, size)
         return on_white(np.asarray(region))
 
+    def read_label(self) -> Pixels | None:
+        """The label among OpenSlide's associated images."""
+        label = self._handle.associated_images.get("label")
+        return None if label is None else on_white(np.asarray(label))
+
     def close(self) -> None:
         """Close the file."""
         self._handle.close()
@@ -44,8 +50,10 @@ class OpenSlideSlide(Slide):
 
 def open_(path: Path) -> Slide:
     """Open by OpenSlide."""
-    import openslide
-
+    try:
+        import openslide
+    except OSError as error:  # the library behind it is not there, or of another system
+        raise UnreadableSlideError(f"OpenSlide cannot be loaded: {' '.join(str(error).split())}") from None
     try:
         handle = openslide.OpenSlide(str(path))
     except openslide.OpenSlideUnsupportedFormatError:
@@ -54,6 +62,8 @@ def open_(path: Path) -> Slide:
         raise UnreadableSlideError(f"OpenSlide: {' '.join(str(error).split())}") from None
     try:
         handle.set_cache(openslide.OpenSlideCache(CACHE))
+        if handle.properties.get("openslide.vendor") == "generic-tiff":
+            check_brightfield(path)
         return OpenSlideSlide(path, handle)
     except Exception:
         handle.close()

@@ -51,7 +51,7 @@ class TiffSlide(Slide):
         self._file, self._pages = file, pages
         self._lock = Lock()
         self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
-        self._held = 0  # bytes of them
+        self._held, self.keep = 0, KEPT  # bytes of them, and how many may be
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
@@ -93,7 +93,7 @@ class TiffSlide(Slide):
             if key not in self._kept:  # another thread may have been quicker
                 self._kept[key] = segment
                 self._held += segment.nbytes
-            while self._held > KEPT and len(self._kept) > 1:
+            while self._held > self.keep and len(self._kept) > 1:
                 self._held -= self._kept.popitem(last=False)[1].nbytes
         return segment
 
@@ -182,16 +182,33 @@ def _slide(path: Path, file: Any) -> Slide:
     page = series.keyframe
     if page.dtype is None:
         raise UnreadableSlideError("tifffile: the file holds no picture")
-    if (
-        page.dtype != np.uint8
-        or series.axes not in ("YX", "YXS", "SYX")
-        or page.samplesperpixel not in (1, 3, 4)
-    ):
-        kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
-        raise FileError(f"{path}: {_named_kind(series, page)} ({kind}); a brightfield slide has 8-bit RGB.")
+    _check_pixels(path, series)
     slide = TiffSlide(path, file, series, mpp=_mpp(file, page))
     slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
     return slide
+
+
+def check_brightfield(path: Path) -> None:
+    """Refuse a plain TIFF of other pixels, of which OpenSlide would show the first page in eight bits."""
+    try:
+        import tifffile
+
+        _check_pages(path)
+        with tifffile.TiffFile(path) as file:
+            series = file.series[0]
+            _check_pixels(path, series)
+    except FileError:
+        raise
+    except Exception:  # not for this library to judge
+        return
+
+
+def _check_pixels(path: Path, series: Any) -> None:
+    page = series.keyframe
+    brightfield = series.axes in ("YX", "YXS", "SYX") and page.samplesperpixel in (1, 3, 4)
+    if page.dtype != np.uint8 or not brightfield:
+        kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
+        raise FileError(f"{path}: {_named_kind(series, page)} ({kind}); a brightfield slide has 8-bit RGB.")
 
 
 def _named_kind(series: Any, page: Any) -> str:

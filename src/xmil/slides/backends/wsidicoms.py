@@ -34,6 +34,11 @@ class WsiDicomSlide(Slide):
             region = self._handle.read_region((x, y), self._numbers[level], size)
         return np.asarray(region.convert("RGB"))
 
+    def read_label(self) -> Pixels | None:
+        """The label of the series."""
+        with self._lock:
+            return np.asarray(self._handle.read_label().convert("RGB")) if self._handle.labels else None
+
     def close(self) -> None:
         """Close the files."""
         self._handle.close()

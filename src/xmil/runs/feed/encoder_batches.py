@@ -124,7 +124,8 @@ class GpuBatches:
             found = self._spare.pop()
             if found.shape == shape:
                 return found
-        return torch.zeros(shape, dtype=torch.uint8, device=self._encoder.device)
+        with torch.cuda.stream(self._copies):  # cleared before pixels are copied into it
+            return torch.zeros(shape, dtype=torch.uint8, device=self._encoder.device)
 
     def _encode(self) -> Iterator[EncodedRows]:
         batch, self._batch = self._batch, None

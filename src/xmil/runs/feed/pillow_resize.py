@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from xmil.core.fitting import Fit
+from xmil.core.fitting import PatchFit
 
 BITS = 22  # after the point, in Pillow's weights for 8-bit pictures
 
@@ -86,8 +86,8 @@ def _rounded(sums: Tensor) -> Tensor:
     return torch.floor((sums + (1 << (BITS - 1))) / (1 << BITS)).clamp_(0, 255)
 
 
-def fitted(patches: Tensor, fit: Fit) -> Tensor:
-    """Patches (n, h, h, 3) as the encoder sees them: what `Fit` does, for all of them at once."""
+def fitted(patches: Tensor, fit: PatchFit) -> Tensor:
+    """Patches (n, h, h, 3) as the encoder sees them: what `PatchFit` does, for all of them at once."""
     if fit.size is None:
         return patches
     found = resized(patches, floor(fit.size / fit.crop), fit.interpolation)

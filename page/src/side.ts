@@ -1,0 +1,131 @@
+/** One of two slides that are compared: its evidence, its pane, and what is marked on it. */
+
+import { slideHash } from "./address";
+import { annotation } from "./annotations";
+import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
+import { el, put } from "./dom";
+import type { Choice, Evidence } from "./evidence";
+import type { Point } from "./geometry";
+import { INITIAL_LAYERS, LayerStore } from "./layers";
+import type { Marks } from "./marks";
+import { lengthText } from "./note_facts";
+import { Pane, type PaneHost } from "./pane";
+import type { Display } from "./settings";
+import { initialState, Store, type SlideState } from "./store";
+import { middleOf, wholeBounds, type Bounds } from "./viewport";
+
+const BLUE: [number, number, number] = [23, 105, 210];
+
+/** What is told of a side. */
+export interface SideListener {
+  readonly run: Run;
+  placed(side: Side, point: Point): void;
+  hovered(side: Side, event: MouseEvent | null): void;
+  moved(): void;
+  tileFailed(): void;
+  say(text: string, problem?: boolean): void;
+}
+
+export class Side implements PaneHost {
+  readonly store = new Store<SlideState>(initialState());
+  readonly scores = new Map<number, Scores>();
+  readonly removed: ReadonlyMap<number, Uint8Array> = new Map();
+  readonly layers = new LayerStore(() => this.info, () => this.pane.draw(), (text, problem) => this.say(text, problem));
+  readonly title = el("div", { class: "pane-title" });
+  readonly twin = el("div", { class: "twin", hidden: true, ariaHidden: "true" });
+  bounds: Bounds = { x: 0, y: 0, width: 1, height: 1 };
+  info!: SlideInfo;
+  pane!: Pane;
+
+  constructor(
+    readonly letter: "A" | "B",
+    private readonly row: Pick<SlideRow, "key" | "id">,
+    private readonly owner: SideListener,
+  ) {
+    this.store.on(["display"], () => this.pane?.paint());
+    this.store.on(["choices"], () => this.pane?.take());
+    this.store.on(["tool"], () => this.pane.drawing.choose(this.store.state.tool));
+    this.store.on(["annotations", "draft"], () => this.pane?.drawMarks());
+  }
+
+  get run(): Run {
+    return this.owner.run;
+  }
+
+  get display(): Display {
+    return this.store.state.display;
+  }
+
+  get marks(): Marks {
+    return this.store.state;
+  }
+
+  /** Fetches the slide; what is wrong with it is given back. */
+  async load(): Promise<string[]> {
+    this.info = await getSlideNamed(this.row);
+    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
+    for (const answer of answers) if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
+    this.bounds = wholeBounds(this.info, this.scores);
+    const missing = answers.flatMap((answer) => (answer.status === "rejected" ? [(answer.reason as Error).message] : []));
+    return [...(this.info.error ? [this.info.error] : []), ...missing];
+  }
+
+  build(parent: HTMLElement, choice: Partial<Choice>): void {
+    this.store.set({ layers: INITIAL_LAYERS });
+    const { id, label, predicted } = this.info;
+    const facts = [label !== null && `label ${label}`, predicted !== null && `predicted ${predicted}`].filter(Boolean).join(" · ");
+    put(this.title, el("span", { class: "pane-letter" }, this.letter), this.info.sets.length ? el("a", { href: slideHash(id), title: "Open it alone" }, id) : el("strong", {}, id), el("span", { class: "muted small" }, facts));
+    this.pane = new Pane(this, this.letter, choice, parent);
+    this.pane.stage.append(el("div", { class: "aim", ariaHidden: "true" }), this.twin);
+    this.pane.stage.ariaLabel = `${this.letter}, ${id}: drag or arrows to move, scroll or + and − to zoom`;
+  }
+
+  /** Shows the places that are marked. */
+  mark(points: readonly Point[]): void {
+    this.store.set({ annotations: points.map((point, i) => ({ ...annotation(`${i + 1}`, "Region*", [[[point]]], "point"), colour: BLUE })) });
+  }
+
+  /** The place in the middle of the view. */
+  get middle(): Point {
+    return middleOf(this.pane.viewer, this.bounds).centre;
+  }
+
+  // what the pane tells
+
+  present(evidence: Evidence): Evidence {
+    return evidence;
+  }
+
+  chosen(): void {
+    this.owner.moved();
+  }
+
+  hover(_: Pane, __: number, event: MouseEvent | null): void {
+    this.owner.hovered(this, event);
+  }
+
+  drawn(_: string, points: Point[]): void {
+    this.owner.placed(this, points[0]);
+  }
+
+  measured(length: number): string {
+    return lengthText(length, this.info.mpp);
+  }
+
+  moved(): void {
+    this.owner.moved();
+  }
+
+  tileFailed(): void {
+    this.owner.tileFailed();
+  }
+
+  say(text: string, problem?: boolean): void {
+    this.owner.say(text, problem);
+  }
+
+  pick(): void {} // there is no panel to look at a patch in
+  painted(): void {}
+  region(): void {}
+  reshaped(): void {}
+}

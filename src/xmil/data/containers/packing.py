@@ -1,0 +1,144 @@
+"""What a packed chunk gives when it is unpacked: bounded before a library unpacks it.
+
+A file's index says how large a chunk is; the chunk itself may hold a thousand times as much, and libraries
+unpack it to the end. HDF5's deflate, zlib, gzip, bz2 and lzma are unpacked here up to the size declared, and
+no further; blosc, lz4 and zstd state their size in front.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from xmil.core.budget import allowance
+from xmil.core.errors import FileError
+
+DEFLATE, SHUFFLE, FLETCHER, SZIP, NBIT, SCALED = range(1, 7)  # HDF5's numbers of filters
+KEEPING = (SHUFFLE, FLETCHER)  # do not change a chunk's size, but for a checksum
+CHUNK_CACHE = 1 << 17  # bytes of HDF5's: it keeps chunks as unpacked, and counts them as declared
+_DEFLATES = 1032  # bytes that one byte can give
+_ROOM = 64  # for checksums, headers and what cannot be packed
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD_SIZES = {0: 0, 1: 2, 2: 4, 3: 8}
+
+
+def check_hdf5_chunks(dataset: Any, name: str, path: Path) -> None:
+    """Refuse a chunked dataset whose chunks hold more than it declares, or are packed twice."""
+    plan = dataset.id.get_create_plist()
+    filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
+    codes = [int(held[0]) for held in filters]
+    packers = [code for code in codes if code not in KEEPING]
+    cells, size = math.prod(dataset.chunks), int(dataset.dtype.itemsize)
+    if len(packers) > 1 or len(codes) != len(set(codes)):
+        raise FileError(f"{path}: {name!r} is packed several times over; write it with one compression.")
+    for code, _, values, _ in filters:
+        if code in (NBIT, SCALED) and (len(values) < 5 or (values[2], values[4]) != (cells, size)):
+            raise _bomb(name, path)
+    with path.open("rb") as stream:
+        for offset, stored in _stored(dataset.id):
+            _check_chunk(stream, packers, offset, stored, cells * size, name=name, path=path)
+
+
+def _stored(held: Any) -> Iterator[tuple[int, int]]:
+    """Place and length in the file of every chunk."""
+    found: list[tuple[int, int]] = []
+    if hasattr(held, "chunk_iter"):
+        held.chunk_iter(lambda info: found.append((info.byte_offset, info.size)))
+    else:
+        infos = (held.get_chunk_info(i) for i in range(held.get_num_chunks()))
+        found.extend((info.byte_offset, info.size) for info in infos)
+    yield from found
+
+
+def _check_chunk(
+    stream: Any, packers: list[int], offset: int, stored: int, declared: int, *, name: str, path: Path
+) -> None:
+    if packers and stored > declared + declared // 100 + _ROOM:
+        raise _bomb(name, path)
+    if SZIP in packers:
+        stream.seek(offset)
+        if int.from_bytes(stream.read(4), "little") > declared:
+            raise _bomb(name, path)
+    if DEFLATE in packers and stored * _DEFLATES > allowance(path.stat().st_size):
+        stream.seek(offset)
+        check_unpacked("zlib", stream.read(stored), declared, name=name, path=path)
+
+
+def check_zarr_chunks(folder: Path, codecs: set[str], declared: int, *, name: str, path: Path) -> None:
+    """Refuse an array of a zarr store whose chunks hold more than it declares."""
+    packers = [codec for codec in codecs if codec in UNPACKED]
+    if len(packers) > 1:
+        raise FileError(f"{path}: {name!r} is packed several times over; write it with one compression.")
+    if not packers or "sharding_indexed" in codecs:
+        return
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name not in ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"):
+            if file.stat().st_size > declared + declared // 100 + 16 * _ROOM:
+                raise _bomb(name, path)
+            with file.open("rb") as stream:
+                content = stream.read(_ROOM if packers[0] in STATING else -1)
+            check_unpacked(packers[0], content, declared, name=name, path=path)
+
+
+def check_unpacked(codec: str, content: bytes, declared: int, *, name: str, path: Path) -> None:
+    """Refuse packed bytes that give more than is declared."""
+    try:
+        given = UNPACKED[codec](content, declared + _ROOM)
+    except (zlib.error, OSError, EOFError, lzma.LZMAError, struct.error):
+        raise FileError(
+            f"{path}: {name!r} has a chunk that cannot be unpacked; write or copy the file again."
+        ) from None
+    if given > declared + _ROOM - 1:
+        raise _bomb(name, path)
+
+
+def _inflated(content: bytes, most: int) -> int:
+    return len(zlib.decompressobj(47).decompress(content, most))  # zlib or gzip, as its head says
+
+
+def _bunzipped(content: bytes, most: int) -> int:
+    return len(bz2.BZ2Decompressor().decompress(content, most))
+
+
+def _unlzma(content: bytes, most: int) -> int:
+    return len(lzma.LZMADecompressor(memlimit=1 << 28).decompress(content, most))
+
+
+def _blosc(content: bytes, _: int) -> int:
+    return int(struct.unpack_from("<I", content, 4)[0])
+
+
+def _lz4(content: bytes, _: int) -> int:
+    return int(struct.unpack_from("<I", content)[0])
+
+
+def _zstd(content: bytes, _: int) -> int:
+    """The size in the frame's head; 0 where it states none."""
+    if content[:4] != _ZSTD:
+        return 0
+    flags = content[4]
+    single, places = flags >> 5 & 1, _ZSTD_SIZES[flags >> 6]
+    places = places or single
+    start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    size = int.from_bytes(content[start : start + places], "little")
+    return size + 256 if places == 2 else size
+
+
+STATING = ("blosc", "lz4", "zstd")  # say in front how much they give
+UNPACKED: dict[str, Callable[[bytes, int], int]] = {
+    "zlib": _inflated, "gzip": _inflated, "bz2": _bunzipped, "lzma": _unlzma,
+    "blosc": _blosc, "lz4": _lz4, "zstd": _zstd,
+}  # fmt: skip
+
+
+def _bomb(name: str, path: Path) -> FileError:
+    return FileError(
+        f"{path}: {name!r} has a chunk that unpacks to more than it declares: the file is damaged or a "
+        "memory bomb; write it again."
+    )

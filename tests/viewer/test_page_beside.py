@@ -1,0 +1,184 @@
+"""Two slides side by side: linked by two places on each, they move together; the address keeps it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.viewer.browser import chromium, open_slide, opened, served
+from tests.viewer.given_scores import grid, signed, write_run
+from tests.viewer.make_run import patch_colours, write_slide
+from tests.viewer.test_page_access import AXE, VIOLATIONS
+from xmil.viewer.collection import Collection
+
+COLUMNS, ROWS, EDGE = 12, 8, 64
+ANGLE, SCALE, SHIFT = np.deg2rad(30), 0.5, np.array([300.0, 40.0])
+MARKED = np.array([[100.0, 120.0], [600.0, 400.0]])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Two slides with evidence, and one of another stain without."""
+    folder = tmp_path_factory.mktemp("beside")
+    (folder / "slides").mkdir()
+    for i, name in enumerate(("he", "he2", "ihc")):
+        colours = patch_colours(96, seed=i).reshape(ROWS, COLUMNS, 3)
+        write_slide(folder / "slides" / f"{name}.tif", colours, edge=EDGE)
+        if name != "ihc":
+            scores = {("lrp", "tumour"): signed(96, i), ("gxi", "tumour"): signed(96, i + 5)}
+            write_run(folder / "run", name, scores, coords=grid(COLUMNS, ROWS, EDGE), edge=EDGE)
+    with served(Collection([folder / "run"], slides=folder / "slides")) as address:
+        yield address
+
+
+def laid_over(places: Any) -> Any:
+    """Where places of the first slide lie on the second: turned, half as large, shifted."""
+    turn = np.array([[np.cos(ANGLE), -np.sin(ANGLE)], [np.sin(ANGLE), np.cos(ANGLE)]])
+    return SCALE * np.asarray(places) @ turn.T + SHIFT
+
+
+SCREEN = """([side, x, y]) => {
+  const { pane, bounds } = window.xmil.compare.sides[side], { viewport } = pane.viewer;
+  const point = viewport.getCenter(true);
+  point.x = (x - bounds.x) / bounds.width; point.y = (y - bounds.y) / bounds.width;
+  const pixel = viewport.viewportToViewerElementCoordinates(point), box = pane.stage.getBoundingClientRect();
+  return [box.left + pixel.x, box.top + pixel.y, pixel.x - box.width / 2, pixel.y - box.height / 2];
+}"""
+
+
+def screen(page: Any, side: int, place: Any) -> list[float]:
+    """The pixel of a place on one of the slides, of the window and from the middle of the stage."""
+    return page.evaluate(SCREEN, [side, float(place[0]), float(place[1])])
+
+
+def wait(page: Any) -> None:
+    page.wait_for_function("() => window.xmil.compare?.ready")
+    page.wait_for_timeout(150)
+
+
+def mark(page: Any) -> None:
+    """The two places on both slides, by clicks."""
+    page.locator("[data-action=place]").click()
+    for i in range(2):
+        for side, places in enumerate((MARKED, laid_over(MARKED))):
+            x, y = screen(page, side, places[i])[:2]
+            page.mouse.click(x, y)
+
+
+def assert_together(page: Any) -> None:
+    """Any place lies equally far from the middle of both stages, in the same direction."""
+    for place in ([50.0, 60.0], [700.0, 90.0], [384.0, 256.0]):
+        a, b = (screen(page, i, p)[2:] for i, p in enumerate((place, laid_over([place])[0])))
+        np.testing.assert_allclose(a, b, atol=4)
+
+
+def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        open_slide(page, url, 0)
+        page.keyboard.press("w")
+        assert page.locator("dialog [data-beside]").all_inner_texts()[-1].startswith("ihc")
+        page.locator("dialog [data-beside=ihc]").click()
+        wait(page)
+        if AXE.is_file():
+            page.evaluate(AXE.read_text(encoding="utf-8"))
+            assert page.evaluate(VIOLATIONS) == []
+        assert "Not linked" in page.locator(".link-bar").inner_text()
+        mark(page)
+        status = page.locator(".link-bar [role=status]")
+        told = "Linked: B is turned by 30° and 0.500 times as large in pixels (by their microns per pixel"
+        assert status.inner_text() == f"{told} it should be 1.000: check the places)."
+        assert_together(page)
+        x, y = screen(page, 0, [384, 256])[:2]
+        page.mouse.move(x, y)
+        for _ in range(3):
+            page.mouse.wheel(0, -240)
+        page.wait_for_timeout(700)
+        assert_together(page)
+        twin, meant = (
+            page.locator(".twin:visible").bounding_box(),
+            screen(page, 1, laid_over([[384, 256]])[0]),
+        )
+        np.testing.assert_allclose(
+            [twin["x"] + twin["width"] / 2, twin["y"] + twin["height"] / 2], meant[:2], atol=4
+        )
+        x, y = screen(page, 1, laid_over([[384, 256]])[0])[:2]
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 60, y + 25, steps=4)
+        page.mouse.up()
+        page.wait_for_timeout(700)
+        assert_together(page)
+        before = screen(page, 0, [384, 256])
+        page.wait_for_timeout(300)
+        link = page.url
+        page.goto("about:blank")
+        page.goto(link)
+        wait(page)
+        assert_together(page)
+        np.testing.assert_allclose(screen(page, 0, [384, 256]), before, atol=6)
+        page.keyboard.press("o")
+        page.wait_for_timeout(100)
+        assert_together(page)
+
+
+def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: str) -> None:
+    with opened(browser, f"{url}#/compare/he/he2") as page:
+        wait(page)
+        page.locator(".stage").first.focus()
+        page.keyboard.press("p")
+        turns = "() => window.xmil.compare.sides.map((side) => side.display.rotation)"
+        for i, key in enumerate(("ArrowRight", "ArrowDown")):
+            for side in range(2):
+                page.locator(".stage").nth(side).focus()
+                page.keyboard.press(key)
+                if side and i:
+                    page.keyboard.press("ArrowRight")
+                page.wait_for_timeout(500)
+                page.keyboard.press("Enter")
+        assert "Linked" in page.locator(".link-bar").inner_text()
+        assert page.evaluate(turns)[1] not in (0, 360)
+        page.keyboard.press("u")
+        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        assert page.evaluate(turns) == [0, 0]
+        middle = "() => window.xmil.compare.sides[1].middle"
+        still = page.evaluate(middle)
+        page.locator(".stage").first.focus()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(500)
+        assert page.evaluate(middle) == pytest.approx(still)  # each on its own again
+        page.keyboard.press("x")
+        assert "Mark two places" in page.locator(".link-bar").inner_text()
+        page.keyboard.press("u")
+        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        page.locator("select[name=method]").nth(1).select_option("gxi")
+        page.wait_for_timeout(400)
+        page.reload()
+        wait(page)
+        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        shown = "() => window.xmil.compare.sides.map((side) => side.pane.evidence.choice.method)"
+        assert page.evaluate(shown) == ["lrp", "gxi"]
+
+
+def test_places_that_are_one_and_slides_that_are_not_there_are_told(
+    browser: Any, url: str, tmp_path: Path
+) -> None:
+    with opened(browser, f"{url}#/compare/he/nowhere") as page:
+        assert "There is no slide nowhere" in page.locator("[role=alert]").inner_text()
+    with opened(browser, f"{url}#/compare/he/he2?points=1,2;x&second=a,b") as page:
+        wait(page)
+        assert "1 of 2 places on A, 0 of 2 on B" in page.locator(".link-bar").inner_text()
+        page.keyboard.press("p")
+        x, y = screen(page, 0, [300, 300])[:2]
+        page.mouse.click(x, y)
+        page.mouse.click(x + 40, y)
+        assert "Two places are marked on A" in page.locator(".messages").inner_text()
