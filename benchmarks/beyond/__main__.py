@@ -11,7 +11,8 @@
     rivals    Shapley values and interactions beside those of shapiq, which must be installed
 
 Each prints its figures, and with `--out` writes them as JSON. The studies of trained
-models run over many processes by `python -m benchmarks.beyond.everything`.
+models run over many processes by `python -m benchmarks.beyond.everything`, those of models that are
+there already by `python -m benchmarks.beyond.packed` and `python -m benchmarks.beyond.carried`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,8 @@ def picked(maps: pd.DataFrame, choice: dict[int, str]) -> pd.DataFrame:
 def interval(values: pd.Series, *, seed: int = 0) -> Interval:
     """The mean over tiles, with bounds from drawing whole images with replacement."""
     values = values.dropna()
+    if not len(values):
+        return float("nan"), float("nan"), float("nan")
     groups = values.groupby(level="image")
     sums, counts = groups.sum().to_numpy(), groups.count().to_numpy()
     rows = np.random.default_rng(seed).integers(0, len(sums), size=(DRAWS, len(sums)))
@@ -64,12 +67,13 @@ def held_maps(maps: pd.DataFrame, default: dict[int, str]) -> dict[str, pd.DataF
     return held
 
 
-def pooled(rows: pd.DataFrame, default: dict[int, str]) -> pd.Series:
-    """The default's gain over occlusion on the tiles of all encoders."""
+def pooled(rows: pd.DataFrame, default: dict[int, str], folds: Sequence[int]) -> pd.Series:
+    """The default's gain over occlusion on the tiles of all encoders, in these folds."""
     gains = []
     for _, part in rows[~rows["map"].isin(NOT_MAPS)].groupby("encoder", sort=False):
         held = held_maps(part, default)
-        gains.append(held["default"]["auroc"] - held["occlusion"]["auroc"])
+        gain = held["default"]["auroc"] - held["occlusion"]["auroc"]
+        gains.append(gain[held["default"]["fold"].isin(folds)])
     return pd.concat(gains)
 
 
@@ -166,7 +170,9 @@ def main(path: Path) -> None:
     rows["variant"] = rows["map"] + ": " + rows["variant"].fillna("").astype(str)
     default = best_elsewhere(rows[rows["map"].isin(FAMILY)])
     print("default by fold, chosen on the others:", default)
-    print("default minus occlusion, all encoders:", shown(interval(pooled(rows, default)), sign=True))
+    for folds in (range(FOLDS), UNSEEN):
+        gain = shown(interval(pooled(rows, default, folds)), sign=True)
+        print(f"default minus occlusion, all encoders, folds {tuple(folds)}: {gain}")
     for encoder, part in rows.groupby("encoder", sort=False):
         print(f"\n## {encoder}\n\n{tell(part, default)}")
 

@@ -139,9 +139,11 @@ def test_a_second_run_leaves_what_is_done(
     stamps = [path.stat().st_mtime_ns for path in models]
     stages = json.loads((demo.out / "stages.json").read_text())
     (demo.out / "stages.json").write_text(json.dumps([*stages[:4], *stages[5:]]))  # training must look again
-    assert run(["demo", "--quick", "--out", str(demo.out)]) == 0
-    said = capsys.readouterr().out
+    assert run(["demo", "--quick", "--json", "--out", str(demo.out)]) == 0
+    told, said = capsys.readouterr()
     assert said.count("done before") == 8
+    found = {(pair["task"], pair["model"]): pair["auprc2"]["lrp"] for pair in json.loads(told)["pairs"]}
+    assert found == {(r.task, r.model): r.auprc2["lrp"] for r in read_results(demo)}
     assert "0 models trained, 1 already done" in (demo.out / "log.txt").read_text("utf-8")
     assert [path.stat().st_mtime_ns for path in models] == stamps
 

@@ -166,6 +166,7 @@ def test_the_mask_follows_its_definition() -> None:
     assert found.shares["agreed_share"] == pytest.approx((scores > 0).all(axis=0).mean())
     silent = consensus(np.vstack([scores, np.zeros(400)]))  # a model that learnt nothing has no say
     assert silent.shares["agreed_share"] == found.shares["agreed_share"]
+    assert consensus([[1.0, -1.0], [6.0, 0.0]]).summary["largest_model_share"] == 0.75
     with pytest.raises(InputError, match="two models or more"):
         consensus(scores[:1])
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import xmil
 from tests.runs.test_embed import MEAN, embed_pairs, prepared
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.fitting import PatchFit
@@ -129,3 +131,15 @@ def is_reader(pid: str) -> bool:
         return b"xmil.runs.feed.reader" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_gives_the_features_of_a_cpu(tmp_path: Path) -> None:
+    """Batches across slides, the last one padded: each row is its own patch's."""
+    slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
+    settings = EmbedSettings(MEAN, precision="float32", batch=16)
+    embed_pairs(slides, tmp_path / "cpu", settings)
+    embed_pairs(slides, tmp_path / "gpu", replace(settings, device="cuda", readers=2))
+    for name in slides:
+        one, two = (xmil.read_bag(tmp_path / way / f"{name}.h5").features for way in ("cpu", "gpu"))
+        np.testing.assert_allclose(two, one, atol=1e-5)

@@ -289,6 +289,18 @@ def test_the_folds_of_an_ensemble_agree_as_their_runs_do(
     assert [any("other models than" in note for note in own) for own in notes] == [False, True]
 
 
+def test_a_model_that_drowns_the_others_is_named(study: Path, agreed: xmil.Run, tmp_path: Path) -> None:
+    loud = xmil.load_model(study / "model.safetensors")
+    with torch.no_grad():
+        list(loud.parameters())[-2].mul_(50)  # the last layer's weights
+    xmil.save_model(loud, tmp_path / "loud.safetensors")
+    features = agreed.path.parent / "features"
+    xmil.explain_slides(tmp_path / "loud.safetensors", features, out=tmp_path / "run", target="1")
+    found = xmil.insight(study / "run", features=features, beside=[tmp_path / "run"], out=tmp_path / "i")
+    notes = [json.loads((run.path / "card.json").read_text())["notes"] for run in (agreed, found)]
+    assert [any("One model gives" in note for note in own) for own in notes] == [False, True]
+
+
 def test_the_album_has_a_page_per_slide_and_the_card_its_certificates(agreed: xmil.Run) -> None:
     album = (agreed.path / "album.pdf").read_bytes()
     assert album.startswith(b"%PDF")

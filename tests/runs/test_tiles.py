@@ -5,7 +5,6 @@ A GPU takes torchvision's decoder; on a CPU the same way goes through Pillow, so
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from tests.runs.test_embed import MEAN, embed_pairs, prepared
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.core.fitting import PatchFit
 from xmil.runs.embed import EmbedSettings, embed_slides
-from xmil.runs.feed.jpeg_headers import RGB, component_first, with_rgb_names
 from xmil.runs.feed.pillow_resize import FILTERS, fitted, resized
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.feed.tiles import GpuTiles, UnfitForGpuError
@@ -101,21 +99,3 @@ def test_what_a_gpu_may_not_decode_is_said(tmp_path: Path) -> None:
         EmbedSettings(MEAN, decode="tpu")
     with pytest.raises(InputError, match="needs a GPU"):
         embed_slides(tmp_path, tmp_path, encoder=MEAN, device="cpu", decode="gpu")
-
-
-def test_rgb_is_told_by_its_components_names(tmp_path: Path) -> None:
-    """Pillow takes three components without Adobe's mark for YCbCr, unless they are called R, G and B."""
-    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    into = BytesIO()
-    Image.fromarray(pixels).save(into, "JPEG", quality=95, subsampling=0, keep_rgb=True)
-    marked = into.getvalue()
-    at = marked.index(b"\xff\xee")
-    plain = marked[:at] + marked[at + 16 :]
-    renamed = with_rgb_names(plain.replace(RGB, b"\x01\x02\x03"))
-    expected = np.asarray(Image.open(BytesIO(marked)))
-    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(renamed))), expected)
-    for which in range(3):
-        listed = component_first(marked, which)
-        assert (len(listed), sorted(listed)) == (len(marked), sorted(marked))
-        frame = listed.index(b"\xff\xc0") + 10
-        assert listed[frame : frame + 3] == marked[frame + 3 * which : frame + 3 * which + 3]

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import xmil
+from tests.runs.cohorts import command
+from tests.runs.test_cohort_faults import survival_folds
 from tests.viewer.browser import (
     chromium,
     open_slide,
@@ -26,6 +29,7 @@ from tests.viewer.browser import (
 )
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
+from xmil.cli._app import run
 from xmil.viewer.collection import Collection
 from xmil.viewer.static_copy import export
 
@@ -166,6 +170,31 @@ def test_models_without_classes_show_their_value(
         assert f"{logits[0]}" in said
         assert f"raises {name}" in page.locator(".colour-bar").inner_text()
         assert page.locator("select[name=against]").count() == 0
+
+
+def test_fault_15_the_risk_of_an_ensemble_is_the_mean_of_risks(browser: Any, tmp_path: Path) -> None:
+    """In the header, in a what-if, and in the account of what is left."""
+    folder = survival_folds(tmp_path)
+    assert run(command(folder, models=2)) == 0
+    models = [folder / f"m{i}.safetensors" for i in range(2)]
+    bag = xmil.read_bag(folder / "features" / "s000.h5")
+    whole, left = (
+        float(np.mean([xmil.explain(xmil.load_model(path), rows).output for path in models]))
+        for rows in (bag.features, bag.features[5:])
+    )
+    shown = Collection([folder / "run"], features=[folder / "features"])
+    with served(shown, models) as url, opened(browser, url) as page:
+        open_slide(page, url)
+        said = page.locator(".facts").inner_text().replace("\n", "")
+        assert f"Risk{whole:.3g}".replace("-", "\u2212") in said
+        page.evaluate("() => window.xmil.view.whatif.apply([0, 1, 2, 3, 4], 'remove')")
+        told = f"without 5 patches: {left:.3g}".replace("-", "\u2212")
+        page.locator(".facts", has_text=told).wait_for()
+        page.keyboard.press("4")
+        page.locator("[data-action=explain-left]").click()
+        page.locator(".pane-note", has_text="Explained without 5 patches").wait_for()
+        output = page.evaluate("() => window.xmil.view.panes[0].evidence.column.output")
+        assert output == pytest.approx(left, rel=1e-4)
 
 
 def test_a_damaged_slide_is_a_message_and_the_rest_works(browser: Any, tmp_path: Path) -> None:

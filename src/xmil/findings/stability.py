@@ -24,7 +24,8 @@ class Consensus:
     """Mean and standard deviation per patch over the models, mean sign, and which patches are kept.
 
     `agreed` marks patches that most models count as support and none counts against; a model that gives a
-    patch no score at all has no say.
+    patch no score at all has no say. `largest` is the share of all absolute score that one model gives: near
+    1 the mean is that model's map.
     """
 
     mean: FloatArray
@@ -35,6 +36,7 @@ class Consensus:
     correlation: float
     agreed: npt.NDArray[np.bool_]
     models: int
+    largest: float
 
     @property
     def summary(self) -> dict[str, float]:
@@ -45,6 +47,7 @@ class Consensus:
             "rank_correlation": self.correlation,
             "kept_share": float(self.kept.mean()),
             "mean_spread": float(self.std.mean()),
+            "largest_model_share": self.largest,
         }
 
     @property
@@ -78,4 +81,6 @@ def consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Consensus
     correlation = float(np.nanmean(pairs)) if np.isfinite(pairs).any() else float("nan")
     mean32, std32, sign32 = (np.asarray(values, dtype=np.float32) for values in (mean, std, sign))
     agreed = (s >= 0).all(axis=0) & ((s > 0).mean(axis=0) > 0.5)
-    return Consensus(mean32, std32, sign32, kept, agreement, correlation, agreed, len(s))
+    sizes = np.abs(s).sum(axis=1)
+    largest = float(sizes.max() / sizes.sum()) if sizes.any() else float("nan")
+    return Consensus(mean32, std32, sign32, kept, agreement, correlation, agreed, len(s), largest)

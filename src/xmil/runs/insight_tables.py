@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
 PICTURES, ON_SHEET = 12, 25  # patches of a concept in the report, and on its sheet
+ONE_MODEL = 0.7  # share of the absolute scores from which on a mean is hardly one of several models
 SHARES = (
     "strong_share", "supporting_share", "agreed_share", "masked_share", "positive_relevance_share",
     "hot_regions", "largest_region", "mixing", "region_strong_share", "region_supporting_share", "tapas",
@@ -102,6 +103,12 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
         )
     if not len(profiles):
         notes.append("No relevance per feature is stored and no model was given: concepts were left out.")
+    shares = [r["stability"]["largest_model_share"] for r in results if r.get("stability")]
+    if shares and np.nanmean(shares) > ONE_MODEL:
+        notes.append(
+            f"One model gives {100 * np.nanmean(shares):.0f} % of all absolute score: the mean map is nearly "
+            "its alone. agreed_share counts the models evenly."
+        )
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")

@@ -45,7 +45,7 @@ def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None) -> 
     write_text(folder / CONTOURS / f"{slide_id}.geojson", json.dumps(outline))
     picture = overview(tiling)
     write_atomically(
-        folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", optimize=False)
+        folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", compress_level=1)
     )
     path = patches_file(folder, slide_id)
     write_atomically(path, lambda part: _write(tiling, part, source))

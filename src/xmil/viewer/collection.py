@@ -77,7 +77,8 @@ class Collection:
         """The slides of the folder that no run explains, by number: another stain to set beside."""
         known = {bare_name(name) for name in self.refresh() if is_plain(name)}
         with self._lock:
-            self._others += [name for name in self.pictures.names() if name not in {*known, *self._others}]
+            listed = {*known, *self._others}
+            self._others += [name for name in self.pictures.names() if name not in listed]
             return {OTHERS + i: name for i, name in enumerate(self._others) if name not in known}
 
     def missing_pictures(self) -> tuple[int, int]:

@@ -10,13 +10,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 WAIT = 10.0  # seconds for a request to come in whole, headers and body
+GRACE = 0.5  # seconds until it is known which clients have left
 PER_CLIENT = 64  # connections of one address; a browser opens six
 
 
 class PatientProtocol(H11Protocol):
     """HTTP with a limit on the time a request takes to arrive and on a client's connections."""
 
-    wait, per_client = WAIT, PER_CLIENT
+    wait, per_client, grace = WAIT, PER_CLIENT, GRACE
 
     def connection_made(self, transport: Any) -> None:
         """Watch the new connection, and close an idle one where the client has too many."""
@@ -62,8 +63,14 @@ class PatientProtocol(H11Protocol):
         waiting = sorted((p for p in own if p.idle and p is not self), key=lambda p: p.opened)
         for protocol in waiting[: max(0, len(own) - self.per_client)]:
             protocol.transport.close()
-        if len(own) - len(waiting) > self.per_client:
-            self.transport.close()  # all of them are being answered
+        if len(own) - len(waiting) > self.per_client:  # all of them are being answered
+            self.loop.call_later(self.grace, self._yield)
+
+    def _yield(self) -> None:
+        """Close this connection where too many are being answered still; clients that left are gone now."""
+        own = [p for p in self.connections if isinstance(p, PatientProtocol) and p._host == self._host]
+        if self in own and sum(not p.idle for p in own) > self.per_client:
+            self.transport.close()
 
     @property
     def _host(self) -> str | None:

@@ -5,7 +5,6 @@ Taken only where the pixels are those of the CPU within one grey level, which is
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from xmil.runs.feed.jpeg_headers import component_first, with_rgb_names
 from xmil.runs.feed.pillow_resize import FILTERS, fitted, resized
 from xmil.runs.feed.reader import PatchSource
 from xmil.slides import Slide
@@ -37,18 +35,10 @@ class GpuTiles:
         self._source, self._device = source, device
         self._level, self._edge, self._scale = _level(slide, source, xy0)
         self._size = slide.level_dimensions[slide.best_level(source.edge0 / source.size)]
-        reasons = []
-        for way in RGB_WAYS if self._level.is_rgb else (decode,):
-            self._decode: Decode = way
-            try:
-                gap = self._gap(slide, xy0)
-            except UnfitForGpuError as error:
-                reasons.append(str(error))
-                continue
-            if gap <= NEAR:
-                return
-            reasons.append(f"the GPU's pixels differ by {gap} grey levels")
-        raise UnfitForGpuError(reasons[0])
+        gap = self._gap(slide, xy0)
+        if gap > NEAR:
+            why = "RGB is taken for YCbCr" if self._level.is_rgb else "colour is subsampled otherwise"
+            raise UnfitForGpuError(f"the GPU's pixels differ by {gap} grey levels: {why}")
 
     def patches(self, xy0: Corners) -> Tensor:
         """Patches (n, h, w, 3) in uint8 as the encoder sees them."""
@@ -95,7 +85,7 @@ class GpuTiles:
         if not tiles:
             return self._blank()[:0]
         streams = [self._level.stream(tile) for tile in tiles]
-        return torch.stack(self._decode(streams, self._device)).permute(0, 2, 3, 1)
+        return torch.stack(decode(streams, self._device)).permute(0, 2, 3, 1)
 
     def _blank(self) -> Tensor:
         width, height = self._level.tile
@@ -111,16 +101,15 @@ class GpuTiles:
         return max(gaps)
 
 
-def decode(streams: list[bytes], device: str, *, grey: bool = False) -> list[Tensor]:
-    """JPEG files as pictures (3, h, w) on a device, or (1, h, w) of their first component."""
+def decode(streams: list[bytes], device: str) -> list[Tensor]:
+    """JPEG files as pictures (3, h, w) on a device."""
     if torch.device(device).type == "cpu":
         return [torch.from_numpy(_by_pillow(stream)) for stream in streams]
     try:
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        mode = ImageReadMode.GRAY if grey else ImageReadMode.RGB
         given = [torch.frombuffer(bytearray(stream), dtype=torch.uint8) for stream in streams]
-        found: Any = decode_jpeg(given, mode=mode, device=device)
+        found: Any = decode_jpeg(given, mode=ImageReadMode.RGB, device=device)
         return list(found)
     except (
         ImportError,
@@ -128,22 +117,6 @@ def decode(streams: list[bytes], device: str, *, grey: bool = False) -> list[Ten
     ) as error:  # without a decoder, or built for another torch
         reason = " ".join(str(error).split())[:120]
         raise UnfitForGpuError(f"torchvision does not decode here: {reason}") from None
-
-
-def _by_names(streams: list[bytes], device: str) -> list[Tensor]:
-    """RGB whose components say so by their names."""
-    return decode([with_rgb_names(stream) for stream in streams], device)
-
-
-def _by_planes(streams: list[bytes], device: str) -> list[Tensor]:
-    """RGB one component after another, each in the place of the grey one."""
-    planes = [decode([component_first(one, i) for one in streams], device, grey=True) for i in range(3)]
-    return [torch.cat(three) for three in zip(*planes, strict=True)]
-
-
-Decode = Callable[[list[bytes], str], list[Tensor]]
-# as stored first: a decoder may know Adobe's mark
-RGB_WAYS: tuple[Decode, ...] = (decode, _by_names, _by_planes)
 
 
 def _by_pillow(stream: bytes) -> npt.NDArray[np.uint8]:
