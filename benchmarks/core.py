@@ -19,6 +19,7 @@ import torch
 import xmil
 import xmil.nn.attention
 from benchmarks.naive import dense_relevance, looped_singles
+from xmil.lrp import replay
 from xmil.nn.frozen import frozen
 
 WIDTH = 768
@@ -150,8 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sizes", type=int, nargs="+", default=[24_000, 100_000])
+    parser.add_argument(
+        "--new-sizes", action="store_true", help="as for slides of ever new sizes: no playback"
+    )
     options = parser.parse_args(arguments)
     device = options.device
+    if options.new_sizes:
+        replay.SMALL_BYTES = 0
     totals = {}
     for n in options.sizes:
         repeats = 5 if n < 50_000 else 2

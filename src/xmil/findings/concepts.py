@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,6 @@ import numpy.typing as npt
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.errors import InputError
 from xmil.findings.dictionary import Dictionary
-
-EXAMPLES = 25  # patches of an atlas page
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +45,23 @@ def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatA
     return np.divide(r, x, out=np.zeros_like(x), where=known)
 
 
-def split_scores(dictionary: Dictionary, features: npt.ArrayLike, weights: npt.ArrayLike) -> ConceptShares:
+def split_scores(
+    dictionary: Dictionary,
+    features: npt.ArrayLike,
+    weights: npt.ArrayLike,
+    baseline: npt.ArrayLike = 0.0,
+) -> ConceptShares:
     """Relevance through the dictionary: concept k of patch i gets code_ik * (atom_k . g_i).
 
-    With features = codes @ atoms + offset + residual the shares of a patch add up to x_i . g_i exactly.
+    With features = codes @ atoms + offset + residual the shares of a patch add up to x_i . g_i exactly, less
+    the `baseline` (n,): what patches that equal the baseline would have, which the offset gives up.
     """
     x, g = np.asarray(features, dtype=np.float32), np.asarray(weights, dtype=np.float32)
     codes = dictionary.codes(x)
     concepts = codes * (g @ dictionary.atoms.T)
     residual = (dictionary.residual(x, codes) * g).sum(axis=1)
-    return ConceptShares(concepts, g @ dictionary.offset, residual, codes)
+    offset = g @ dictionary.offset - np.asarray(baseline, dtype=np.float32)
+    return ConceptShares(concepts, offset, residual, codes)
 
 
 @dataclass(frozen=True)
@@ -112,25 +117,3 @@ def leading(profiles: npt.ArrayLike, top: int = 5) -> IntArray:
     """The concepts with the most relevance of either sign over the slides (m, k), strongest first."""
     total = np.abs(np.asarray(profiles, dtype=np.float64)).mean(axis=0)
     return np.argsort(-total, kind="stable")[:top].astype(np.int64)
-
-
-@dataclass
-class Atlas:
-    """The patches that speak most for each concept, over slides that are seen once."""
-
-    size: int = EXAMPLES
-    per_slide: int = 5
-    held: dict[int, list[tuple[float, str, int]]] = field(default_factory=dict)
-
-    def add(self, slide: str, shares: ConceptShares) -> None:
-        """Take in a slide."""
-        strength = np.abs(shares.concepts)
-        rows = np.argsort(-strength, axis=0, kind="stable")[: self.per_slide]
-        for k in range(strength.shape[1]):
-            new = [(float(strength[i, k]), slide, int(i)) for i in rows[:, k] if strength[i, k] > 0]
-            merged = sorted([*self.held.get(k, []), *new], key=lambda item: (-item[0], item[1], item[2]))
-            self.held[k] = merged[: self.size]
-
-    def examples(self, concept: int) -> list[tuple[str, int]]:
-        """Slides and rows of a concept's strongest patches."""
-        return [(slide, row) for _, slide, row in self.held.get(concept, [])]

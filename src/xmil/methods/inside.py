@@ -21,7 +21,7 @@ from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.core.parsing import small_number
 from xmil.encoders.encoder import Encoder, Transform, vectors
 from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
-from xmil.methods.inside_weights import find_worth
+from xmil.methods.worth import find_worth
 from xmil.nn.frozen import frozen
 
 if TYPE_CHECKING:

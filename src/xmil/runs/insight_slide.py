@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.explanation import Explanation
@@ -67,7 +68,6 @@ def make_insight_worker(job: InsightJob) -> Callable[[str], dict[str, Any]]:
 
 def run_models(path: Path, run: Path) -> Models:
     """The models at a path, with the background that the run of explanations lent them."""
-    from xmil.core.background import Background
     from xmil.runs.ensemble import BACKGROUND, Ensemble, model_paths
 
     held, kept = Ensemble.load(model_paths(path)), Background.load(run / BACKGROUND)
@@ -82,12 +82,7 @@ def _look(job: InsightJob, dictionary: Dictionary, models: Models, slide: str) -
             f"{job.features[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
             "that were explained."
         )
-    relevance = _relevance(e, bag, models)
-    shares = (
-        None
-        if relevance is None
-        else split_scores(dictionary, bag.features, feature_weights(bag.features, relevance))
-    )
+    shares = _shares(job, dictionary, e, bag, models)
     found: dict[str, Any] = {
         "fingerprint": job.fingerprint,
         "source": job.identity_of(slide),
@@ -130,18 +125,46 @@ def chosen_explanation(path: Path, method: str, target: str | None) -> Explanati
     return fitting[0]
 
 
-def _relevance(e: Explanation, bag: Bag, models: Models) -> FloatArray | None:
-    """Relevance per feature: stored, or made again with the models, as their mean."""
-    if e.relevance is not None or not models:
-        return e.relevance
-    from xmil.methods import explain
+def _shares(
+    job: InsightJob, dictionary: Dictionary, e: Explanation, bag: Bag, models: Models
+) -> ConceptShares | None:
+    """The scores by concept; None without relevance per feature, stored or made again with the models."""
+    if e.relevance is not None:
+        from xmil.runs.ensemble import BACKGROUND
 
-    again = [
-        explain(model, bag, method="lrp", target=e.target, feature_level=True, baseline=None).relevance
-        for model in models
-    ]
-    known = [relevance for relevance in again if relevance is not None]
-    return np.asarray(np.mean(known, axis=0), dtype=np.float32) if len(known) == len(again) else None
+        kept = Background.load(job.run / BACKGROUND) or getattr(next(iter(models), None), "background", None)
+        parts = [_worth(e, bag, kept)]
+    elif models:
+        parts = [_worth(_again(model, e, bag), bag, getattr(model, "background", None)) for model in models]
+    else:
+        return None
+    weights = np.mean([g for g, _ in parts], axis=0)
+    return split_scores(dictionary, bag.features, weights, np.mean([kept for _, kept in parts], axis=0))
+
+
+def _again(model: Any, e: Explanation, bag: Bag) -> Explanation:
+    """The explanation made again with relevance per feature, against the baseline it had, if any."""
+    from xmil.methods import explain
+    from xmil.methods.worth import RULES
+
+    params = e.params if e.method == "lrp" else {}
+    rules = {key: value for key, value in params.items() if key in RULES}
+    against = {} if params.get("baseline") else {"baseline": None}
+    return explain(model, bag, method="lrp", target=e.target, feature_level=True, **against, **rules)
+
+
+def _worth(e: Explanation, bag: Bag, background: Background | None) -> tuple[FloatArray, FloatArray]:
+    """What a unit of each feature is worth (n, d), and what a patch that equals the baseline has (n,)."""
+    import torch
+
+    from xmil.methods.worth import shift_of
+
+    relevance = np.asarray(e.relevance, dtype=np.float32)
+    shift, notes = shift_of(e, torch.from_numpy(bag.features), background, width=relevance.shape[1])
+    if notes:
+        raise InputError(f"{e.bag}: {notes[0]}")
+    weights = feature_weights(bag.features - shift.numpy(), relevance)
+    return weights, weights @ shift.numpy()
 
 
 def _each(job: InsightJob, slide: str, e: Explanation, bag: Bag, models: Models) -> FloatArray | None:
@@ -189,11 +212,9 @@ def _classes(
         return {}
     found = {}
     for e in every:
-        relevance = _relevance(e, bag, models)
-        if relevance is not None:
-            weights = feature_weights(bag.features, relevance)
-            profile = split_scores(dictionary, bag.features, weights).profile
-            found[str(e.target)] = [float(value) for value in profile]
+        shares = _shares(job, dictionary, e, bag, models)
+        if shares is not None:
+            found[str(e.target)] = [float(value) for value in shares.profile]
     return found
 
 

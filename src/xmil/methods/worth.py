@@ -60,12 +60,12 @@ def find_worth(
     now = read(rows)
     background = background or _stored(model)
     if features is None and e.relevance is not None:
-        shift, notes = _shift_of(e, None, background, width=now.shape[1])
+        shift, notes = shift_of(e, None, background, width=now.shape[1])
         return Worth(_ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now - shift), shift, now, notes)
     x = read(np.arange(len(e))) if features is None else _matrix(features, len(e))
     notes = _compare(x[rows], now)
     again = _again(model, e, x)
-    shift, more = _shift_of(again, x, background, width=now.shape[1])
+    shift, more = shift_of(again, x, background, width=now.shape[1])
     notes += [*more, *_same(again.scores[rows], e.scores[rows])]
     relevance = torch.from_numpy(np.asarray(again.relevance)[rows])
     return Worth(_ratio(relevance, x[rows] - shift), shift, now, notes)
@@ -76,10 +76,13 @@ def _stored(model: nn.Module | None) -> Background | None:
     return found if isinstance(found, Background) else None
 
 
-def _shift_of(
+def shift_of(
     e: Explanation, x: Tensor | None, background: Background | None, *, width: int
 ) -> tuple[Tensor, list[str]]:
-    """The baseline times its strength, as far as it is known: zero, with a note, where it is not."""
+    """The baseline of an explanation times its strength: zero, with a note, where it is not at hand.
+
+    `x` are the explained features (n, d), where they are known.
+    """
     name, strength = e.params.get("baseline"), float(e.params.get("strength") or 0.0)
     if name is None or strength == 0:
         return torch.zeros(width), []
@@ -88,7 +91,7 @@ def _shift_of(
     if background is not None and name == f"mean of {background.n} patches" and background.dim == width:
         return strength * torch.from_numpy(background.mean), []
     return torch.zeros(width), [
-        f"The scores are measured against a baseline ({name}) that is not at hand: places share each feature "
+        f"The scores are measured against a baseline ({name}) that is not at hand: each feature is shared "
         "by its size; give the model or the background."
     ]
 
