@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import xmil
 from xmil.cli import main
+from xmil.core.errors import InputError
 from xmil.runs.verify import verify_run
 
 
@@ -83,3 +85,58 @@ def test_changed_features_and_models_are_named(made: Path, tmp_path: Path) -> No
     assert "a.h5 has changed since it was explained" in faults
     assert "the model has changed since" in faults
     assert "slides/b.parquet" not in faults
+
+
+def test_a_rewritten_score_does_not_fit_the_audit(copy: Path) -> None:
+    path = copy / "slides" / "b.parquet"
+    table = pq.read_table(path)
+    name = next(name for name in table.column_names if name.startswith("lrp:"))
+    scores = table[name].to_numpy().copy()
+    scores[3] += 0.01
+    place = table.column_names.index(name)
+    pq.write_table(table.set_column(place, table.schema.field(name), [scores]), path)
+    assert f"slides/b.parquet: the scores of {name} add up to" in told(copy)
+
+
+def test_the_table_is_compared_with_the_slides_files(copy: Path) -> None:
+    path = copy / "slides.csv"
+    head, first, *rest = path.read_text().splitlines()
+    cells = dict(zip(head.split(","), first.split(","), strict=True))
+    column = next(name for name in cells if name.startswith("p:"))
+    cells |= {column: "0.125", "n": "41"}
+    path.write_text("\n".join([head, ",".join(cells.values()), *rest]) + "\n")
+    faults = told(copy).splitlines()
+    assert f"slides.csv: {column} of a is '0.125', and the slide's file says" in faults[0]
+    assert faults[1:] == ["slides.csv: n of a is '41', and the slide's file says 40"]
+
+
+def test_features_and_settings_that_are_gone_are_faults(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(made / "features", tmp_path / "features")
+    xmil.explain_slides(made / "m.safetensors", tmp_path / "features", out=tmp_path / "run")
+    (tmp_path / "features" / "a.h5").unlink()
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert left.value.code == 1
+    assert "a.h5, which it explains, is no longer there" in said
+    assert "3 slides checked, 1 fault, 0 failed slides." in said
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(InputError, match=r"damaged; put back a copy of it"):
+        told(tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    assert "run.json: is missing" in told(tmp_path / "run")
+
+
+def test_the_slides_of_a_case_share_one_account(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "cohort.csv").write_text("slide_id,case_id\na,x\nb,x\nc,y\n")
+    args = {"cohort": tmp_path / "cohort.csv", "by": "case", "methods": "lrp,gxi"}
+    xmil.explain_slides(made / "m.safetensors", made / "features", out=tmp_path / "run", **args)
+    assert told(tmp_path / "run") == ""
+
+
+def test_a_folder_of_another_kind_is_named() -> None:
+    tiles = Path(__file__).parents[1] / "fixtures" / "runs" / "tiles"
+    with pytest.raises(InputError, match="a run of `xmil tile`; give the folder of a run of `xmil explain`"):
+        told(tiles)

@@ -13,7 +13,8 @@ def verify(
     run: Annotated[Path, typer.Argument(help="Folder of a run of `xmil explain`.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check every file of a run against its checksums, settings, models and features."""
+    """Check a run's files and table against their checksums, accounts, settings, models and features."""
+    from xmil.core.names import counted
     from xmil.core.run import open_run
     from xmil.runs.verify import verify_run
 
@@ -24,5 +25,6 @@ def verify(
     else:
         for fault in faults:
             print(fault)
-        print(f"{len(held)} slides checked, {len(faults)} faults, {len(held.failed)} failed slides.")
+        checked, failed = counted(len(held), "slide"), counted(len(held.failed), "failed slide")
+        print(f"{checked} checked, {counted(len(faults), 'fault')}, {failed}.")
     return 1 if faults else 0

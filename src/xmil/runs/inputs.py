@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmil.core.background import Background
 from xmil.core.errors import InputError, unknown_name
-from xmil.core.names import listed
+from xmil.core.names import counted, listed
 from xmil.data import Case, Cohort, feature_files, group_cases, join_features, read_cohort
 from xmil.data.siblings import slide_name
 from xmil.data.whereabouts import folder_advice
@@ -312,6 +312,13 @@ def _every_file(inputs: Inputs, say: Say) -> list[Case]:
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)
-    if len(by_name) < len(files):
-        say(f"{inputs.features}: {len(files) - len(by_name)} slides have several files; the first was used.")
+    _say_several(inputs, files, by_name, say)
     return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]
+
+
+def _say_several(inputs: Inputs, files: list[Path], used: dict[str, Path], say: Say) -> None:
+    """Name the slides with several files, and the file of each that is used."""
+    again = dict.fromkeys(name for path in files if used[name := slide_name(path)] != path)
+    if again:
+        told = named([f"{name} ({used[name].relative_to(inputs.features)} is used)" for name in again])
+        say(f"{inputs.features}: {counted(len(again), 'slide')} with several files: {told}.")
