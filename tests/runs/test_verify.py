@@ -140,3 +140,17 @@ def test_a_folder_of_another_kind_is_named() -> None:
     tiles = Path(__file__).parents[1] / "fixtures" / "runs" / "tiles"
     with pytest.raises(InputError, match="a run of `xmil tile`; give the folder of a run of `xmil explain`"):
         told(tiles)
+
+
+def test_the_file_used_of_several_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "features"
+    shutil.copytree(made / "features", folder)
+    np.save(folder / "a.npy", xmil.read_bag(folder / "a.h5").features + 1)
+    words = ["explain", "--model", made / "m.safetensors", "--features", folder, "--out", tmp_path / "run"]
+    with pytest.raises(SystemExit):
+        main([*map(str, words), "--methods", "lrp,gxi,ig,shapley"])
+    said = capsys.readouterr()
+    assert "1 slide with several files: a (a.h5 is used)." in said.out + said.err
+    assert told(tmp_path / "run") == ""

@@ -32,55 +32,22 @@ def inspect(
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
 ) -> None:
     """Say what feature files, checkpoints, slides, cohorts, explanations and runs are, and what they lack."""
+    from xmil.cli._next_step import compared, next_command
     from xmil.cli._report import as_text
 
     options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
-    results = [_inspected(path, options) for path in files]
+    results = compared([_inspected(path, options) for path in files])
     if as_json:
         print(json.dumps(results, indent=2, default=str))
     else:
         for result in results:
             print(as_text(result), file=sys.stderr if "error" in result else sys.stdout)
-        following = _next(results, options)
+        following = next_command(results, options)
         if following:
             print(f"Next: {following}")
     failed = sum("error" in result for result in results)
     if failed:
         raise typer.Exit(2 if failed == len(results) else 1)
-
-
-def _next(results: list[dict[str, Any]], options: dict[str, Any]) -> str:
-    """The command to go on with, once it is known where features are; what was not named is in capitals."""
-    from xmil.cli._screen import command
-
-    model = next((result["path"] for result in results if result["kind"] == "checkpoint"), "MODEL")
-    slides = next((result["path"] for result in results if _holds_slides(result)), None)
-    for result in results:
-        where = _features_in(result)
-        if where is not None:
-            out = ["--out", "run"] if slides or result["kind"] != "features" else []
-            out += ["--slides", slides] if slides else []
-            return command("xmil", "explain", "--model", model, "--features", where, *out, *_given(options))
-    return command("xmil", "tile", slides, "--out", "tiles") if slides else ""
-
-
-def _holds_slides(result: dict[str, Any]) -> bool:
-    return result["kind"] == "folder" and {"slides", "read by"} <= set(result.get("facts", {}))
-
-
-def _given(options: dict[str, Any]) -> list[str]:
-    """What this command was told of the files, for the next."""
-    told = {name: value for name, value in options.items() if value not in (None, "auto")}
-    return [word for name, value in told.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def _features_in(result: dict[str, Any]) -> str | None:
-    """Where an inspected path holds features to explain."""
-    facts = result.get("facts", {})
-    if "features in" in facts:
-        return str(facts["features in"]) if facts["features in"] else None
-    holds = facts.get("width") and result["kind"] in ("features", "folder")
-    return str(result["path"]) if holds and facts.get("instances") else None
 
 
 def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); use another folder.") from None
     except ValueError:
-        raise InputError(f"{path}: damaged; put back a copy of it, or make the run again in another folder.") from None
+        raise InputError(
+            f"{path}: damaged; put back a copy of it, or make the run again in another folder."
+        ) from None
     return _of_today(stored if isinstance(stored, dict) else {}, path)
 
 

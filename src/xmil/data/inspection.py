@@ -16,7 +16,7 @@ from xmil.core.runfiles import read_failures, read_run
 from xmil.core.storage import read_header
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
-from xmil.data.feature_facts import CLOSE
+from xmil.data.feature_facts import CLOSE, feature_facts
 from xmil.data.header import Header
 from xmil.data.join import feature_files
 from xmil.data.whereabouts import folders_below, meant_folder
@@ -67,12 +67,18 @@ def _header_facts(header: Header) -> dict[str, Any]:
         "format": header.format,
         "version": header.version,
         "slide": header.slide_id,
-        "encoder": header.encoder,
+        "encoder": _encoder(header),
         "instances": len(header),
         "width": header.dim,
         "stored as": stored,
         "columns": sorted(header.columns) or None,
     }
+
+
+def _encoder(header: Header) -> str | None:
+    """The encoder's name, and that its weights were random where they were."""
+    random = feature_facts(header).get("weights") == "random"
+    return f"{header.encoder} (random weights)" if random else header.encoder
 
 
 def _place_facts(header: Header) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import even_counts, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
 from xmil.runs.insight_album import write_album
+from xmil.runs.insight_inputs import check_widths, doubts
 from xmil.runs.insight_regions import region_files
 from xmil.runs.insight_shares import add_strong_shares
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
@@ -105,6 +106,7 @@ def insight(
         sanity,
         format,
     )
+    check_widths(found)
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
     return found.saved()
@@ -238,6 +240,15 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """The slide with its output and biomarkers."""
         row = {"slide_id": item, "target": result["target"], "output": result["output"]}
         return [{**row, **result["biomarkers"]}]
+
+    def warnings(self, items: Sequence[str], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
+        """Features, models and evaluations that are not the run's."""
+        return self.doubts
+
+    @cached_property
+    def doubts(self) -> list[str]:
+        """What was given and is not what the run was made of."""
+        return doubts(self)
 
     def finish(
         self,

@@ -19,7 +19,7 @@ from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_js
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
-from xmil.runs.insight_sanity import other_models, sanity_tests
+from xmil.runs.insight_sanity import sanity_tests
 from xmil.runs.insight_slide import REMOVAL
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
-    return notes + other_models(run) + [str(line) for line in run.run.warnings]
+    return notes + run.doubts + [str(line) for line in run.run.warnings]
 
 
 def _shortcuts(

@@ -39,7 +39,9 @@ class Fault:
 def verify_run(run: Run, *, on_slide: Callable[[], None] = lambda: None) -> list[Fault]:
     """Every fault of a run of `xmil explain`: files, accounts, table, settings, models and features."""
     if run.kind != "explain":
-        raise InputError(f"{run.path}: a run of `xmil {run.kind}`; give the folder of a run of `xmil explain`.")
+        raise InputError(
+            f"{run.path}: a run of `xmil {run.kind}`; give the folder of a run of `xmil explain`."
+        )
     faults = [*_models(run)] if run.about else [Fault(RUN, "is missing; explain the slides again")]
     features, rows = _features(run), run.rows
     for slide in run:
@@ -90,6 +92,9 @@ def _source(slide: str, row: Mapping[str, str], features: Mapping[str, Path]) ->
 
 def _slide(run: Run, slide: str, row: Mapping[str, str], features: Path | None) -> Iterator[Fault]:
     name = f"slides/{slide}.parquet"
+    if not _exists(run.path / name):
+        yield Fault(name, "is missing; explain the slide again")
+        return
     try:
         path = run.file(slide)
         header, rows = read_provenance(path)
@@ -123,7 +128,7 @@ def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[st
     scores = np.concatenate(parts).astype(np.float64)
     found, said = float(scores.sum()), float(e.audit.instances)
     if not abs(found - said) <= ROUNDING * (float(np.abs(scores).sum()) + abs(said)) + 1e-9:
-        yield f"the scores of {e.column} add up to {found:.6g}, and its audit says {said:.6g}; explain it again"
+        yield f"the scores of {e.column} add up to {found:.6g}, its audit says {said:.6g}; explain it again"
 
 
 def _others(run: Run, e: Explanation, stored: Mapping[str, Any]) -> list[Any]:
@@ -149,7 +154,9 @@ def _row(
         return
     for name in wrong:
         value = said[name] if isinstance(said[name], str) else f"{said[name]:g}"
-        yield Fault("slides.csv", f"{name} of {slide} is {row[name][:40]!r}, and the slide's file says {value}")
+        yield Fault(
+            "slides.csv", f"{name} of {slide} is {row[name][:40]!r}, and the slide's file says {value}"
+        )
 
 
 def _said(run: Run, e: Explanation, stored: Mapping[str, Any]) -> dict[str, Any]:
