@@ -65,8 +65,8 @@ def _random_weights(found: np.ndarray, again: np.ndarray) -> str:
 
 def _made_again(found: np.ndarray) -> str:
     return (
-        f"lowest rank correlation with the stored scores {_lowest(found):.3f}, {len(found)} slides (sanity.csv); "
-        "less than 1 where the run had settings of its own"
+        f"lowest rank correlation with the stored scores {_lowest(found):.3f}, {len(found)} slides "
+        "(sanity.csv); less than 1 where the run had settings of its own"
     )
 
 
