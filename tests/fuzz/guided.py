@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def run(name: str, seconds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Every entry in turn."""
+    if find_spec("atheris") is None:
+        raise SystemExit("atheris is not installed; get it with pip install atheris.")
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--seconds", type=int, default=20, help="for each entry")

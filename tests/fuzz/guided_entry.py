@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import atheris
-
-with atheris.instrument_imports(include=["xmil"]):
-    from tests.fuzz.__main__ import PEAK, SECONDS, judged
-    from tests.fuzz.entries import ENTRIES
-
 
 def main(name: str, folder: Path, seconds: str) -> None:
     """Breed inputs from the sound one until the time is up or a fault is found."""
+    import atheris
+
+    with atheris.instrument_imports(include=["xmil"]):
+        from tests.fuzz.__main__ import PEAK, SECONDS, judged
+        from tests.fuzz.entries import ENTRIES
+
     golden = ENTRIES[name].make(folder)
     corpus = folder / "corpus"
     corpus.mkdir()

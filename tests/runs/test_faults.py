@@ -86,7 +86,7 @@ def test_little_memory_costs_the_slide_that_needs_it_and_no_other(study: Study, 
     small, out = copy(study), tmp_path / "out"
     small.folder = tmp_path / "study"
     shutil.copytree(study.folder / "data", small.folder / "data")
-    np.save(small.folder / "data" / "features" / "large.npy", np.ones((300_000, 12), np.float32))
+    np.save(small.folder / "data" / "features" / "large.npy", np.ones((2_000_000, 12), np.float32))
 
     def limit() -> None:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -152,7 +152,7 @@ def traced_bags(
         return _traced(network, x, rules, shift, layers=[] if layer is None else [layer])
 
     shift = None if reference is None else reference.shift
-    if layer is None and network.model is not None and not network.takes_companions:
+    if layer is None and network.is_built_in and not network.takes_companions:
         return replay.traced(run, x, shift, module=network.module, rules=rules)
     return run(x, shift)
 

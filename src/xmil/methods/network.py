@@ -117,6 +117,11 @@ class Network:
         return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether the model is of this package: nothing but its tensors and settings decides what it does."""
+        return self.model is not None and type(self.model).__module__.startswith("xmil.models.")
+
+    @property
     def takes_companions(self) -> bool:
         """Whether outputs of a model of ours depend on more than features: coordinates, say."""
         return bool(self._own_names)
