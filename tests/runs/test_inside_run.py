@@ -105,3 +105,14 @@ def test_slides_of_another_name_are_refused(study: Path, tmp_path: Path) -> None
     write_pyramid(tmp_path / "other.tif", textured([(0, 0, 64, 64)], (128, 128)), levels=())
     with pytest.raises(InputError, match="none of the run's slides"):
         xmil.inside_slides(study / "run", slides=tmp_path, encoder="resnet18", random=True)
+
+
+def test_without_vectors_and_model_the_options_are_named(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = options(study)
+    with pytest.raises(SystemExit) as left:
+        main([*asked[:7], "--features", str(study / "features"), "--out", str(tmp_path / "inside")])
+    said = capsys.readouterr().out
+    assert left.value.code == 2
+    assert "give --model and --features, or explain again with --save-vectors." in said

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from xmil.cli._report import as_options
 from xmil.cli._screen import Screen, command
 from xmil.core.errors import InputError, XmilError
 from xmil.core.names import counted
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from xmil.core.run import Run
 
 SHOWN = 5  # patches of each sign
+PAIRS = 3
+PASSING = ("workers", "restart")  # options that say nothing of the results
 
 
 def check_one(features: Path) -> None:
@@ -40,6 +43,7 @@ def explain_one(
     models: Sequence[Path], features: Path, *, slide: Path | None, as_json: bool, **options: Any
 ) -> int:
     """Explain one file, print what was found, and leave a picture in the current folder."""
+    from xmil.core.run import pairs_files
     from xmil.core.storage import read_explanations
     from xmil.runs.explain import explain_slides
 
@@ -48,16 +52,46 @@ def explain_one(
         run = explain_slides(models, features, out=Path(folder) / "run", listener=screen, **options)
         (name,) = run.slides
         found = read_explanations(run.file(name))
-        picture = _draw(found, slide, name, run)
-        report = {"slide": name, **_row(run), "picture": str(picture)}
+        picture = Path(f"{'_'.join(name.split())}.heatmap.png")
+        fault = _draw(found, slide, picture, run)
+        report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         report |= {"explanations": [_facts(e) for e in found], "warnings": _warnings(run, found)}
+        report |= {"interactions": [_pairs(path) for path in pairs_files(run.path, name)]}
     if as_json:
+        report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))
-        return 0
-    _print(report, found)
-    kept = command("xmil", "explain", *(w for m in models for w in ("--model", m)), "--features", features)
-    print(f"Next: {kept} --out run   keeps the scores, for xmil heatmap, view and export")
-    return 0
+    else:
+        _print(report, found)
+        print(f"\nPicture: {fault or picture}")
+        kept = kept_command(models, features, name, options)
+        print(f"Next: {kept}  # keeps the scores, for xmil heatmap, view and export")
+    return 0 if fault is None else 1
+
+
+def kept_command(models: Sequence[Path], features: Path, name: str, options: Mapping[str, Any]) -> str:
+    """The command that explains the slide with the same options, into a folder of its own."""
+    from inspect import signature
+
+    from xmil.runs.explain import explain_slides
+
+    known = signature(explain_slides).parameters
+    words = [word for model in models for word in ("--model", model)] + ["--features", features]
+    for key, value in options.items():
+        plain = known[key].default
+        if key not in PASSING and value and value not in (plain, *([""] if plain == () else [])):
+            words += _option(key, value)
+        elif plain is True and value is False:
+            words.append(f"--no-{key.replace('_', '-')}")
+    return command("xmil", "explain", *words, "--out", f"run-{'_'.join(name.split())}")
+
+
+def _option(key: str, value: Any) -> list[Any]:
+    """An option as the command line has it; methods' own parameters one by one."""
+    if key == "params":
+        every = [(f"{method}.{name}", v) for method, own in value.items() for name, v in own.items()]
+        texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in every]
+        return [word for text in texts for word in ("--param", text)]
+    return [f"--{key.replace('_', '-')}", *([] if value is True else [value])]
 
 
 class Quiet(Screen):
@@ -109,16 +143,26 @@ def _facts(e: Explanation) -> dict[str, Any]:
     }
 
 
+def _pairs(path: Path) -> dict[str, Any]:
+    """The strongest pairs of patches for a target."""
+    from xmil.core.interactions import Interactions
+
+    found = Interactions.load(path)
+    return {"target": str(found.target), "strongest": found.to_pandas().head(PAIRS).to_dict("records")}
+
+
 def _warnings(run: Run, found: Sequence[Explanation]) -> list[str]:
     return list(dict.fromkeys([*run.warnings, *(text for e in found for text in e.warnings)]))
 
 
-def _draw(found: Sequence[Explanation], slide: Path | None, name: str, run: Run) -> Path:
-    """The heatmap of the slide, or its scores by rank where nothing says where the patches lie."""
+def _draw(found: Sequence[Explanation], slide: Path | None, path: Path, run: Run) -> str | None:
+    """The heatmap of the slide, or its scores by rank where nothing says where the patches lie.
+
+    Gives the sentence on a picture that could not be written.
+    """
     from xmil.heatmaps.inline import plot
     from xmil.heatmaps.picture import heatmap
 
-    path = Path(f"{'_'.join(name.split())}.heatmap.png")
     try:
         several = found[0] if len(found) == 1 else list(found)
         picture = heatmap(several, slide, task=run.task)
@@ -126,8 +170,12 @@ def _draw(found: Sequence[Explanation], slide: Path | None, name: str, run: Run)
         if slide is not None:
             raise
         picture = plot(found[0])
-    picture.savefig(path, dpi=150) if hasattr(picture, "savefig") else picture.save(path)
-    return path
+    try:
+        picture.savefig(path, dpi=150) if hasattr(picture, "savefig") else picture.save(path)
+    except OSError as error:
+        why = error.strerror or error
+        return f"{path.resolve()} cannot be written ({why}); give --out, a folder for scores and pictures."
+    return None
 
 
 def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
@@ -140,15 +188,17 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
         for heading, rows in (("highest", facts["top"]), ("lowest", facts["bottom"])):
             if rows:
                 print(f"  {heading}: " + ", ".join(_patch(row) for row in rows))
+    for pairs in report["interactions"]:
+        told = ", ".join(_pair(row) for row in pairs["strongest"])
+        print(f"\nPairs that act together for {pairs['target']}: {told}")
     for warning in report["warnings"]:
-        print(f"warning: {warning}")
-    print(f"\nPicture: {report['picture']}")
+        print(f"warning: {as_options(warning)}")
 
 
 def _verdict(report: dict[str, Any]) -> str:
     """What the model says, in a line: the class with its probabilities, values, or the risk."""
     chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
-    others = ("slide", "n", "picture", "explanations", "warnings", "predicted")
+    others = ("slide", "n", "picture", "explanations", "interactions", "warnings", "predicted")
     said = [f"{k} {v}" for k, v in report.items() if k not in others and not k.startswith("p:")]
     if "predicted" in report:
         told = f" (probabilities: {', '.join(chances)})" if chances else ""
@@ -162,6 +212,10 @@ def _account(audit: dict[str, float] | None) -> str:
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
     told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
     return f"{audit['output']:.4g} = {told or '0'}"
+
+
+def _pair(row: dict[str, Any]) -> str:
+    return f"patches {row['first']} and {row['second']} ({row['value']:+.3g} +/- {row['stderr']:.2g})"
 
 
 def _patch(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from xmil.runs.listener import grouped
 
 FAILURES = 20  # on the screen; failures.csv has them all
-_PARAMETER = re.compile(r"The '(mpp|patch_size|format|class_names)' parameter of \w+")
+_PARAMETER = re.compile(r"The '(mpp|patch_size|format|class_names|contexts|keep)' parameter of \w+")
 _KEYWORD = re.compile(r"\b(mpp|patch_size|format|class_names|slide_mpp)=(?='|[ ,;.)]|$)")
 _SHOWN = 200  # rows of a folder's table
 _COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
@@ -56,6 +56,7 @@ def as_options(sentence: str) -> str:
     >>> as_options("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
     '--patch-size must be positive; pass --format to force one.'
     """
+    sentence = sentence.replace(" permutations=", " --param shapley.permutations=")
     named = _PARAMETER.sub(lambda found: f"--{found[1].replace('_', '-')}", sentence)
     return _KEYWORD.sub(lambda found: f"--{found[1].replace('_', '-')}", named)
 

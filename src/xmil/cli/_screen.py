@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from xmil.cli._report import print_failures
+from xmil.cli._report import as_options, print_failures
 from xmil.runs.listener import Listener
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Screen(Listener):
     def warn(self, sentence: str) -> None:
         """A line that says so."""
         if not self.as_json:
-            print(f"warning: {sentence}")
+            print(f"warning: {as_options(sentence)}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """A line for each of the first slides that failed."""

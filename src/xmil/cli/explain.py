@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmil.cli import _options, _workers
+from xmil.cli._report import as_options
 from xmil.cli._screen import Screen, command, costs_said, finished
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
 from xmil.core.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -141,10 +143,14 @@ def explain(
 
 
 def _drawn(run: Run, slides: Path, screen: Screen, **how: Any) -> int:
-    """Draw the run's slides as `xmil heatmap` would; 1 where some failed."""
+    """Draw the run's slides as `xmil heatmap` would; 1 where some failed, or all: they are explained."""
     from xmil.runs.heatmap import draw_slides
 
-    return int(bool(draw_slides(run, slides=slides, listener=screen, **how).failed))
+    try:
+        return int(bool(draw_slides(run, slides=slides, listener=screen, **how).failed))
+    except XmilError as error:
+        print(f"xmil: error: explained, but not drawn: {as_options(str(error))}", file=sys.stderr)
+        return 1
 
 
 def memory_bytes(text: str) -> int:

@@ -8,6 +8,7 @@ summary/                    see `xmil.runs.summary`
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,9 +17,9 @@ from typing import Any
 
 from xmil.core.errors import FileError, InputError, UnknownNameError
 from xmil.core.identity import unchanged
-from xmil.core.names import listed
+from xmil.core.names import counted, listed
 from xmil.core.run import Run
-from xmil.core.runfiles import SLIDES, read_rows
+from xmil.core.runfiles import SLIDES, read_rows, read_run
 from xmil.core.storage import read_provenance
 from xmil.data.cases import Case
 from xmil.models.base import ModelSpec
@@ -110,12 +111,15 @@ def explain_slides(
             models, background, files=files, out=Path(out), restart=restart, say=hear.say
         )
     run = ExplainRun(Path(out), models, settings, inputs, where, memory, missing, full_digests)
+    before = read_run(run.out) or {}
     what = "slides" if by == "slide" else "cases"
     tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
     if run.far:
         who = "1 slide stands" if len(run.far) == 1 else f"{len(run.far)} slides stand"
         hear.say(f"{who} out from the others: {named(run.far)} (summary/outliers.csv)")
     hear.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
+    if (line := run.others(cases, before)) is not None:
+        hear.say(line)
     return run.saved()
 
 
@@ -225,6 +229,22 @@ class ExplainRun(CohortRun[Case, Explained]):
         known = {slide_file(self.out, slide): found for slide, found in self.summed.items()}
         self.far.extend(summarise_run(self.out, files, workers=workers, known=known))
         return {}
+
+    def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
+        """A line on slides of the folder that are not among these, and what brings them back."""
+        asked = {slide for case in items for slide in case.slides}
+        left = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - asked)
+        if not left:
+            return None
+        now = self.inputs.as_dict()
+        given = [f"--{key} {shlex.quote(str(before[key]))}" for key in now if before.get(key)]
+        changed = any(before.get(key) != value for key, value in now.items())
+        way = " ".join(given) if changed and given else "their --features, --cohort and --split"
+        return (
+            f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: {named(left, 3)}. "
+            f"slides.csv and summary/ leave them out, their files are kept; the same command with {way} "
+            "brings them back."
+        )
 
     @cached_property
     def _seconds(self) -> dict[str, float]:

@@ -80,9 +80,9 @@ def find_cases(
     if label is None:
         return _grouped(joined, gone, inputs.by, None)
     column = label or (trained_columns(joined, spec) if len(spec.columns or ()) == 1 else "")
-    return _grouped(
-        joined, gone, inputs.by, class_labels(joined, column or "label", spec.class_names, say=say)
-    )
+    names, n = spec.class_names, spec.n_targets
+    labels = class_labels(joined, column or "label", names, n_classes=n, say=say)
+    return _grouped(joined, gone, inputs.by, labels)
 
 
 def _grouped(
@@ -122,10 +122,10 @@ def class_labels(
     n_classes: int | None = None,
     say: Say = lambda _: None,
 ) -> list[int | None]:
-    """Class indices: by the model's class names where labels are among them, else as numbers.
+    """Class indices: by the model's class names where labels are among them, else as numbers from 0.
 
-    Labels by other names than the model's are refused: their order would be a guess. Where some are the
-    model's, the others count as unknown, and a line names them.
+    Labels by other names than the model's are refused, and so are names where the model has none: their
+    order would be a guess. Where some are the model's, the others count as unknown, and a line names them.
     """
     if not _has_labels(cohort, column, say):
         return [None] * len(cohort)
@@ -135,19 +135,33 @@ def class_labels(
     if names and (set(given) <= set(names) or (strange and set(given) & set(names))):
         _tell_foreign(cohort, column, names, say)
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
-    if names and strange:
-        raise InputError(
-            f"The label {strange[0]!r} in column {column!r} is no class of the model, which knows "
-            f"{', '.join(names)}; rename the labels, or give class numbers."
-        )
-    labels = [None if value < 0 else int(value) for value in cohort.labels(column)]
-    top, most = (
-        max((label for label in labels if label is not None), default=0),
-        n_classes or len(names or ()),
-    )
-    if most and top >= max(2, most):
-        raise InputError(f"The column {column!r} has a class {top}, but the model knows {max(2, most)}.")
+    if strange:
+        raise _no_class(strange[0], column, names, n_classes)
+    return _numbered(cells, column, max(2, n_classes or len(names or ())))
+
+
+def _numbered(cells: Sequence[str | None], column: str, most: int) -> list[int | None]:
+    """Whole numbers as class indices, refused where the model has no such class."""
+    labels = [None if cell is None else int(float(cell)) for cell in cells]
+    known = [label for label in labels if label is not None]
+    for label in (max(known, default=0), min(known, default=0)):
+        if not 0 <= label < most:
+            raise InputError(
+                f"The column {column!r} has a class {label}, but the model knows {most}: they count from 0; "
+                "where the numbers are names, give --class-names in the order of the model's outputs."
+            )
     return labels
+
+
+def _no_class(label: str, column: str, names: tuple[str, ...] | None, n_classes: int | None) -> InputError:
+    told = f"The label {label!r} in column {column!r} is no class of the model, which"
+    if names:
+        return InputError(f"{told} knows {', '.join(names)}; rename the labels, or give class numbers.")
+    most = max(2, n_classes or 0)
+    return InputError(
+        f"{told} has no class names; give its {most} names as --class-names, in the order of its outputs, or "
+        f"class numbers (0 to {most - 1}) as labels."
+    )
 
 
 def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...], say: Say) -> None:

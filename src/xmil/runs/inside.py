@@ -182,6 +182,11 @@ def _look_into(
 
     choice = run.chosen
     e = chosen_explanation(run.run.file(slide), "lrp", choice.target)
+    if model is None and e.relevance is None:
+        raise InputError(
+            "The run holds no relevance per feature: give --model and --features, or explain again with "
+            "--save-vectors."
+        )
     bag = read_bag(run.features[slide], run.layout) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:
         found = explain_inside(

@@ -1,0 +1,87 @@
+"""One slide without --out: a picture that cannot be written, the command that keeps the scores, pairs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import xmil
+from tests.cli.test_cli import run
+from tests.cli.test_first_steps import here, model  # noqa: F401 - fixtures
+from tests.data import producers as p
+from tests.runs.cohorts import command, make_cohort, table
+from xmil.cli._report import as_options
+from xmil.core.storage import read_explanations
+
+
+def test_a_picture_that_cannot_be_written_is_said(
+    here: Path,  # noqa: F811
+    model: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here / "s1.heatmap.png").mkdir()
+    bag = p.trident(here.parent)
+    code, out, err = run("explain", "--model", model, "--features", bag, capsys=capsys)
+    assert (code, err) == (1, "")
+    assert out.startswith("s1: predicted ")
+    assert f"Picture: {here / 's1.heatmap.png'} cannot be written (Is a directory); give --out" in out
+    _, out, _ = run("explain", "--model", model, "--features", bag, "--json", capsys=capsys)
+    told = json.loads(out)
+    assert told["picture"] is None
+    assert "cannot be written" in told["warnings"][-1]
+
+
+def test_the_command_that_keeps_the_scores_can_be_pasted(
+    here: Path,  # noqa: F811
+    model: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = "--methods lrp,gxi --contexts 8 --interactions 4 --target all --preset exact --no-follow-links"
+    more = [*asked.split(), "--class-names", "no tumour,tumour"]
+    bag = p.trident(here.parent)
+    code, out, err = run("explain", "--model", model, "--features", bag, *more, capsys=capsys)
+    assert code == 0, err
+    assert out.count("Pairs that act together for ") == 2
+    assert out.count(" and ") >= 6
+    words = shlex.split(out.splitlines()[-1].removeprefix("Next: "), comments=True)
+    assert words[-2:] == ["--out", "run-s1"]
+    assert run(*words[1:], capsys=capsys)[0] == 0
+    kept = xmil.open_run(here / "run-s1")
+    assert kept.class_names == ("no tumour", "tumour")
+    assert {e.method for e in read_explanations(kept.file("s1"))} == {"lrp", "gxi"}
+    assert kept.interactions("s1", target="tumour").pairs.shape == (6, 2)
+    pair = kept.interactions("s1", target="tumour").pairs[0]
+    assert f"tumour: patches {pair[0]} and {pair[1]} (" in out
+
+
+def test_slides_left_out_of_a_folder_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_cohort(tmp_path, 4)
+    assert run(*command(folder), capsys=capsys)[0] == 0
+    one = ["explain", "--model", folder / "m0.safetensors", "--features", folder / "features" / "s001.h5"]
+    code, out, _ = run(*one, "--out", folder / "run", capsys=capsys)
+    assert code == 0
+    assert "3 slides explained earlier not among these: s000, s002, s003." in out
+    way = f"--features {folder / 'features'} --cohort {folder / 'cohort.csv'}"
+    assert f"the same command with {way} brings them back." in out
+    assert len(table(folder / "run" / "slides.csv")) == 1
+    _, out, _ = run(*command(folder), capsys=capsys)
+    assert "0 explained, 4 already done" in out
+    assert "earlier not among" not in out
+    assert len(table(folder / "run" / "slides.csv")) == 4
+
+
+def test_explained_and_not_drawn_is_done_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_cohort(tmp_path, 2)
+    (folder / "slides").mkdir()
+    (folder / "slides" / "s000.tif").write_text("no slide")
+    code, out, err = run(*command(folder), "--slides", folder / "slides", capsys=capsys)
+    assert code == 1
+    assert "2 explained" in out
+    assert err.count("xmil: error: explained, but not drawn: ") == 1
+
+
+def test_python_words_become_options() -> None:
+    assert as_options("allow more with permutations=.") == "allow more with --param shapley.permutations=."
