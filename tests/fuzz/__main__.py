@@ -3,14 +3,17 @@
     python -m tests.fuzz --inputs 1000000 [--processes 16] [--seconds 120] [--entries config cohort]
 
 Each input must be read, or refused by an error of ours in one line: within ten seconds, within 1.5 GB of
-memory, without a crash. Inputs follow from their entry and number alone; those at fault are kept under
---keep, to be put into tests/fuzz/corpus, which the tests replay.
+memory, without a crash, and without starting a program or a connection. Inputs follow from their entry and
+number alone, so that another --first gives others; `distinct` counts those of a run by what they hold, since
+small inputs come again. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the
+tests replay.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import resource
@@ -35,17 +38,27 @@ import torch
 
 import xmil
 from tests.fuzz.entries import ENTRIES
+from tests.fuzz.hostile import Watch
 from tests.fuzz.mutations import spoil
 
 SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
+WORD = 8  # bytes of the digest of an input
 Job = tuple[str, int, int, Path]
 
 
-def try_one(name: str, number: int, golden: Path, place: Path) -> tuple[str, str]:
-    """The verdict on one input, and what is wrong with it."""
+def made(name: str, number: int, golden: Path, place: Path) -> Path:
+    """One input: it follows from its entry and number."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), number])
-    path = spoil(golden, place / golden.name, rng)
-    return judged(name, path)
+    return spoil(golden, place / golden.name, rng)
+
+
+def digest(path: Path) -> bytes:
+    """A word for what an input holds: a file, or a folder's files with their names."""
+    found = hashlib.blake2b(digest_size=WORD)
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        found.update(str(file.relative_to(path.parent)).encode("utf-8", "surrogateescape") + b"\0")
+        found.update(file.read_bytes())
+    return found.digest()
 
 
 def judged(name: str, path: Path) -> tuple[str, str]:
@@ -70,8 +83,10 @@ def work(job: Job, until: float) -> None:
     limit = _mapped() + 4 * PEAK
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     (scratch / "golden").mkdir(parents=True)
-    golden = ENTRIES[name].make(scratch / "golden")
+    golden, watch = ENTRIES[name].make(scratch / "golden"), Watch()
     at = os.open(scratch / "at", os.O_WRONLY | os.O_CREAT)
+    seen = os.open(scratch / "seen", os.O_WRONLY | os.O_CREAT)
+    os.write(seen, digest(golden))
     tally, faults = Counter[str](), []
     for number in range(first, first + count):
         if time.monotonic() > until:
@@ -79,7 +94,12 @@ def work(job: Job, until: float) -> None:
         os.pwrite(at, str(number).encode(), 0)
         place = scratch / "input"
         place.mkdir()
-        verdict, why = try_one(name, number, golden, place)
+        path = made(name, number, golden, place)
+        os.write(seen, digest(path))
+        watch.taken()
+        verdict, why = judged(name, path)
+        if ran := watch.taken():
+            verdict, why = "fault", f"it ran {', '.join(ran)}"
         tally[verdict] += 1
         if why:
             faults.append([number, why])
@@ -100,6 +120,7 @@ def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
     found = []
     while count and time.monotonic() < until:
         status = _forked((name, first, count, scratch), until)
+        seen = _words(scratch / "seen")
         if (scratch / "result.json").exists():
             found.append(json.loads((scratch / "result.json").read_text()))
             count = 0
@@ -108,8 +129,16 @@ def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
             faults = [[at, f"the process died ({status})"]]
             found.append({"tally": {"survived": at - first, "fault": 1}, "faults": faults, "peak": 0})
             first, count = at + 1, first + count - at - 1
+        found[-1]["seen"] = seen
         shutil.rmtree(scratch, ignore_errors=True)
     return [{"entry": name, **part} for part in found]
+
+
+def _words(path: Path) -> set[bytes]:
+    """The digests of the inputs of a process, and first that of the sound one, which is none."""
+    held = path.read_bytes() if path.exists() else b""
+    words = [held[i : i + WORD] for i in range(0, len(held), WORD)]
+    return set(words) - set(words[:1])
 
 
 def _forked(job: Job, until: float) -> int:
@@ -132,17 +161,21 @@ def fuzz(
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
     _import_all(names)
-    counts: dict[str, Any] = {"inputs": 0, "by entry": {name: Counter() for name in names}}
-    counts |= {"peak": 0, "faults": []}
+    counts: dict[str, Any] = {"inputs": 0, "distinct": 0, "by entry": {name: Counter() for name in names}}
+    counts |= {"distinct by entry": dict.fromkeys(names, 0), "peak": 0, "faults": []}
+    seen: dict[str, set[bytes]] = {name: set() for name in names}
     with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(processes) as pool:
         jobs = _jobs(names, inputs, Path(folder), first)
         for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
             for part in parts:
-                _add(counts, part)
+                seen[part["entry"]] |= part["seen"]
+                _add(counts, part, len(seen[part["entry"]]))
             yield counts
 
 
-def _add(counts: dict[str, Any], part: dict[str, Any]) -> None:
+def _add(counts: dict[str, Any], part: dict[str, Any], distinct: int) -> None:
+    counts["distinct by entry"][part["entry"]] = distinct
+    counts["distinct"] = sum(counts["distinct by entry"].values())
     counts["by entry"][part["entry"]].update(part["tally"])
     counts["inputs"] += sum(part["tally"].values())
     counts["peak"] = max(counts["peak"], part["peak"])
@@ -224,8 +257,7 @@ def _remake(name: str, number: int, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     (place / "golden").mkdir(parents=True)
     golden = ENTRIES[name].make(place / "golden")
-    rng = np.random.default_rng([zlib.crc32(name.encode()), number])
-    spoil(golden, place / golden.name, rng)
+    made(name, number, golden, place)
     shutil.rmtree(place / "golden")
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from tests.data.fuzzing import damaged
+from tests.fuzz.hostile import hostile
 
 Rng = np.random.Generator
 ODD: list[Any] = [
@@ -113,12 +114,45 @@ def zip_file(path: Path, rng: Rng) -> None:
         members[at] = (str(rng.choice(["../x", "", "a/b.npy", name + "2"])), content)
     elif how == 2:
         members.append((f"{name}.again", content))
+    elif how == 3 and name.endswith(".npy"):
+        members[at] = (name, spoilt_array(content, rng))
     else:
         members[at] = (name, damaged(content, rng) if content else b"x")
     kind = zipfile.ZIP_DEFLATED if rng.random() < 0.2 else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", kind) as archive:
-        for member, held in members:
-            archive.writestr(member, held)
+        for member, held in members:  # under a time of its own each, the same input would never come again
+            archive.writestr(zipfile.ZipInfo(member), held, compress_type=kind)
+
+
+def spoilt_array(content: bytes, rng: Rng) -> bytes:
+    """A NumPy file with another shape, order, type or version in its head, or with objects in it."""
+    array = np.load(io.BytesIO(content), allow_pickle=False)
+    made, how = io.BytesIO(), int(rng.integers(6))
+    if how == 0:
+        np.save(made, np.array([hostile(rng)] * 2, dtype=object), allow_pickle=True)
+        return made.getvalue()
+    if how == 1:
+        np.save(made, array.reshape(-1) if rng.random() < 0.5 else array[None])
+        return made.getvalue()
+    if how == 2:
+        np.save(made, array.astype(str(rng.choice(["f2", "f8", ">f4", "c8", "i1", "u8", "S4", "?", "M8[s]"]))))
+        return made.getvalue()
+    np.lib.format.write_array_header_1_0(made, _odd_head(array, rng))
+    return made.getvalue() + array.tobytes()[: int(rng.integers(array.nbytes + 1)) if how == 5 else None]
+
+
+def _odd_head(array: Any, rng: Rng) -> dict[str, Any]:
+    """A head that the values after it do not bear out."""
+    factors = rng.choice([-1, 0, 1, 2, 1000, 10**9, 10**18], size=array.ndim)
+    shape = tuple(int(length) * int(factor) for length, factor in zip(array.shape, factors, strict=True))
+    head = {"shape": shape, "fortran_order": bool(rng.integers(2)), "descr": array.dtype.str}
+    if rng.random() < 0.4:
+        head["descr"] = [("a", "<f4"), "O", "<f16", "V8", "<m8", f"<U{10**9}", "x", 3][int(rng.integers(8))]
+    return head
+
+
+def array_file(path: Path, rng: Rng) -> None:
+    path.write_bytes(spoilt_array(path.read_bytes(), rng))
 
 
 def h5_file(path: Path, rng: Rng) -> None:
@@ -215,9 +249,11 @@ def torch_file(path: Path, rng: Rng) -> None:
     keys = list(held) if isinstance(held, dict) else []
     if not keys or rng.random() < 0.2:
         return zip_file(path, rng)
-    key, how = keys[int(rng.integers(len(keys)))], int(rng.integers(6))
+    key, how = keys[int(rng.integers(len(keys)))], int(rng.integers(7))
     value = held[key]
-    if not isinstance(value, torch.Tensor) or how == 0:
+    if how == 6:
+        held[key] = hostile(rng)
+    elif not isinstance(value, torch.Tensor) or how == 0:
         held[key] = odd_value(rng)
     elif how == 1:
         held[key] = value.reshape(-1)
@@ -232,7 +268,7 @@ def torch_file(path: Path, rng: Rng) -> None:
     else:
         held[f"{key}.more"] = value
     buffer = io.BytesIO()
-    torch.save(held, buffer)
+    torch.save(held, buffer, _use_new_zipfile_serialization=bool(rng.random() < 0.8))
     path.write_bytes(buffer.getvalue())
     return None
 
@@ -265,6 +301,7 @@ BY_SUFFIX: dict[str, Callable[[Path, Rng], None]] = {
     ".zattrs": json_file,
     ".csv": table_file,
     ".npz": zip_file,
+    ".npy": array_file,
     ".h5": h5_file,
     ".parquet": parquet_file,
     ".safetensors": safetensors_file,
