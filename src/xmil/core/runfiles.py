@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from xmil._version import __version__
 from xmil.core.budget import check_regular
@@ -240,13 +240,13 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
 
-        stream = _lock_file(folder / ".lock")
+        handle = _lock_file(folder / ".lock")
     except (ImportError, OSError):
         yield  # no locks on this system, or nothing can be written: the first file says so
         return
-    with stream:
+    try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
                 f"{folder}: another run is writing there; wait for it or choose another --out."
@@ -254,14 +254,22 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         yield
+    finally:
+        os.close(handle)
 
 
-def _lock_file(path: Path) -> IO[str]:
-    """The file that is locked; another user's can be read at least, which is enough to lock it."""
+def _lock_file(path: Path) -> int:
+    """The file that is locked; another user's can be read at least, which is enough to lock it.
+
+    It is opened without emptying it, following links or waiting for a pipe's other end.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise InputError(f"{path}: a link, pipe or folder where runs keep a file; remove it.")
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        return path.open("w")
+        return os.open(path, os.O_RDWR | os.O_CREAT | careful, 0o666)
     except PermissionError:
-        return path.open()
+        return os.open(path, os.O_RDONLY | careful)
 
 
 def make_folder(folder: Path) -> None:
