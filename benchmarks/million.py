@@ -1,8 +1,10 @@
 """Many slides, tiny bags: do listing, running, resuming and tables stay linear, and in how much memory?
 
-    python -m benchmarks.million --slides 2000 20000 200000 [--workers 16] [--out figures.json]
+    python -m benchmarks.million --slides 2000 20000 200000 [--workers 16] [--explain 2000] [--out figures.json]
 
-Every slide is a file of its own (4 patches of 8 numbers) and gets an explanation of its own. The figures are
+Every slide is a file of its own (4 patches of 8 numbers) and gets an explanation of its own. With --explain N
+the first N are explained, and the files of the others, whose features are the same, are written from the
+first one's under their own names: what is then timed is all that goes on with the whole folder. Figures are
 microseconds per slide, by the clock and of this process's and its workers' CPU time, which others on the
 machine do not change much, and the peak memory of the process; linear means that the times do not grow. Each
 stage is printed when it ends, and kept under --out: whoever ends this early has the stages before.
@@ -17,14 +19,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 import xmil
+from xmil.core.identity import identity
+from xmil.core.storage import KEY, content_digest
 from xmil.data import feature_files
 
 PATCHES, WIDTH = 4, 8
@@ -44,28 +50,58 @@ def make(folder: Path, n: int) -> None:
     xmil.save_model(model, folder / "m.safetensors")
 
 
-def stages(folder: Path, workers: int) -> dict[str, Callable[[], Any]]:
+def stages(folder: Path, workers: int, explained: int | None = None) -> dict[str, Callable[[], Any]]:
     """What is timed, in order."""
-    out = folder / "run"
+    out, asked = folder / "run", {"out": folder / "run", "cohort": folder / "cohort.csv"}
 
-    def explain() -> Any:
-        paths = {"out": out, "cohort": folder / "cohort.csv"}
+    def explain(cohort: Path) -> Any:
+        paths = {**asked, "cohort": cohort}
         return xmil.explain_slides(folder / "m.safetensors", folder / "features", workers=workers, **paths)
 
-    return {
+    known = {
         "list": lambda: feature_files(folder / "features"),
         "cohort": lambda: xmil.read_cohort(folder / "cohort.csv"),
-        "explain": explain,
-        "resume": explain,
+    }
+    if explained is None:
+        known["explain"] = lambda: explain(folder / "cohort.csv")
+    else:
+        known["explain the first"] = lambda: explain(first_rows(folder / "cohort.csv", explained))
+        known["write the others"] = lambda: fill(folder)
+    return {
+        **known,
+        "resume": lambda: explain(folder / "cohort.csv"),
         "open": lambda: len(xmil.open_run(out)),
         "table": lambda: xmil.open_run(out).table(),
     }
 
 
-def measure(folder: str, workers: int, pipe: Any) -> None:
+def first_rows(cohort: Path, n: int) -> Path:
+    """A table of the first slides."""
+    some = cohort.with_name("first.csv")
+    with cohort.open() as lines:
+        some.write_text("".join(islice(lines, n + 1)))
+    return some
+
+
+def fill(folder: Path) -> None:
+    """The files of the slides that have none, as explaining them would write them: features are the same."""
+    slides = folder / "run" / "slides"
+    table = pq.read_table(min(slides.iterdir()), partitioning=None)
+    header = json.loads(table.schema.metadata[KEY])
+    del header["digest"]
+    for path in sorted((folder / "features").iterdir()):
+        target = slides / f"{path.stem}.parquet"
+        if not target.exists():
+            header["bag"], header["provenance"]["source"] = path.stem, identity(path, times=True)
+            held = {KEY: json.dumps({**header, "digest": content_digest(header, table)})}
+            marked = table.replace_schema_metadata(held)
+            pq.write_table(marked, target, compression="zstd", write_page_checksum=True)
+
+
+def measure(folder: str, workers: int, explained: int | None, pipe: Any) -> None:
     """One size in a process of its own, so that the peak is its own; tells each stage when it ends."""
     torch.set_num_threads(1)
-    for name, stage in stages(Path(folder), workers).items():
+    for name, stage in stages(Path(folder), workers, explained).items():
         begun, used = time.monotonic(), _cpu()
         stage()
         pipe.send((name, {"seconds": time.monotonic() - begun, "cpu": _cpu() - used, **_peaks()}))
@@ -85,13 +121,15 @@ def _peaks() -> dict[str, float]:
     }
 
 
-def measured(n: int, workers: int, place: Path | None) -> Iterator[tuple[str, dict[str, float]]]:
+def measured(
+    n: int, workers: int, place: Path | None, explained: int | None
+) -> Iterator[tuple[str, dict[str, float]]]:
     """The stages of one size with their figures, as they end."""
     folder = Path(tempfile.mkdtemp(dir=place))
     try:
         make(folder / "data", n)
         ours, theirs = get_context("spawn").Pipe(duplex=False)
-        target = (str(folder / "data"), workers, theirs)
+        target = (str(folder / "data"), workers, explained, theirs)
         child = get_context("spawn").Process(target=measure, args=target)
         child.start()
         theirs.close()
@@ -109,12 +147,13 @@ def main() -> None:
     )
     parser.add_argument("--slides", type=int, nargs="+", default=[500, 2000])
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--explain", type=int, help="explain so many, and write the others' files from them")
     parser.add_argument("--place", type=Path, help="folder on the disk to be used")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     args = parser.parse_args()
     results: dict[int, Any] = {}
     for n in args.slides:
-        for name, found in measured(n, args.workers, args.place):
+        for name, found in measured(n, args.workers, args.place, args.explain):
             results.setdefault(n, {})[name] = found
             each = f"{1e6 * found['seconds'] / n:.0f} us ({1e6 * found['cpu'] / n:.0f} us of CPU)"
             print(f"{n} {name}: {each} per slide, peak {found['peak'] / 1e9:.2f} GB", flush=True)
