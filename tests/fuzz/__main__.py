@@ -43,7 +43,7 @@ from tests.fuzz.mutations import spoil
 
 SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
 WORD = 8  # bytes of the digest of an input
-Job = tuple[str, int, int, Path]
+Job = tuple[str, int, int, Path, Path]  # entry, first input, how many, folder to work in, the sound input
 
 
 def made(name: str, number: int, golden: Path, place: Path) -> Path:
@@ -79,11 +79,11 @@ def judged(name: str, path: Path) -> tuple[str, str]:
 
 def work(job: Job, until: float) -> None:
     """A sacrificial process: some inputs of one entry; it notes where it is, so that a death can be told."""
-    name, first, count, scratch = job
+    name, first, count, scratch, golden = job
     limit = _mapped() + 4 * PEAK
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    (scratch / "golden").mkdir(parents=True)
-    golden, watch = ENTRIES[name].make(scratch / "golden"), Watch()
+    scratch.mkdir(parents=True)
+    watch = Watch()
     at = os.open(scratch / "at", os.O_WRONLY | os.O_CREAT)
     seen = os.open(scratch / "seen", os.O_WRONLY | os.O_CREAT)
     os.write(seen, digest(golden))
@@ -116,10 +116,10 @@ def _mapped() -> int:
 
 def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
     """Run `work` in forked processes: where one dies, the next goes on after the input it was at."""
-    name, first, count, scratch = job
+    name, first, count, scratch, golden = job
     found = []
     while count and time.monotonic() < until:
-        status = _forked((name, first, count, scratch), until)
+        status = _forked((name, first, count, scratch, golden), until)
         seen = _words(scratch / "seen")
         if (scratch / "result.json").exists():
             found.append(json.loads((scratch / "result.json").read_text()))
@@ -160,17 +160,18 @@ def fuzz(
     """Inputs of every entry by turns, until there are enough or the time is up: the counts as they grow."""
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
-    _import_all(names)
     counts: dict[str, Any] = {"inputs": 0, "distinct": 0, "by entry": {name: Counter() for name in names}}
     counts |= {"distinct by entry": dict.fromkeys(names, 0), "peak": 0, "faults": []}
     seen: dict[str, set[bytes]] = {name: set() for name in names}
-    with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(processes) as pool:
-        jobs = _jobs(names, inputs, Path(folder), first)
-        for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
-            for part in parts:
-                seen[part["entry"]] |= part["seen"]
-                _add(counts, part, len(seen[part["entry"]]))
-            yield counts
+    with tempfile.TemporaryDirectory() as folder:
+        goldens = _prepared(names, Path(folder))
+        jobs = _jobs(goldens, inputs, Path(folder), first)
+        with get_context("fork").Pool(processes) as pool:
+            for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
+                for part in parts:
+                    seen[part["entry"]] |= part["seen"]
+                    _add(counts, part, len(seen[part["entry"]]))
+                yield counts
 
 
 def _add(counts: dict[str, Any], part: dict[str, Any], distinct: int) -> None:
@@ -182,35 +183,42 @@ def _add(counts: dict[str, Any], part: dict[str, Any], distinct: int) -> None:
     counts["faults"] += [f"{part['entry']} {number}: {why}" for number, why in part["faults"]]
 
 
-def _import_all(names: list[str]) -> None:
-    """Import what reading and writing every entry imports, so that forked processes need not.
+def _prepared(names: list[str], folder: Path) -> dict[str, Path]:
+    """The sound input of each entry, once for all: some hold the time, and would differ from job to job.
 
-    A process of its own finds out, since libraries may start threads, which forks do not survive.
+    What reading and writing them imports is imported here, so that forked processes need not. A process of
+    its own makes them, since libraries may start threads, which forks do not survive.
     """
-    reader, writer = os.pipe()
+    told = folder / "prepared.json"
     if (child := os.fork()) == 0:
-        with suppress(Exception), tempfile.TemporaryDirectory() as folder:
-            for number, name in enumerate(names):
-                place = Path(folder) / str(number)
-                place.mkdir()
-                judged(name, ENTRIES[name].make(place))
-            os.write(writer, "\n".join(set(sys.modules)).encode()[:60_000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        missing = sorted(set(stream.read().split("\n")) - set(sys.modules))
+        try:
+            goldens = {name: _sound(name, folder / f"golden{i}") for i, name in enumerate(names)}
+            told.write_text(json.dumps([goldens, list(sys.modules)], default=str))
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
-    for module in missing:
+    if not told.exists():
+        raise SystemExit("the sound inputs cannot be made; tests/fuzz/test_corpus.py says why")
+    goldens, modules = json.loads(told.read_text())
+    for module in sorted(set(modules) - set(sys.modules)):
         with suppress(Exception):
             import_module(module)
     gc.freeze()
+    return {name: Path(path) for name, path in goldens.items()}
 
 
-def _jobs(names: list[str], inputs: int, folder: Path, first: int) -> list[Job]:
-    each = -(-inputs // len(names))
+def _sound(name: str, place: Path) -> Path:
+    place.mkdir()
+    path = ENTRIES[name].make(place)
+    judged(name, path)
+    return path
+
+
+def _jobs(goldens: dict[str, Path], inputs: int, folder: Path, first: int) -> list[Job]:
+    each = -(-inputs // len(goldens))
     chunk = min(CHUNK, each)
-    starts = range(first, first + each, chunk)
-    return [(n, start, chunk, folder / f"{i}-{start}") for start in starts for i, n in enumerate(names)]
+    starts, sound = range(first, first + each, chunk), list(goldens.items())
+    return [(n, at, chunk, folder / f"{i}-{at}", p) for at in starts for i, (n, p) in enumerate(sound)]
 
 
 def main() -> None:

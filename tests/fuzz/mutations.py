@@ -41,13 +41,27 @@ ODD += ["\0", "../../x", "é" * 300, [], {}, [[]], {"a": 1}, "9" * 5000, [1] * 3
 
 
 def odd_value(rng: Rng) -> Any:
-    """A value nobody expects; sometimes nested beyond Python's stack."""
+    """A value nobody expects; sometimes nested beyond Python's stack, half of the time drawn at random."""
     if rng.random() < 0.03:
         value: Any = 1
         for _ in range(400):
             value = [value]
         return value
-    return ODD[int(rng.integers(len(ODD)))]
+    return ODD[int(rng.integers(len(ODD)))] if rng.random() < 0.5 else _drawn(rng)
+
+
+def _drawn(rng: Rng) -> Any:
+    """A number of any size, a text of any letters, or a list of them."""
+    how = int(rng.integers(5))
+    if how == 0:
+        return int(rng.integers(-(2**62), 2**62)) >> int(rng.integers(63))
+    if how == 1:
+        return float(rng.normal() * 10.0 ** rng.integers(-30, 30))
+    if how == 2:
+        return "".join(chr(int(code)) for code in rng.integers(1, 0xD7FF, size=int(rng.integers(1, 40))))
+    if how == 3:
+        return "".join(chr(int(code)) for code in rng.integers(32, 127, size=int(rng.integers(1, 400))))
+    return [_drawn(rng) for _ in range(int(rng.integers(1, 4)))]
 
 
 def spoilt_tree(value: Any, rng: Rng) -> Any:
@@ -68,7 +82,7 @@ def spoilt_tree(value: Any, rng: Rng) -> Any:
             return value + value[at:]
         return [*value[:at], spoilt_tree(value[at], rng), *value[at + 1 :]]
     if isinstance(value, int | float) and rng.random() < 0.5:
-        return value * int(rng.choice([-1, 0, 2, 10**6, 10**12]))
+        return value * int(rng.choice([-1, 0, 2, 10**6, 10**12, int(rng.integers(10**6))]))
     return odd_value(rng)
 
 
@@ -135,7 +149,9 @@ def spoilt_array(content: bytes, rng: Rng) -> bytes:
         np.save(made, array.reshape(-1) if rng.random() < 0.5 else array[None])
         return made.getvalue()
     if how == 2:
-        np.save(made, array.astype(str(rng.choice(["f2", "f8", ">f4", "c8", "i1", "u8", "S4", "?", "M8[s]"]))))
+        np.save(
+            made, array.astype(str(rng.choice(["f2", "f8", ">f4", "c8", "i1", "u8", "S4", "?", "M8[s]"])))
+        )
         return made.getvalue()
     np.lib.format.write_array_header_1_0(made, _odd_head(array, rng))
     return made.getvalue() + array.tobytes()[: int(rng.integers(array.nbytes + 1)) if how == 5 else None]
@@ -189,12 +205,15 @@ def _replace(file: Any, node: Any, rng: Rng) -> None:
     how = int(rng.integers(5))
     if how == 0:
         file.create_dataset(
-            name, shape=[length * int(rng.choice([0, 3, 10**7])) for length in shape], dtype=dtype
+            name,
+            shape=[length * int(rng.choice([0, 1, 3, 10**7, rng.integers(99)])) for length in shape],
+            dtype=dtype,
         )
     elif how == 1:
         file[name] = np.asarray(values).reshape(-1)
     elif how == 2:
-        file[name] = np.asarray(values).astype(str(rng.choice(["f2", "f8", "i1", "u8", "S4", "?"])))
+        kinds = ["f2", "f8", ">f4", "i1", "i2", ">i4", "u8", "S4", "?"]
+        file[name] = np.asarray(values).astype(str(rng.choice(kinds)))
     elif how == 3:
         big = rng.choice([np.nan, np.inf, 1e300, -1e18])
         file[name] = np.where(rng.random(np.shape(values)) < 0.2, big, np.asarray(values, dtype=float))
@@ -320,10 +339,10 @@ def spoil(golden: Path, copy: Path, rng: Rng) -> Path:
         member = Path(shutil.copy(golden, copy))
     mend = BY_SUFFIX.get(member.suffix or member.name, byte_file)
     try:
-        if rng.random() < 0.25:
+        if rng.random() < 0.3:
             byte_file(member, rng)
         else:  # libraries may crash on what bytes have damaged, so no structure is changed after that
-            for _ in range(1 + (rng.random() < 0.2)):
+            for _ in range(int(rng.geometric(0.6))):
                 mend(member, rng)
     except Exception:  # a second change of what the first one broke
         byte_file(member, rng)
