@@ -140,7 +140,7 @@ def zip_file(path: Path, rng: Rng) -> None:
 
 def spoilt_array(content: bytes, rng: Rng) -> bytes:
     """A NumPy file with another shape, order, type or version in its head, or with objects in it."""
-    array = np.load(io.BytesIO(content), allow_pickle=False)
+    array = touched(np.load(io.BytesIO(content), allow_pickle=False), rng)
     made, how = io.BytesIO(), int(rng.integers(6))
     if how == 0:
         np.save(made, np.array([hostile(rng)] * 2, dtype=object), allow_pickle=True)
@@ -155,6 +155,14 @@ def spoilt_array(content: bytes, rng: Rng) -> bytes:
         return made.getvalue()
     np.lib.format.write_array_header_1_0(made, _odd_head(array, rng))
     return made.getvalue() + array.tobytes()[: int(rng.integers(array.nbytes + 1)) if how == 5 else None]
+
+
+def touched(values: Any, rng: Rng) -> Any:
+    """Numbers with one of them drawn anew, so that one way of spoiling gives many inputs."""
+    array = np.array(values)
+    if array.size and array.dtype.kind in "fiu":
+        array.flat[int(rng.integers(array.size))] = rng.integers(0, 100)
+    return array
 
 
 def _odd_head(array: Any, rng: Rng) -> dict[str, Any]:
@@ -200,7 +208,7 @@ def _replace(file: Any, node: Any, rng: Rng) -> None:
     name, shape, dtype = node.name, list(node.shape), node.dtype
     if node.nbytes > 1 << 20:  # an earlier change has blown it up
         return
-    values = node[()]
+    values = touched(node[()], rng)
     del file[name]
     how = int(rng.integers(5))
     if how == 0:
@@ -270,6 +278,8 @@ def torch_file(path: Path, rng: Rng) -> None:
         return zip_file(path, rng)
     key, how = keys[int(rng.integers(len(keys)))], int(rng.integers(7))
     value = held[key]
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        value = torch.from_numpy(touched(value.float().numpy(), rng)).to(value.dtype)
     if how == 6:
         held[key] = hostile(rng)
     elif not isinstance(value, torch.Tensor) or how == 0:
@@ -285,7 +295,7 @@ def torch_file(path: Path, rng: Rng) -> None:
     elif how == 4:
         held.pop(key)
     else:
-        held[f"{key}.more"] = value
+        held[key], held[f"{key}.more"] = value, value
     buffer = io.BytesIO()
     torch.save(held, buffer, _use_new_zipfile_serialization=bool(rng.random() < 0.8))
     path.write_bytes(buffer.getvalue())
