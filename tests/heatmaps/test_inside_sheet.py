@@ -11,7 +11,13 @@ from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.core.inside_patch import Inside, InsideAudit
 from xmil.heatmaps.exports import read_geojson
-from xmil.heatmaps.inside_sheet import draw_inside, drawn_between, laid_over, write_inside_geojson
+from xmil.heatmaps.inside_sheet import (
+    draw_inside,
+    drawn_between,
+    half_level,
+    laid_over,
+    write_inside_geojson,
+)
 
 
 def made(k: int = 3) -> Inside:
@@ -49,11 +55,11 @@ def test_patches_for_and_against_the_target_stand_apart() -> None:
     inside = made()
     inside.audit.score[:] = (0.2, -0.1, 0.3)
     words = words_of(inside)
-    for_it = words.index("patches that support 1")
-    against = words.index("patches that speak against 1")
+    for_it = words.index("patches that support class 1")
+    against = words.index("patches that speak against class 1")
     assert for_it < words.index("score 0.2") < words.index("score 0.3") < against < words.index("score −0.1")
     inside.audit.score[:] = 1
-    assert "patches that speak against 1" not in words_of(inside)
+    assert "patches that speak against class 1" not in words_of(inside)
 
 
 def test_full_colour_is_the_largest_value_of_the_patch_or_of_all(tmp_path: Path) -> None:
@@ -84,3 +90,12 @@ def test_the_picture_keeps_a_place_where_it_lies() -> None:
     y, x = np.unravel_index(drawn.argmax(), drawn.shape)
     assert (y // 16, x // 16) == (1, 2)
     np.testing.assert_allclose(drawn_between(np.full((128, 128), 3.0), 64), 3.0)
+
+
+def test_the_outline_holds_half_of_what_speaks_for_the_target() -> None:
+    values = np.random.default_rng(1).normal(size=(40, 40))
+    level = half_level(values)
+    kept = values[values >= level].sum() / values[values > 0].sum()
+    assert 0.5 <= kept < 0.5 + values.max() / values[values > 0].sum()
+    figure = draw_inside(made())  # without tissue there is nothing to outline
+    assert not any(axis.collections for axis in figure.axes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
 EDGE, BETWEEN, ACROSS = 256, 6, 4  # pixels of a patch, between it and its map, patches in a row
-OUTLINED = 0.5  # of the largest value: what the outlines enclose
+OUTLINED = 0.5  # of all that speaks for the target, or against it: what the outlines enclose
 LIGHT = 0.35  # how far the tissue under a map goes towards white
 SCALES = ("patch", "sheet")
 STRONG = Scale(-1.0, 1.0, signed=True, colours="red-blue").paint([-1.0, 1.0])[:, :3].astype(np.float64)
@@ -43,8 +43,10 @@ def draw_inside(
     """Each patch beside its map, red for and blue against the target; patches for and against apart.
 
     The larger a place's value the denser its colour, up to `alpha` at the patch's largest value, or with
-    `scale="sheet"` at that of all of them. Outlines enclose the places with at least half of it. Maps are
-    drawn smoothly between the places that were measured; the file keeps the places themselves.
+    `scale="sheet"` at that of all of them. A red outline encloses the strongest places that together hold
+    half of all that speaks for the target in this patch, a blue one half of what speaks against it; only the
+    side of the patch's score is outlined. Maps are drawn smoothly between the places that were measured; the
+    file keeps the places themselves.
     """
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -69,9 +71,10 @@ def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int, scale: str) ->
     about = f"inside the patches   ·   {inside.method}, {inside.encoder}   ·   {_legend(scale)}"
     sheet.heading(Heading(inside.bag or "", about, tuple(inside.warnings)))
     scores = inside.audit.score[:shown]
+    what = f"class {inside.target}" if inside.target.isdigit() else inside.target
     for words, rows, colour in (
-        (f"patches that support {inside.target}", np.flatnonzero(scores >= 0), RED),
-        (f"patches that speak against {inside.target}", np.flatnonzero(scores < 0), BLUE),
+        (f"patches that support {what}", np.flatnonzero(scores >= 0), RED),
+        (f"patches that speak against {what}", np.flatnonzero(scores < 0), BLUE),
     ):
         if len(rows):
             inner = sheet.width - 2 * sheet.left[0]
@@ -82,7 +85,10 @@ def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int, scale: str) ->
 
 def _legend(scale: str) -> str:
     whose = "its patch" if scale == "patch" else "all patches"
-    return f"red supports, blue speaks against; full colour: the strongest place of {whose}; outlined: half of it"
+    return (
+        f"red supports, blue speaks against   ·   full colour: the strongest place of {whose}   ·   "
+        "outlined: the fewest places that hold half"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,17 +108,18 @@ class _Patches:
     def _one(self, sheet: Sheet, x: float, i: int) -> None:
         limit, box = float(self.limits[i]), self.inside.boxes[i]
         values = drawn_between(self.inside.maps[i], EDGE)
+        sign = -1 if self.inside.audit.score[i] < 0 else 1
         below, second = sheet.y + EDGE + round(0.3 * sheet.unit), x
         if self.slide is not None:
             tissue = cut_patch(self.slide, box, EDGE)
             axes = sheet.image(tissue, x, sheet.y)
-            _outline(axes, values, limit)
+            _outline(axes, values, sign)
             microns = None if self.slide.mpp is None else self.slide.mpp * float(box[2] - box[0]) / EDGE
             if len(sheet.placed) == 1 and (ruler := Ruler.fit(EDGE, microns)) is not None:
                 sheet.ruler(axes, ruler, EDGE)  # on the first patch; all are of one size
             second = x + EDGE + BETWEEN
             over = sheet.image(laid_over(tissue, values, limit=limit, alpha=self.alpha), second, sheet.y)
-            _outline(over, values, limit)
+            _outline(over, values, sign)
         else:
             blank = np.full((EDGE, EDGE, 3), 255, dtype=np.uint8)
             sheet.image(laid_over(blank, values, limit=limit, alpha=1.0), x, sheet.y)
@@ -139,7 +146,7 @@ def laid_over(tissue: Pixels, values: npt.NDArray[Any], *, limit: float, alpha: 
 
     >>> tissue = np.full((1, 3, 3), 255, dtype=np.uint8)
     >>> laid_over(tissue, np.array([[0.0, 1.0, -1.0]]), limit=1.0, alpha=1.0)[0].tolist()
-    [[255, 255, 255], [178, 24, 43], [33, 102, 172]]
+    [[255, 255, 255], [177, 23, 42], [32, 101, 171]]
     """
     grey = np.asarray(tissue, dtype=np.float64)[..., :3].mean(axis=2, keepdims=True)
     grey = grey + LIGHT * (255 - grey)
@@ -149,14 +156,27 @@ def laid_over(tissue: Pixels, values: npt.NDArray[Any], *, limit: float, alpha: 
     return np.asarray(np.rint(mixed), dtype=np.uint8)
 
 
-def _outline(axes: Any, values: npt.NDArray[Any], limit: float) -> None:
-    """Lines around the places with at least half of the largest value, on a light rim."""
+def half_level(values: npt.NDArray[Any]) -> float:
+    """The level above which the largest values hold half of all that is above zero; infinite if nothing is.
+
+    >>> half_level(np.array([[5.0, 3.0], [2.0, -9.0]])), half_level(np.array([[-1.0]]))
+    (5.0, inf)
+    """
+    above = np.sort(values[values > 0])[::-1].astype(np.float64)
+    if not len(above):
+        return float("inf")
+    held = np.cumsum(above)
+    return float(above[np.searchsorted(held, OUTLINED * held[-1])])
+
+
+def _outline(axes: Any, values: npt.NDArray[Any], sign: int) -> None:
+    """A line, on a light rim, around the fewest places that hold half of what has this sign."""
     height, width = values.shape
     at = (np.arange(width) + 0.5, np.arange(height) + 0.5)
-    for level, colour in ((OUTLINED * limit, RED), (-OUTLINED * limit, BLUE)):
-        if float(values.min()) < level < float(values.max()):
-            for ink, thick in (("white", 1.5), (colour, 0.7)):
-                axes.contour(*at, values, levels=[level], colors=[ink], linewidths=thick, linestyles="solid")
+    level, colour = half_level(sign * values), RED if sign > 0 else BLUE
+    if float((sign * values).min()) < level < float((sign * values).max()):
+        for ink, thick in (("white", 1.6), (colour, 0.8)):
+            axes.contour(*at, sign * values, levels=[level], colors=[ink], linewidths=thick)
 
 
 def write_inside_geojson(path: str | PathLike[str], inside: Inside, slide: Slide | None = None) -> None:

@@ -80,7 +80,18 @@ def explain_inside(
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in made])
     audit = _audit(made, explanation.scores[rows], worth.features)
     boxes, target = placed.boxes()[rows], str(explanation.target)
-    return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, worth.notes)
+    notes = [*worth.notes, *_without_background(explanation, method)]
+    return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
+
+
+def _without_background(e: Explanation, method: str) -> list[str]:
+    """A note where even a place that looks like all others, or like glass, has a share of the score."""
+    if method not in ON_TOKENS or e.params.get("baseline"):
+        return []
+    return [
+        "The scores are measured against no background, so that ordinary tissue and empty glass have their "
+        "share of the colour too; explain with a background to see what differs from it."
+    ]
 
 
 def _against(made: TileMap, kept: float) -> TileMap:
