@@ -57,7 +57,13 @@ def test_patches_for_and_against_the_target_stand_apart() -> None:
     words = words_of(inside)
     for_it = words.index("patches that support class 1")
     against = words.index("patches that speak against class 1")
-    assert for_it < words.index("score 0.2") < words.index("score 0.3") < against < words.index("score −0.1")
+    assert (
+        for_it
+        < words.index("score 0.2")
+        < words.index("score 0.3")
+        < against
+        < words.index("score \N{MINUS SIGN}0.1")
+    )
     inside.audit.score[:] = 1
     assert "patches that speak against class 1" not in words_of(inside)
 

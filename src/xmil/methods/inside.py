@@ -72,7 +72,7 @@ def explain_inside(
         made = []
         for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
-                made.append(map_tile(method, network, reader.tile(row, g), chosen))
+                made.append(map_tile(method, network, reader.tile(row, g, worth.ordinary), chosen))
             if on_patch is not None:
                 on_patch(done, len(rows))
     if method in ON_TOKENS:
@@ -201,14 +201,14 @@ class _Reader:
             self.encoder.transform.scaled(batch) if isinstance(self.encoder.transform, Transform) else batch
         )
 
-    def tile(self, row: int, weights: Tensor) -> Tile:
+    def tile(self, row: int, weights: Tensor, ordinary: Tensor | None) -> Tile:
         corner = self.corners[row]
 
         def moved(dx: float, dy: float) -> Tensor:
             return self.pixels(corner + np.rint(np.array([dx, dy]) * self.edge).astype(np.int64))
 
         pixels = self.pixels(corner)
-        return Tile(pixels, weights.to(pixels), moved)
+        return Tile(pixels, weights.to(pixels), moved, None if ordinary is None else ordinary.to(pixels))
 
     @torch.no_grad()
     def features(self, rows: npt.ArrayLike) -> Tensor:
