@@ -47,9 +47,9 @@ def fills_of(pixels: Tensor, other: Tensor, names: Sequence[str] = FILLS) -> dic
     return {name: made[name]() for name in names}
 
 
-def blurred(pixels: Tensor, width: int = WIDTH) -> Tensor:
+def blurred(pixels: Tensor, width: int = WIDTH, *, widths: int = 2) -> Tensor:
     """Pictures (b, c, h, w) without what is smaller than `width`; nuclei can no longer be told."""
-    reach, channels = 2 * width, pixels.shape[1]
+    reach, channels = widths * width, pixels.shape[1]
     at = torch.arange(-reach, reach + 1, dtype=pixels.dtype, device=pixels.device)
     bell = torch.exp(-0.5 * (at / width) ** 2)
     bell = (bell / bell.sum()).view(1, 1, 1, -1).expand(channels, 1, 1, -1)
@@ -80,14 +80,14 @@ def curves(
     pixels: Tensor, drawn: np.ndarray, scores: Scores, *, fills: Mapping[str, Fill], seed: int
 ) -> dict[str, float]:
     """Areas "{what} {fill} {deletion or insertion}", with "misplaced" the null's; "empty": all gone."""
-    held = [("", drawn), *((" misplaced", misplaced(drawn, seed + k)) for k in range(MISPLACED))]
+    held = [("", drawn), *((" misplaced", misplaced(drawn, seed + 1 + k)) for k in range(MISPLACED))]
     names: list[str] = []
     pictures = [pixels]
     for fill, (blank, soft) in fills.items():
         pictures.append(blank)
         for where, shown in held:
             hard = masks_of(shown).to(pixels)
-            mask = blurred(hard, SOFT) if soft else hard
+            mask = blurred(hard, SOFT, widths=3) if soft else hard
             names += [f"{fill} deletion{where}", f"{fill} insertion{where}"]
             pictures += [pixels + mask * (blank - pixels), blank + mask * (pixels - blank)]
     found = scores(torch.cat(pictures))

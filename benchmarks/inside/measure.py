@@ -36,6 +36,7 @@ from xmil.nn.frozen import frozen
 
 SMOOTH = 3.0  # pixels of the tile, for maps at pixels
 REDRAWN = {"turned": MapSettings(), "turned plain": MapSettings()}  # maps made again under redrawn weights
+FEW = 12  # tiles of an image that a redrawn encoder encodes
 CURVED = (
     "tokens",
     "turned",
@@ -183,7 +184,7 @@ class Seat:
         drawn, (centres, positive, other) = upsampled(values), truth
         found: Row = {"auroc": at_nuclei(drawn, centres, positive)}
         if self.scope.curved and name in CURVED:
-            seed = crc32(f"{self.image.name} {row} misplaced".encode())
+            seed = crc32(f"{self.image.name} {row}".encode())
             fills = fills_of(tile.pixels, other, self.scope.fills)
             found |= curves(
                 tile.pixels, drawn, lambda pictures: self._scores(pictures, tile, row), fills=fills, seed=seed
@@ -201,24 +202,30 @@ class Seat:
     def _redrawn(self, whole: Tensor, row: int, g: Tensor, network: EncoderNetwork) -> list[Row]:
         """Rank correlation of the strongest tile's maps with those under redrawn weights, all made anew."""
         maps = {name: self._made(network, self.tile(whole, row, g[row]), name) for name in REDRAWN}
-        tiles, dark = seen(whole, self.image.corners), darkness(self.tile(whole, row, g[row]))
+        few = self._few(row)  # what a tile's features are worth in AttnMIL depends on the others by a factor
+        tiles, dark = seen(whole, self.image.corners[few]), darkness(self.tile(whole, row, g[row]))
         found: list[Row] = []
         for draw in range(self.scope.draws):
             seed = crc32(f"{self.image.name} {draw}".encode()) % 2**31
             other = redrawn(self.net, seed=seed).eval()
             features = features_of(other, tiles, self.device)
             cases = {"encoder": (other, features, self.model)}
-            cases["model"] = (self.net, self.image.features, redrawn(self.model, seed=seed).eval())
+            cases["model"] = (self.net, self.image.features[few], redrawn(self.model, seed=seed).eval())
             for what, (net, given, model) in cases.items():
-                _, g = self.explained(given, model)
+                _, worth = self.explained(given, model)
                 used = EncoderNetwork(net, net, layers=network.layers)
                 mean = None if net is self.net or self.ordinary is None else given.mean(dim=0)
                 for name, values in maps.items():
-                    drawn = self._made(used, self.tile(whole, row, g[row], mean), name)
+                    drawn = self._made(used, self.tile(whole, row, worth[0], mean), name)
                     about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}"}
                     told = {**_agreement(values, drawn), "dark": _agreement(dark, drawn)["spearman"]}
                     found.append({**about, "variant": name, **told})
         return found
+
+    def _few(self, row: int) -> list[int]:
+        """A tile and some others of its image."""
+        rng = np.random.default_rng(crc32(self.image.name.encode()))
+        return [row, *rng.choice(len(self.image.corners), FEW - 1, replace=False).tolist()]
 
     def _made(self, network: EncoderNetwork, tile: Tile, name: str) -> Tensor | None:
         try:
