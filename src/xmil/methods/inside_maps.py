@@ -53,7 +53,8 @@ class Tile:
         if self.ordinary is None or not float(self.ordinary.norm()):
             return self.weights
         along = self.ordinary.to(self.weights) / self.ordinary.to(self.weights).norm()
-        return self.weights - (self.weights @ along) * along
+        kept: Tensor = self.weights - (self.weights @ along) * along
+        return kept
 
 
 @dataclass(frozen=True, eq=False)
