@@ -67,15 +67,19 @@ def test_pairs_are_lines_in_the_picture(
     model: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one = ["explain", "--model", model, "--features", p.trident(here.parent), "--target", "all"]
+    slide = here.parent / "s1.png"
+    Image.new("RGB", (3200, 3700), (230, 230, 230)).save(slide)
+    one = ["explain", "--model", model, "--features", p.trident(here.parent), "--slide", slide]
     inked = []
     for more in ([], ["--interactions", "4"]):
-        code, out, err = run(*one, *more, capsys=capsys)
+        code, out, err = run(*one, "--target", "all", *more, capsys=capsys)
         assert code == 0, err
         with Image.open(here / "s1.heatmap.png") as picture:
             inked.append([(np.asarray(picture)[:, :, :3] == rgb).all(axis=2).sum() for rgb in LINE_COLOURS])
     assert out.count("6 of 6 pairs beyond three standard errors") == 2  # a bag this small is enumerated
     assert sum(inked[1]) > sum(inked[0]) + 1000
+    words = shlex.split(out.splitlines()[-1], comments=True)
+    assert words[-4:] == ["--out", "run-s1", "--slides", str(here.parent)]
 
 
 def test_slides_left_out_of_a_folder_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,8 +66,9 @@ def explain_one(
     else:
         _print(report, found)
         print(f"\nPicture: {fault or picture}")
-        kept = kept_command(models, features, name, options)
-        print(f"Next: {kept}  # keeps the scores, for xmil heatmap, view and export")
+        kept = [kept_command(models, features, name, options)]
+        kept += [command("--slides", slide.parent)] if slide is not None and slide.stem == name else []
+        print(f"Next: {' '.join(kept)}  # keeps the scores, for xmil heatmap, view and export")
     return 0 if fault is None else 1
 
 
@@ -148,8 +149,8 @@ def _facts(e: Explanation) -> dict[str, Any]:
 
 def _pairs(found: Interactions) -> dict[str, Any]:
     """The strongest pairs of patches for a target, and how many are beyond three standard errors."""
-    strongest = found.to_pandas().head(PAIRS).to_dict("records")
-    return {"target": str(found.target), "n": len(found), "sure": int(found.sure.sum()), "strongest": strongest}
+    told = {"target": str(found.target), "n": len(found), "sure": int(found.sure.sum())}
+    return {**told, "strongest": found.to_pandas().head(PAIRS).to_dict("records")}
 
 
 def _warnings(run: Run, found: Sequence[Explanation]) -> list[str]:
@@ -218,7 +219,7 @@ def _account(audit: dict[str, float] | None) -> str:
         return "this method does not account for the output"
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
     told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
-    return f"{audit['output']:.4g} = {told or '0'}"
+    return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"
 
 
 def _pair(row: dict[str, Any]) -> str:

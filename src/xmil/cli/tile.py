@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xmil.cli._options import FollowLinks, FullDigests, Json
-from xmil.cli._screen import Screen, command, finished
+from xmil.cli._screen import Screen, finished
 from xmil.cli._workers import Address, Cpus, Kind, WorkerCount, workers_of
 
 
@@ -51,6 +50,7 @@ def tile(
     cpus: Cpus = 1.0,
 ) -> int:
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
+    from xmil.cli._next_step import embedding
     from xmil.runs.tile import tile_slides
 
     screen = Screen(as_json)
@@ -75,12 +75,5 @@ def tile(
         full_digests=full_digests,
         listener=screen,
     )
-    return finished(run, screen, then=_embedding(slides, out))
-
-
-def _embedding(slides: Sequence[Path], tiles: Path) -> str:
-    """The command that comes next; which encoder, only the user knows."""
     folders = {path if path.is_dir() else path.parent for path in slides}
-    shown = folders.pop() if len(folders) == 1 else "SLIDES"
-    words = command("xmil", "embed", "--tiles", tiles, "--slides", shown, "--encoder", "ENCODER")
-    return f"{words}  # the encoder that the model was trained on: resnet50, ctranspath, uni, ..."
+    return finished(run, screen, then=embedding(out, folders.pop() if len(folders) == 1 else None))
