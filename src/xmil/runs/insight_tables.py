@@ -15,9 +15,11 @@ from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
 from xmil.findings.concepts import removal_agreement
-from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
-from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
+from xmil.findings.report import SHOWN, ConceptRow, Findings, report_html
+from xmil.findings.report_card import card_html, card_json, card_markdown
+from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations, why_unasked
 from xmil.findings.strategies import Strategies, find_strategies
+from xmil.runs.insight_cohort import number
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
 from xmil.runs.insight_sanity import sanity_tests
 from xmil.runs.insight_slide import REMOVAL
@@ -49,6 +51,7 @@ def write_insight(
         strategies=strategies,
         accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
         shortcuts=shortcuts,
+        unasked=_unasked(run, slides),
         accused=accused_patches(run, shortcuts),
         removals=_removals(run, slides, results),
         biomarkers=_biomarkers(run, slides, results),
@@ -119,7 +122,7 @@ def _shortcuts(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> list[Association]:
     outputs = [float(r["output"]) for r in results]
-    columns = {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+    columns = _causes(run, slides)
     made = [r["seen"].get("made", {}) for r in results]
     for name in dict.fromkeys(name for row in made for name in row):
         columns[name] = [_cell(row.get(name)) for row in made]
@@ -131,6 +134,15 @@ def _shortcuts(
         slide_associations(outputs, columns, slides, labels=labels, beside=stain, seed=seed)
         + patch_associations(within, slides, seed=seed)
     )
+
+
+def _causes(run: InsightRun, slides: Sequence[str]) -> dict[str, list[Any]]:
+    return {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+
+
+def _unasked(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
+    told = {name: why_unasked(cells) for name, cells in _causes(run, slides).items()}
+    return {name: why for name, why in told.items() if why is not None}
 
 
 def _cell(value: Any) -> Any:
@@ -203,7 +215,7 @@ def _biomarkers(
     for name, numbers in values.items():
         row: dict[str, str] = {"mean": f"{np.nanmean(numbers):.3g}" if np.isfinite(numbers).any() else ""}
         for cause, cells in run.columns.causes.items():
-            column = [_number(cells.get(slide)) for slide in slides]
+            column = [number(cells.get(slide)) for slide in slides]
             if np.isfinite(column).sum() >= 8 and len(set(column)) > 2:
                 row[f"Spearman with {cause}"] = str(correlation_with(numbers, column, seed=run.chosen.seed))
         row |= _survival(run, slides, numbers)
@@ -344,10 +356,3 @@ def _write_tables(
         (*keys, "slides"),
         [(*(getattr(a, key) for key in keys), " ".join(a.slides)) for a in found.shortcuts],
     )
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return float("nan")
