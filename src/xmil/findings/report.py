@@ -50,6 +50,7 @@ class Findings:
     about: Mapping[str, Any]
     concepts: Sequence[ConceptRow]
     slides: Sequence[str]
+    target: str = "the target"  # in words
     strategies: Strategies | None = None
     accuracy: Sequence[float] = ()
     shortcuts: Sequence[Association] = ()
@@ -122,8 +123,8 @@ def _in_short(found: Findings) -> list[str]:
         lines.append(_ways(found.strategies))
     tested = found.sanity.get("weights drawn anew")
     lines.append(f"Sanity test with new weights: {escape(tested.split(';')[0])}." if tested else "")
-    faithful = "measured, see Trust" if found.faithfulness else UNTESTED
-    lines.append(f"Faithfulness: {escape(faithful)}.")
+    faithful = "was measured: see Trust" if found.faithfulness else f"was {UNTESTED}"
+    lines.append(f"Faithfulness {escape(faithful)}.")
     return [line for line in lines if line]
 
 
@@ -137,7 +138,7 @@ def _concepts(found: Findings) -> str:
     if not found.concepts:
         return ""
     total = sum(row.strength for row in found.concepts) or 1.0
-    cards = "".join(_concept(row, row.strength / total, len(found.slides)) for row in found.concepts[:SHOWN])
+    cards = "".join(_concept(row, row.strength / total, found) for row in found.concepts[:SHOWN])
     more = len(found.concepts) - len(found.concepts[:SHOWN])
     rest = f"{more} further concepts are in the tables: " if more else ""
     told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>" if found.removals else ""
@@ -147,17 +148,18 @@ def _concepts(found: Findings) -> str:
         "counts most.</p>"
     )
     source = f"<p class='small'>{rest}concepts.csv, profiles.csv; larger sheets in atlas/</p>"
-    return f"<h2>What the model looks at</h2>{lead}<div class='concepts'>{cards}</div>{told}{source}"
+    return f"<h2>Concepts</h2>{lead}<div class='concepts'>{cards}</div>{told}{source}"
 
 
-def _concept(row: ConceptRow, share: float, slides: int) -> str:
-    side = "for" if row.relevance > 0 else "against"
-    words = "speaks for the target" if row.relevance > 0 else "speaks against the target"
+def _concept(row: ConceptRow, share: float, found: Findings) -> str:
+    side, does = ("for", "adds {} to") if row.relevance > 0 else ("against", "takes {} from")
+    average = does.format(short(abs(row.relevance)))
     return (
-        f"<div><h3>Concept {row.concept} <span class='{side}'>{words}</span></h3>"
+        f"<div><h3>Concept {row.concept} "
+        f"<span class='{side}'>speaks {side} {escape(found.target)}</span></h3>"
         f"<div class='bar {side}'><i style='width:{100 * share:.0f}%'></i></div>"
-        f"<p class='small'>{100 * share:.0f} % of the relevance; adds {short(row.relevance)} to a slide's "
-        f"output on average; leads in {row.leads} of {slides} slides</p>"
+        f"<p class='small'>{100 * share:.0f} % of the relevance; {average} a slide's output on average; "
+        f"leads in {row.leads} of {len(found.slides)} slides</p>"
         f"{images(row.pictures, f'concept {row.concept}')}</div>"
     )
 

@@ -20,7 +20,8 @@ h1 { font-size: 1.7rem; margin-bottom: .3rem; } h2 { margin-top: 2.6rem; border-
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 th { font-weight: 600; } th:first-child, td:first-child, .words td, .words th { text-align: left; }
-td small { display: block; color: var(--dim); max-width: 34rem; }
+td { white-space: nowrap; } td:first-child, .words td { white-space: normal; }
+td small { display: block; color: var(--dim); max-width: 24rem; }
 .found td { font-weight: 700; color: var(--bad); }
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
 .short ul, .notes ul { padding-left: 1.1rem; margin: .3rem 0; }
@@ -29,8 +30,9 @@ td small { display: block; color: var(--dim); max-width: 34rem; }
 .concepts p { margin: .2rem 0; } .for { color: var(--good); } .against { color: var(--bad); }
 .bar { background: var(--soft); height: .45rem; border-radius: .3rem; margin: .3rem 0; }
 .bar i { display: block; height: 100%; border-radius: .3rem; background: currentcolor; }
-.patches { display: flex; flex-wrap: wrap; gap: 4px; margin: .5rem 0; }
-.patches img { width: 72px; height: 72px; border-radius: 3px; }
+.patches { display: grid; grid-template-columns: repeat(6, 1fr); gap: 4px; margin: .5rem 0;
+  max-width: 31rem; } .patches img { width: 100%; border-radius: 3px; }
+.accused .patches { grid-template-columns: repeat(3, 4.5rem); }
 .accused { display: flex; flex-wrap: wrap; gap: 0 1.5rem; } .accused figure { margin: .4rem 0; }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
 .small { font-size: .88rem; color: var(--dim); } nav a { margin-right: 1rem; color: var(--good); }

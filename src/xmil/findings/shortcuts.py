@@ -161,7 +161,7 @@ def patch_associations(
         p = _sign_flip_p(values, rng, draws, both=tissue)
         named = tuple(slide for _, slide in sorted(rows, key=lambda row: -abs(row[0]))[:5])
         mean = float(values.mean())
-        measure = f"mean rank correlation{'' if tissue else ' with the amount'}"
+        measure = f"mean rank correlation{'' if tissue else ' with the amount of relevance'}"
         found.append(Association(name, "patch", measure, mean, p, len(values), slides=named, tissue=tissue))
     return found
 

@@ -91,7 +91,7 @@ def insight(
     hear = listener or Listener()
     held = explained_run(run)
     place = held.path / "insight" if out is None else Path(out)
-    chosen = InsightChoice(method, _target(target, held), concepts, dictionary, seed)
+    chosen = InsightChoice(method, None if target is None else str(target), concepts, dictionary, seed)
     found = InsightRun(
         place,
         held,
@@ -266,12 +266,6 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         if self.album:
             write_album(self, slides, results)
         return made
-
-
-def _target(given: str | int | None, run: Run) -> str | None:
-    """The target as explanations write it: a class named is its number."""
-    names = list(run.class_names or ())
-    return None if given is None else str(names.index(str(given)) if str(given) in names else given)
 
 
 def _feature_paths(features: StrPath, run: Run, *, follow_links: bool) -> dict[str, Path]:

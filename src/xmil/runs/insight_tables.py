@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmil.core.errors import InputError, XmilError
+from xmil.core.names import counted
 from xmil.core.runfiles import write_table
 from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
@@ -48,6 +49,7 @@ def write_insight(
         about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),
+        target=_target_words(results),
         strategies=strategies,
         accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
         shortcuts=shortcuts,
@@ -60,7 +62,7 @@ def write_insight(
         faithfulness=_faithfulness(run),
         sanity=sanity_tests(run, slides),
         curves=_curves(run, slides, results),
-        notes=_notes(run, results, profiles),
+        notes=_notes(run, slides, results, profiles),
     )
     known = [r for r in results if "profile" in r]
     _write_tables(run, found, with_profile, profiles, strategies, known)
@@ -77,13 +79,22 @@ def _about(run: InsightRun, results: Sequence[Mapping[str, Any]]) -> dict[str, A
     folder = Path(str(held.get("features"))).name
     return {
         "model": _model_words(held),
-        "data": f"{len(results)} slides, {patches:,} patches; features {folder}",
+        "data": f"{counted(len(results), 'slide')}, {counted(patches, 'patch')}; features from {folder}/",
         "task": run.run.task,
         "method": run.chosen.method,
-        "target": run.chosen.target or "as explained",
+        "target": _target_words(results),
         "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
         "version": held.get("version"),
     }
+
+
+def _target_words(results: Sequence[Mapping[str, Any]]) -> str:
+    """What was explained: a class by its name or number, where all slides have one."""
+    targets = {str(r["target"]) for r in results}
+    if len(targets) > 1:
+        return "the explained class"
+    only = next(iter(targets), "the target")
+    return f"class {only}" if only.isdigit() else only
 
 
 def _model_words(about: Mapping[str, Any]) -> str | None:
@@ -97,7 +108,9 @@ def _model_words(about: Mapping[str, Any]) -> str | None:
     return f"{spec.get('name')}, {spec.get('in_dim')} features, SHA-256 {sums}"
 
 
-def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
+def _notes(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]], profiles: Any
+) -> list[str]:
     notes = []
     targets = {str(r["target"]) for r in results}
     if len(targets) > 1:
@@ -115,6 +128,8 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
+    if run.columns.outcomes:
+        notes += _unsurvived(run, slides, results)
     return notes + run.doubts + [str(line) for line in run.run.warnings]
 
 
@@ -236,12 +251,25 @@ def _survival(run: InsightRun, slides: Sequence[str], numbers: Sequence[float]) 
     nan = float("nan")
     try:
         told = survival_of(numbers, [times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
-    except XmilError as error:
-        return {"hazard ratio per SD": str(error)}
+    except XmilError:
+        return {"hazard ratio per SD": "not estimated"}
     return {
-        "hazard ratio per SD": f"{told.hazard_ratio} (p = {told.cox_p:.2g})",
-        "log-rank p at the median": f"{told.log_rank_p:.2g}",
+        "hazard ratio per SD": str(told.hazard_ratio),
+        "p of it": f"{told.cox_p:.2g}",
+        "log-rank p": f"{told.log_rank_p:.2g}",
     }
+
+
+def _unsurvived(run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why there is no survival by the plain output, and so by hardly any biomarker."""
+    times, events = (run.columns.outcomes[name] for name in ("time", "event"))
+    nan = float("nan")
+    outputs = [float(r["output"]) for r in results]
+    try:
+        survival_of(outputs, [times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
+    except XmilError as error:
+        return [str(error)]
+    return []
 
 
 def _curves(
@@ -259,7 +287,7 @@ def _curves(
         try:
             found[name] = survival_curves(values, *outcome)
         except XmilError:
-            continue  # the table of biomarkers says why
+            continue  # the notes say why
     rows = [
         (name, c.group, c.n, *point)
         for name, curves in found.items()
