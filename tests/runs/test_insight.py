@@ -119,6 +119,9 @@ def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> No
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "not a medical device" in page
     assert "Look at this first" in page
+    first = rows_of(looked, "concepts.csv")[0]
+    side = "for" if float(first["mean_relevance"]) > 0 else "against"
+    assert f"Concept {first['concept']} <span class='{side}'>speaks {side} class 1</span>" in page
     assert "**limits**" in (looked.path / "card.md").read_text()
     run = xmil.open_run(looked.path.parent)
     labels = {row["slide_id"]: row["label"] for row in rows_of_csv(looked.path.parent.parent / "cohort.csv")}
