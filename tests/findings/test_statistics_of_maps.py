@@ -139,7 +139,7 @@ def test_slides_without_a_label_are_asked_about_no_more() -> None:
     rng = np.random.default_rng(3)
     outputs, sites = rng.normal(size=60), ["north", "south"] * 30
     labels = [str(i % 3 // 2) for i in range(40)] + [None] * 20
-    outputs[40:] += [5.0 if site == "north" else 0.0 for site in sites[40:]]
+    outputs[40:] += [5.0 if site == "north" else -5.0 for site in sites[40:]]
     names = [f"s{i}" for i in range(60)]
     (all_slides,) = slide_associations(outputs, {"site": sites}, names)
     (found,) = slide_associations(outputs, {"site": sites}, names, labels=labels)

@@ -263,7 +263,8 @@ def _biomarkers(found: Findings) -> str:
     if not found.biomarkers:
         return ""
     lead = "<p>One number per slide, made from its map; the last row is the prediction without a map.</p>"
-    source = f"<p class='small'>biomarkers.csv, slides.csv; {UNCORRECTED}</p>"
+    tested = any("p of it" in row for row in found.biomarkers.values())
+    source = f"<p class='small'>biomarkers.csv, slides.csv{f'; {UNCORRECTED}' if tested else ''}</p>"
     return f"<h2>Biomarkers from the maps</h2>{lead}{explained(found.biomarkers, BIOMARKERS)}{source}"
 
 

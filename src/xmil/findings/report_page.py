@@ -20,7 +20,8 @@ h1 { font-size: 1.7rem; margin-bottom: .3rem; } h2 { margin-top: 2.6rem; border-
 table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 th { font-weight: 600; } th:first-child, td:first-child, .words td, .words th { text-align: left; }
-td { white-space: nowrap; } td:first-child, .words td { white-space: normal; }
+td:first-child { white-space: nowrap; } .figures td { white-space: nowrap; }
+.figures td:first-child, .words td { white-space: normal; }
 td small { display: block; color: var(--dim); max-width: 24rem; }
 .found td { font-weight: 700; color: var(--bad); }
 .short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
@@ -72,8 +73,8 @@ def explained(
         told = f"<small>{escape(words[name])}</small>" if words.get(name) else ""
         cells = "".join(f"<td>{escape(row.get(column, ''))}</td>" for column in columns)
         lines.append(f"<tr><td>{escape(name.replace('_', ' '))}{told}</td>{cells}</tr>")
-    kind = " class='words'" if words_only else ""
-    return f"<div class='wide'><table{kind}><tr>{head}</tr>{''.join(lines)}</table></div>"
+    kind = "words" if words_only else "figures"
+    return f"<div class='wide'><table class='{kind}'><tr>{head}</tr>{''.join(lines)}</table></div>"
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, marked: Sequence[bool] = ()) -> str:
