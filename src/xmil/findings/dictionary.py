@@ -67,7 +67,8 @@ class Dictionary:
         x = np.asarray(features, dtype=np.float32)
         rest = (self.codes(x) if codes is None else codes) @ self.atoms
         rest += self.offset
-        return np.subtract(x, rest, out=rest)
+        np.subtract(x, rest, out=rest)
+        return np.asarray(rest, dtype=np.float32)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the dictionary as one NumPy file, whole or not at all."""

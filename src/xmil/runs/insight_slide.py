@@ -147,9 +147,10 @@ def _mean_worth(models: Models, e: Explanation, bag: Bag) -> tuple[FloatArray, F
     weights, baseline = next(parts)
     for more, other in parts:
         weights += more
-        baseline = baseline + other
+        baseline += other
     weights /= len(models)
-    return weights, baseline / len(models)
+    baseline /= len(models)
+    return weights, baseline
 
 
 def _again(model: Any, e: Explanation, bag: Bag) -> Explanation:
