@@ -107,7 +107,7 @@ def _outdated(place: Path, held: SavedRun) -> list[str]:
     old = [str(path.relative_to(place)) for path in files if path.lstat().st_mtime_ns < first]
     if not old:
         return []
-    named = ", ".join(old[:SHOWN]) + ", ..." * (len(old) > SHOWN)
+    named = ", ".join(old[:SHOWN]) + f" and {len(old) - SHOWN} more" * (len(old) > SHOWN)
     return [f"{counted(len(old), 'file')} older than the explanations there, of an earlier run: {named}."]
 
 
