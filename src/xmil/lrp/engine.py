@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule, Composite
+from xmil.lrp.flow import Entry
 from xmil.lrp.ledger import Ledger, product_sum
 from xmil.lrp.marks import CONSTANT, CUT, LIVE, Marks, tensors_in
 from xmil.lrp.operations import (
@@ -61,6 +62,8 @@ class Engine(TorchFunctionMode):
         self.ledger = Ledger()
         self.marks = Marks()
         self.sight = Sight()
+        self.start: Tensor | None = None  # the explained input, where layers of it may be entries
+        self.entries: list[Entry] = []
         self.cuts: list[str] = []  # where constants that depend on the input were taken as values
         self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
         self._own = own
@@ -212,6 +215,18 @@ class Engine(TorchFunctionMode):
         if all(self.marks.of(factor) in constant for factor in live):
             return list(factors)
         return [f.detach() if is_live(f) and self.marks.of(f) in constant else f for f in factors]
+
+    def enter(self, linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A linear layer; of the explained input itself as an entry, at which the way back may end."""
+        live = torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
+        if x is not self.start or weight.ndim != 2 or not live:
+            return linear(x, weight, bias)
+        with torch.no_grad():
+            out = linear(x, weight, bias)
+        self.entries.append(
+            Entry(out.requires_grad_(True), weight.detach(), None if bias is None else bias.detach())
+        )
+        return out
 
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
