@@ -57,7 +57,7 @@ def test_an_entry_gives_what_the_whole_way_gives(kind: type, entries: int, rule:
     net, x = kind().double(), torch.randn(3, 6, 5, dtype=torch.float64)
     short, entered = relevance_of(net, net, x, rule)
     whole, none = relevance_of(net, lambda x: net(x.clone()), x, rule)
-    assert (entered, none) == (entries, 0)
+    assert (entered, none) == (entries if rule.is_gradient else 0, 0)
     tight = {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(short.input.instances, whole.input.instances, **tight)
     torch.testing.assert_close(short.input.features, whole.input.features, **tight)

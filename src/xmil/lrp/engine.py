@@ -222,11 +222,9 @@ class Engine(TorchFunctionMode):
         if x is not self.start or weight.ndim != 2 or not live:
             return linear(x, weight, bias)
         with torch.no_grad():
-            out = linear(x, weight, bias)
-        self.entries.append(
-            Entry(out.requires_grad_(True), weight.detach(), None if bias is None else bias.detach())
-        )
-        return out
+            out = linear(x, weight, None)
+        self.entries.append(Entry(out.requires_grad_(True), weight.detach()))
+        return out if bias is None else out + bias
 
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""

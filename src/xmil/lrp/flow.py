@@ -1,8 +1,8 @@
 """Relevance at a tensor: its values times their gradient under the rules.
 
-A linear layer of the explained input is an entry: what reaches its output, times the output without its bias,
+A linear layer of the explained input is an entry: what reaches its output before the bias, times that output,
 adds up to the relevance of the instance, so that the way back need not go through the layer's weights. Only
-where single features are asked for does it.
+where single features are asked for does it, or where a rule divides by numbers that may be small.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ BLOCK_ROWS = {"cpu": 4096, "cuda": 65_536}  # what fits a cache, and what keeps 
 
 
 class Entry(NamedTuple):
-    """The output of a linear layer of the explained input."""
+    """The output of a linear layer of the explained input, before its bias."""
 
     out: Tensor
     weight: Tensor
-    bias: Tensor | None
 
     def instances(self, gradient: Tensor) -> Tensor:
         """Relevance of each instance that came this way."""
-        found = _product_rows(self.out.detach(), gradient)
-        return found if self.bias is None else found - gradient @ self.bias
+        return _product_rows(self.out.detach(), gradient)
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,13 @@ class Flow:
         """Relevance summed over the last dimension."""
         found = [entry.instances(gradient) for entry, gradient in self._entered]
         found += [] if self.direct is None else [_product_rows(self.tensor, self.direct)]
-        return sum(found, self._nothing)
+        return reduce(torch.add, found) if found else self._nothing
 
     def against(self, baseline: Tensor) -> Tensor:
         """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
         found = [_scores(gradient, baseline @ entry.weight.mT) for entry, gradient in self._entered]
         found += [] if self.direct is None else [_scores(self.direct, baseline)]
-        return sum(found, self._nothing)
+        return reduce(torch.add, found) if found else self._nothing
 
     @property
     def _entered(self) -> Iterator[tuple[Entry, Tensor]]:
