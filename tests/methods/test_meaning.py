@@ -65,6 +65,24 @@ def test_what_true_means_is_found_out(ignores: bool, fill: float) -> None:
     assert e.params["call"] == f"net(x, mask={'zeros' if ignores else 'ones'})"
 
 
+class Encoded(Pooled):
+    """Torch's encoder, which cannot run where its mask leaves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        if bool(mask.all()):
+            raise RuntimeError("nothing is left")
+        return super().forward(self.encoder(x, src_key_padding_mask=mask))
+
+
+def test_a_mask_of_zeros_is_tried_where_ones_fail() -> None:
+    assert xmil.explain(Encoded().eval(), BAG, method="gxi").params["call"] == "net(x, mask=zeros)"
+
+
 def test_a_mask_that_cannot_be_told_is_asked_for() -> None:
     with pytest.raises(InputError, match="whether True keeps an instance or leaves it out"):
         xmil.explain(Masked(ignores=True, fill=-1e9, mean=True), BAG)
@@ -108,3 +126,44 @@ def test_rows_within_what_a_module_holds_are_seen(hold: Any) -> None:
     net.meta = hold(torch.rand(12, 2))
     with pytest.raises(InputError, match="one row for each of the 12 instances"):
         xmil.explain(net, BAG, method="one_removed")
+
+
+CHANCES = {
+    "max": lambda z: torch.sigmoid(z).max(dim=1)[0],
+    "topk": lambda z: torch.sigmoid(z).topk(3, dim=1)[0].mean(dim=1),
+    "weighted": lambda z: (torch.softmax(z, dim=1) * torch.sigmoid(z)).sum(dim=1),
+    "matmul": lambda z: (torch.softmax(z, dim=1).transpose(1, 2) @ torch.sigmoid(z)).squeeze(-1),
+    "power": lambda z: (torch.sigmoid(z) ** 4).mean(dim=1) ** 0.25,
+    "hard": lambda z: F.hardsigmoid(z).mean(dim=1),
+    "tanh": lambda z: ((torch.tanh(z) + 1) / 2).mean(dim=1),
+    "erf": lambda z: (0.5 * (1 + torch.erf(z))).mean(dim=1),
+    "clamp": lambda z: z.mean(dim=1).clamp(0, 1),
+    "bounded": lambda z: torch.clamp(torch.sigmoid(z.mean(dim=1)), min=1e-5, max=1 - 1e-5),
+}
+
+
+class Chances(nn.Module):
+    """Instance scores, joined in one of many ways."""
+
+    def __init__(self, join: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.i, self.join = nn.Linear(6, 1), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self.i(x))
+
+
+@pytest.mark.parametrize("join", CHANCES.values(), ids=CHANCES)
+def test_probabilities_are_not_taken_for_logits(join: Any) -> None:
+    with pytest.raises(InputError, match="look like probabilities"):
+        xmil.explain(Chances(join), BAG, method="single")
+    xmil.explain(Chances(join), BAG, method="gxi", returns="probability")
+
+
+@pytest.mark.parametrize(
+    "join",
+    [lambda z: torch.tanh(z).mean(dim=1), lambda z: torch.sigmoid(z).sum(dim=1), lambda z: z.max(dim=1)[0]],
+)
+def test_logits_are_not_taken_for_probabilities(join: Any) -> None:
+    xmil.explain(Chances(join), BAG, method="single")

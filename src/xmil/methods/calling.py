@@ -67,12 +67,13 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
 
 
 def _masked(module: nn.Module, others: Mapping[str, str | None]) -> Iterator[Way]:
-    """The ways with a mask of ones, for modules that have a parameter for one."""
+    """The ways with a mask of ones or zeros, for modules that have a parameter for one."""
     name = next((name for name in _parameters(module) if name in MASKS), None)
     if name is not None:
-        yield from (
-            _with_companions({**others, name: None}, batch=batch, mask=name) for batch in (True, False)
-        )
+        asked = {**others, name: None}
+        for make, made in ((ones, "ones"), (zeros, "zeros")):
+            for batch in (True, False):
+                yield _with_companions(asked, batch=batch, mask=name, make=make, made=made)
 
 
 def required(module: nn.Module) -> list[str] | None:
@@ -135,6 +136,11 @@ def _by_keyword(name: str, *, batch: bool) -> Way:
 def ones(x: Tensor) -> Tensor:
     """A mask that is True for every instance."""
     return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+def zeros(x: Tensor) -> Tensor:
+    """A mask that is False for every instance."""
+    return ~ones(x)
 
 
 def _with_companions(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.task import TASKS
-from xmil.methods.calling import Way, ones
+from xmil.methods.calling import Way, ones, zeros
 from xmil.methods.chances import seeded
 from xmil.methods.network import Network
 from xmil.methods.reading import find_logits
@@ -65,7 +65,7 @@ def settle_mask(network: Network, x: Tensor) -> bool:
     """
     way = network.way
     assert way.with_mask is not None  # noqa: S101  # asked of those alone
-    readings = {"ones": way.with_mask(ones, "ones"), "zeros": way.with_mask(_zeros, "zeros")}
+    readings = {"ones": way.with_mask(ones, "ones"), "zeros": way.with_mask(zeros, "zeros")}
     found = {made: _seen(network, one, x) for made, one in readings.items()}
     seen = {made: logits for made, logits in found.items() if logits is not None}
     if not seen:
@@ -81,10 +81,6 @@ def settle_mask(network: Network, x: Tensor) -> bool:
         seen = {held[0]: seen[held[0]]}
     network.way = readings[next(iter(seen))]
     return True
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return ~ones(x)
 
 
 def _seen(network: Network, way: Way, x: Tensor) -> Tensor | None:
@@ -108,7 +104,7 @@ def _holds(network: Network, way: Way, x: Tensor, *, keep: bool) -> bool:
     network.way = way.with_mask(lambda bag: first.expand(bag.shape[:2]), "half")
     with seeded(0):
         masked = _found(lambda: network.logits(x))
-    network.way = way.with_mask(ones if keep else _zeros, "all")
+    network.way = way.with_mask(ones if keep else zeros, "all")
     with seeded(0):
         alone = _found(lambda: network.logits(x[:, part], part.unsqueeze(0)))
     return masked is not None and alone is not None and distance(alone, masked) <= CLOSE
