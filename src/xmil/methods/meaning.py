@@ -57,6 +57,25 @@ def check_batch(network: Network, x: Tensor, logits: Tensor, other: Way) -> None
     )
 
 
+def fast_path_remark(network: Network, x: Tensor, first: Tensor, second: Tensor) -> str | None:
+    """What to say where torch's fast path, and not chance, makes two passes differ; else None."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        plain = network.reading(network.raw(x))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    again = network.reading(network.raw(x))
+    if distance(first, plain) > SAME or distance(second, again) > SAME:
+        return None
+    return (
+        f"{network.name} gives another output on torch's fast path, as in a plain prediction (different by "
+        f"{float((first - second).abs().max()):.3g}): there masked rows become zeros. Methods by gradients, "
+        "lrp among them, explain the output without it; build nn.TransformerEncoder with "
+        "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)."
+    )
+
+
 def settle_mask(network: Network, x: Tensor) -> bool:
     """Settle what a mask must be for the whole bag to be seen; False where no mask shows any of it.
 
