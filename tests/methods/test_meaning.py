@@ -174,6 +174,12 @@ class Chances(nn.Module):
         return self.join(self.i(x))
 
 
+def test_a_sigmoid_kept_off_its_ends_is_undone() -> None:
+    net = Chances(CHANCES["bounded"])
+    e = xmil.explain(net, BAG, method="lrp", target=1, returns="probability")
+    assert e.output == pytest.approx(float(net.i(BAG).mean().detach()), rel=1e-4)
+
+
 @pytest.mark.parametrize("join", CHANCES.values(), ids=CHANCES)
 def test_probabilities_are_not_taken_for_logits(join: Any) -> None:
     with pytest.raises(InputError, match="look like probabilities"):
