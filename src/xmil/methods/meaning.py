@@ -47,7 +47,7 @@ def check_batch(network: Network, x: Tensor, logits: Tensor, other: Way) -> None
         whole = _found(lambda: network.logits(x))
     with seeded(0):
         plain = _found(
-            lambda: find_logits(raw := network.tried(other, x), x.shape[1], name=network.name)(raw)
+            lambda: find_logits(raw := network.tried(other, x.clone()), x.shape[1], name=network.name)(raw)
         )
     if whole is None or plain is None or plain.shape != logits.shape or distance(whole, plain) <= SAME * 10:
         return
