@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule, Composite
 from xmil.lrp.flow import Entry
-from xmil.lrp.ledger import Ledger, product_sum
 from xmil.lrp.forms import recognise
+from xmil.lrp.ledger import Ledger, product_sum
 from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, tensors_in
 from xmil.lrp.operations import (
     CARRIES_GATES,

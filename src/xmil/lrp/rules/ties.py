@@ -60,7 +60,7 @@ class _Tied(torch.autograd.Function):
 
 
 def _groups(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The order of the values along a dimension, and in that order the number of each one's group of equals."""
+    """The order of the values along a dimension, and each one's group of equals, in that order."""
     ordered, order = x.sort(dim)
     n = x.shape[dim]
     steps = ordered.narrow(dim, 1, n - 1) != ordered.narrow(dim, 0, n - 1)
