@@ -107,11 +107,14 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _with_features(patches: Report, folder: Path) -> Report:
     """The report on a folder's patches, with where their features are."""
-    from xmil.data.whereabouts import meant_folder
+    from xmil.data.whereabouts import folders_below
 
-    meant = meant_folder(folder)
-    found = {} if meant is None else {"features in": str(meant)}
-    return replace(patches, facts={**patches.facts, **found})
+    several = [str(each.path) for each in folders_below(folder) if each.has_features]
+    if not several:
+        return patches
+    facts = {**patches.facts, "features in": several[0] if len(several) == 1 else None}
+    told = (f"features are in {' and '.join(several)}; inspect the one that is meant",) * (len(several) > 1)
+    return replace(patches, facts=facts, problems=(*patches.problems, *told))
 
 
 def _made_by(folder: Path) -> str | None:
