@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.explanation import Explanation
 from xmil.core.stored_bag import StoredBag
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
@@ -59,6 +60,15 @@ def as_bag(bag: Any) -> Any:
     from xmil.data import read_bag
 
     return read_bag(bag)
+
+
+def check_same_bag(e: Explanation, name: str | None) -> None:
+    """Refuse the explanation of another bag, where both are known by name."""
+    if e.bag is not None and name is not None and e.bag != name:
+        raise InputError(
+            f"The explanation is of the bag {e.bag!r}, but the bag here is {name!r}; explain that one, or "
+            "pass the explanation's scores where the two are the same."
+        )
 
 
 def as_tensor(bag: Any, network: Network) -> Tensor:
