@@ -97,6 +97,8 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
 
 
 def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
+    if bag.layout != torch.strided:
+        raise InputError(f"{name[0].upper()}{name[1:]} is a sparse tensor; pass it as tensor.to_dense().")
     x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
     if x.ndim != 2 or x.is_complex():
         raise InputError(
