@@ -213,8 +213,9 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
-    one = isinstance(given, str | PathLike | nn.Module) or not isinstance(given, Iterable)
-    listed: list[Any] = [given] if one else list(given)
+    listed: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | PathLike | nn.Module):
+        listed = list(given)
     for path in listed:
         if not isinstance(path, str | PathLike):
             raise InputError(
