@@ -83,6 +83,26 @@ def test_a_mask_of_zeros_is_tried_where_ones_fail() -> None:
     assert xmil.explain(Encoded().eval(), BAG, method="gxi").params["call"] == "net(x, mask=zeros)"
 
 
+class Zeroed(Encoded):
+    """A padding mask that the module makes itself, and a mean over all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.h(self.e(self.encoder(x, src_key_padding_mask=x.abs().sum(dim=-1) == 0).mean(dim=1)))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_fast_path_of_torch_is_not_taken_for_chance() -> None:
+    padded = torch.cat([BAG, torch.zeros(6, 6)])
+    e = xmil.explain(Zeroed().eval(), padded, method="gxi")
+    assert any("fast path" in text for text in e.warnings)
+    assert not any("random" in text for text in e.warnings)
+
+
 def test_a_mask_that_cannot_be_told_is_asked_for() -> None:
     with pytest.raises(InputError, match="whether True keeps an instance or leaves it out"):
         xmil.explain(Masked(ignores=True, fill=-1e9, mean=True), BAG)
@@ -152,6 +172,12 @@ class Chances(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.join(self.i(x))
+
+
+def test_a_sigmoid_kept_off_its_ends_is_undone() -> None:
+    net = Chances(CHANCES["bounded"])
+    e = xmil.explain(net, BAG, method="lrp", target=1, returns="probability")
+    assert e.output == pytest.approx(float(net.i(BAG).mean().detach()), rel=1e-4)
 
 
 @pytest.mark.parametrize("join", CHANCES.values(), ids=CHANCES)

@@ -67,6 +67,8 @@ class ChanceWatch(TorchFunctionMode):
             function, others, options = operation
             source = self._made[first]
             self._made[out] = None if source is None else function(source, *others, **options)
+        elif name in ("clamp", "clip") and isinstance(first, Tensor) and first in self._made:
+            self._made[out] = self._made[first] if _to_unit(*operation[1:]) else None
         elif name in _SIGNED:
             self._signed[out] = None
         elif self._is_chance(name, first, operation):

@@ -47,13 +47,32 @@ def check_batch(network: Network, x: Tensor, logits: Tensor, other: Way) -> None
         whole = _found(lambda: network.logits(x))
     with seeded(0):
         plain = _found(
-            lambda: find_logits(raw := network.tried(other, x), x.shape[1], name=network.name)(raw)
+            lambda: find_logits(raw := network.tried(other, x.clone()), x.shape[1], name=network.name)(raw)
         )
     if whole is None or plain is None or plain.shape != logits.shape or distance(whole, plain) <= SAME * 10:
         return
     raise InputError(
         f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one it "
         "was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
+    )
+
+
+def fast_path_remark(network: Network, x: Tensor, first: Tensor, second: Tensor) -> str | None:
+    """What to say where torch's fast path, and not chance, makes two passes differ; else None."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        plain = network.reading(network.raw(x))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    again = network.reading(network.raw(x))
+    if distance(first, plain) > SAME or distance(second, again) > SAME:
+        return None
+    return (
+        f"{network.name} gives another output on torch's fast path, as in a plain prediction (different by "
+        f"{float((first - second).abs().max()):.3g}): there masked rows become zeros. Methods by gradients, "
+        "lrp among them, explain the output without it; build nn.TransformerEncoder with "
+        "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)."
     )
 
 

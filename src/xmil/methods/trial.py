@@ -13,7 +13,7 @@ from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters,
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
-from xmil.methods.meaning import SAME, check_batch, check_task, distance, settle_mask
+from xmil.methods.meaning import SAME, check_batch, check_task, distance, fast_path_remark, settle_mask
 from xmil.methods.network import Network
 from xmil.methods.reading import AmbiguousError, UnreadableError, find_logits
 
@@ -194,6 +194,9 @@ def _settle_draws(network: Network, x: Tensor, first: Tensor, average: int | Non
     """A second pass beside the first: where they differ, seeded draws from now on, and a warning."""
     second = network.reading(network.raw(x))
     if not distance(first, second) > SAME:
+        return
+    if (remark := fast_path_remark(network, x, first, second)) is not None:
+        network.remarks += (remark,)
         return
     network.draws = average or 1
     network.params["average"] = network.draws
