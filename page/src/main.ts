@@ -175,7 +175,7 @@ function onKey(event: KeyboardEvent): void {
 function handled(event: KeyboardEvent): boolean {
   if (event.key === "?") help.showModal();
   else if (event.key.toLowerCase() === "t") toggleTheme();
-  else if (view) return (view.panes.length > 0 || LEAVING.includes(event.key)) && slideKey(view, event);
+  else if (view) return (view.loaded || LEAVING.includes(event.key)) && slideKey(view, event);
   else if (compare) return compare.ready && compareKey(compare, event);
   else if (event.key === "/") document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
   else return false;

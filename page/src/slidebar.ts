@@ -1,6 +1,6 @@
 /** The line above a slide, the tools beside it, and what can be done with a selection. */
 
-import { carried, slideHash } from "./address";
+import { slideHash } from "./address";
 import type { Run, SlideInfo, SlideRow } from "./api";
 import { correctLabel } from "./cohort";
 import { button, el, put, svg } from "./dom";
@@ -128,7 +128,7 @@ export function neighbour(view: StepHost, step: number): SlideRow | undefined {
 
 /** Goes to another slide; what is shown of it stays as it was. */
 export function goTo(view: StepHost, slide: SlideRow | undefined): void {
-  if (slide) location.hash = slideHash(slide.id, carried(view.link.state()));
+  if (slide) location.hash = slideHash(slide.id, view.link.along());
 }
 
 function step(view: StepHost, by: 1 | -1): HTMLElement {
