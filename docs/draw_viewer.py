@@ -179,9 +179,9 @@ def tissue(folder: Path) -> Made:
         folder / "features",
         [],
     )
-    if not (folder / "slides" / "biopsy-04-ihc.tif").exists():
-        found = make_tissue_run(folder)
-        found.runs[0].rename(made.runs[0])
+    if not made.runs[0].exists():
+        make_tissue_run(folder).runs[0].rename(made.runs[0])
+    if not (made.slides / "biopsy-04-ihc.tif").exists():
         stained_again(made.slides, 3, "biopsy-04-ihc")
     return replace(made, names=[path.stem for path in sorted(made.features.iterdir())])
 

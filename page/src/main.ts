@@ -46,11 +46,15 @@ declare global {
 }
 window.xmil = handle;
 
+/** Tells something for a while; what is told already stays longer. */
 function say(text: string, problem = false): void {
-  const line = el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
-  messages.append(line);
-  setTimeout(() => line.remove(), problem ? 12_000 : 5_000);
+  const told = [...messages.children].find((each) => each.textContent === text);
+  const line = told ?? el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
+  if (!told) messages.append(line);
+  clearTimeout(leaving.get(line));
+  leaving.set(line, window.setTimeout(() => line.remove(), problem ? 12_000 : 5_000));
 }
+const leaving = new WeakMap<Element, number>();
 
 function drawBar(): void {
   const dark = isDark();

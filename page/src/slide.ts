@@ -205,7 +205,7 @@ export class SlideView implements PaneHost {
   private renew(): void {
     const others = this.panes.filter((pane) => pane.renew());
     this.repaint();
-    if (others.length) this.refresh();
+    if (others.length) this.panels.refresh();
   }
 
   tileFailed(): void {
@@ -245,14 +245,14 @@ export class SlideView implements PaneHost {
   private showActive(): void {
     for (const each of this.panes) each.element.classList.toggle("active", each === this.active && this.panes.length > 1);
     this.drawHead();
-    this.refresh();
+    this.panels.refresh();
   }
 
   // what panes tell
 
   chosen(pane: Pane): void {
     this.leave();
-    queueMicrotask(() => pane === this.active && this.refresh());
+    queueMicrotask(() => pane === this.active && this.panels.refresh());
     this.moved();
   }
 
@@ -375,10 +375,6 @@ export class SlideView implements PaneHost {
     }
     this.store.set({ panel: name });
     this.panels.show(name, focus);
-  }
-
-  private refresh(): void {
-    this.panels.refresh();
   }
 
   private pickedIn(pane: Pane): number {
