@@ -181,6 +181,21 @@ def test_fault_08_settings_go_along_and_the_address_brings_them_back(browser: An
         assert page.evaluate(state) == wanted
 
 
+def test_settings_go_along_past_a_slide_that_has_not_opened_yet(browser: Any, tmp_path: Path) -> None:
+    run = cohort(tmp_path / "run", ["a", "b", "c"])
+    with served(Collection([run])) as url, opened(browser, url, expect_errors=True) as page:
+        open_slide(page, url, 0)
+        page.locator("select[name=method]").select_option("gxi")
+        page.evaluate("() => window.xmil.view.setDisplay({ sign: 'positive' })")
+        page.route("**/slides/1/evidence-0.bin", lambda _: None)  # never answered
+        page.keyboard.press("]")
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'b'")
+        page.keyboard.press("]")
+        page.wait_for_function("() => window.xmil.view?.info?.id === 'c' && window.xmil.view.firstPaint")
+        state = "() => { const v = window.xmil.view; return [v.panes[0].evidence.choice.method, v.display.sign]; }"
+        assert page.evaluate(state) == ["gxi", "positive"]
+
+
 def test_a_link_brings_the_place_back(browser: Any, url: str) -> None:
     with opened(browser, url) as page:
         open_slide(page, url, 0)
