@@ -192,8 +192,8 @@ def test_settings_go_along_past_a_slide_that_has_not_opened_yet(browser: Any, tm
         page.wait_for_function("() => window.xmil.view?.info?.id === 'b'")
         page.keyboard.press("]")
         page.wait_for_function("() => window.xmil.view?.info?.id === 'c' && window.xmil.view.firstPaint")
-        state = "() => { const v = window.xmil.view; return [v.panes[0].evidence.choice.method, v.display.sign]; }"
-        assert page.evaluate(state) == ["gxi", "positive"]
+        assert page.evaluate("() => window.xmil.view.panes[0].evidence.choice.method") == "gxi"
+        assert page.evaluate("() => window.xmil.view.display.sign") == "positive"
 
 
 def test_a_link_brings_the_place_back(browser: Any, url: str) -> None:
