@@ -160,18 +160,18 @@ def main() -> None:
     """Draw the docs' pictures, or all states to look at."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--look", type=Path)
-    parser.add_argument("--state", choices=STATES, help="only this one")
+    parser.add_argument("--state", choices=STATES, nargs="+", default=list(STATES), help="only these")
     parser.add_argument("--made", type=Path, help="a folder of an earlier call, or for the next")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        made = tissue(given.made or Path(name))
+        made = tissue(given.made or Path(name), again="beside" in given.state)
         shown = Collection(made.runs, slides=made.slides, features=[made.features])
         with served(shown, made.models) as url, chromium() as browser:
             draw(browser, url, made, given)
 
 
-def tissue(folder: Path) -> Made:
-    """The run of drawn tissue with a section of another stain, made once."""
+def tissue(folder: Path, *, again: bool) -> Made:
+    """The run of drawn tissue, made once; `again` where a section of another stain is wanted too."""
     made = Made(
         [folder / "biopsies"],
         [folder / "models" / "attnmil.safetensors"],
@@ -181,18 +181,19 @@ def tissue(folder: Path) -> Made:
     )
     if not made.runs[0].exists():
         make_tissue_run(folder).runs[0].rename(made.runs[0])
-    if not (made.slides / "biopsy-04-ihc.tif").exists():
+    if again and not (made.slides / "biopsy-04-ihc.tif").exists():
         stained_again(made.slides, 3, "biopsy-04-ihc")
     return replace(made, names=[path.stem for path in sorted(made.features.iterdir())])
 
 
 def draw(browser: Any, url: str, made: Made, given: argparse.Namespace) -> None:
     """Each picture on a page of its own."""
-    wanted = {name: each for name, each in KEPT.items() if given.state in (None, each[0])}
+    wanted = {name: each for name, each in KEPT.items() if each[0] in given.state}
     if given.look:
         given.look.mkdir(parents=True, exist_ok=True)
-        states = [given.state] if given.state else list(STATES)
-        wanted = {f"{s}-{w}-{c}.png": (s, w, c) for s in states for w in WIDTHS for c in ("light", "dark")}
+        wanted = {
+            f"{s}-{w}-{c}.png": (s, w, c) for s in given.state for w in WIDTHS for c in ("light", "dark")
+        }
     for name, (state, width, scheme) in wanted.items():
         with page_of(browser, url, width, scheme) as page:
             STATES[state](page, url)
