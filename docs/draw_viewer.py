@@ -8,6 +8,7 @@ PYTHONPATH=. python docs/draw_viewer.py [--look FOLDER]
 from __future__ import annotations
 
 import argparse
+import io
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 from tests.viewer.browser import chromium, open_slide, served, settle
 from tests.viewer.make_run import Made
@@ -26,7 +28,7 @@ from xmil.viewer.collection import Collection
 IMAGES = Path(__file__).parent / "images"
 WIDTHS = {1440: 860, 1024: 720, 390: 800}
 TURN, SMALLER = np.deg2rad(18), 0.8  # how the section of another stain lies
-NEST = [[900, 700], [1700, 640], [2000, 1400], [1450, 1800], [950, 1600], [900, 700]]
+NEST = [[1950, 760], [2750, 680], [3050, 1500], [2850, 2050], [2150, 2250], [1900, 1400], [1950, 760]]
 ANNOTATE = """ring => {
   const view = window.xmil.view;
   view.region([[ring]], null);
@@ -70,9 +72,11 @@ def page_of(browser: Any, url: str, width: int, scheme: str = "light") -> Iterat
 
 def shot(page: Any, path: Path) -> None:
     """What the page shows when it has come to rest."""
+    page.evaluate("() => document.activeElement.matches('.stage') && document.activeElement.blur()")
     page.wait_for_timeout(1200)
     settle(page)
-    page.screenshot(path=path)
+    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    picture.quantize(256, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path)  # noqa: T201
 
 

@@ -93,12 +93,12 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       "div",
       { class: "facts" },
       asked !== null ? fact("What if", asked) : null,
-      info.case && info.case !== info.id ? fact("Case", info.case) : null,
       info.label !== null ? fact("Label", info.label) : null,
       info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
       info.correct !== null && asked === null ? correctLabel(info.correct) : null,
       row?.verdict && asked === null ? verdictLabel(row.verdict, row.verdict_method) : null,
+      info.case && info.case !== info.id ? fact("Case", info.case) : null, // the first to go where there is no room
     ),
     el(
       "div",
