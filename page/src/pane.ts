@@ -318,6 +318,8 @@ export class Pane {
   }
 
   destroy(): void {
+    const { world } = this.viewer;
+    for (let i = 0; i < world.getItemCount(); i++) Object.assign(world.getItemAt(i), { _onTileLoad: () => undefined }); // late tiles are no news
     this.viewer.destroy();
     this.element.remove();
   }
