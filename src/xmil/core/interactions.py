@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.bag import IntArray
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError, XmilError
@@ -99,7 +100,7 @@ class Interactions:
         try:
             table = read_parquet(path)
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except XmilError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
@@ -175,7 +176,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     """Open the folder of a run, made by a command or from Python, by this version or an earlier one."""
     place = Path(path)
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder.")
+        raise InputError(absent(place, "folder"))
     run = Run(place)
     if not run.about and not (place / "slides").is_dir():
         raise InputError(f"{place}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")

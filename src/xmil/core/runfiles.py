@@ -28,7 +28,8 @@ from xmil.core.storage import read_provenance, write_text
 
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
 LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
-SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv")
+MADE_OF = "made_of.json"  # of a summary: the files it was made from, written last
+SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
 
 
@@ -260,7 +261,9 @@ def make_folder(folder: Path) -> None:
         for place in made:
             sync_folder(place.parent)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+        taken = next((place for place in (folder, *folder.parents) if place.is_file()), None)
+        why = error.strerror if taken is None else f"{taken} is a file"
+        raise InputError(f"{folder}: cannot be made ({why}); choose another --out.") from None
 
 
 def _sweep(folder: Path, *, below: bool = False) -> None:

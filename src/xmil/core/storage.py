@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import write_atomically as write_atomically
@@ -166,7 +167,7 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
     try:
         table = read_parquet(path, columns, checksums=True)
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.absence import absent
 from xmil.core.errors import CheckpointError, FileError, InputError
 from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
@@ -98,7 +99,7 @@ PREFIXES = ("module.", "model.", "backbone.", "encoder.")
 def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file, out of their wrapping and without a prefix all of them share."""
     if not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     state = _loaded(path)
     while (inner := _inner(state)) is not None:
         state = inner

@@ -25,7 +25,7 @@ from xmil.data.whereabouts import is_features
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
-from xmil.models.checkpoints.files import checkpoint_files
+from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.nn.frozen import frozen
 from xmil.runs.inputs import NOTHING, Say, Unsaid
 
@@ -166,8 +166,10 @@ def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, s
         own = build_own(str(path), unsaid)
         return own, _checked_digest(path, state_digest(own), wanted)
     before = _stamp(path)
-    digest = _checked_digest(path, file_digest(path), wanted)
     try:
+        if path.is_dir():
+            in_folder(path)  # refused before every file in it is read for the digest
+        digest = _checked_digest(path, file_digest(path), wanted)
         model = load_model(path, class_names=unsaid.class_names)
     except CheckpointError as error:
         raise _swapped(path, unsaid) or error from None

@@ -4,20 +4,26 @@ summary/scales.csv and scales.json   quantiles and whiskers of each explanation'
 summary/top.csv, bottom.csv          the patches with the highest and lowest scores
 summary/slides.csv                   the same statistics for each slide
 summary/outliers.csv                 slides far from the others
+summary/made_of.json                 which files it was made from: while they stay, so does the summary
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xmil._version import __version__
+from xmil.core.durable import sync_folder
 from xmil.core.explanation import Explanation
-from xmil.core.runfiles import make_folder, write_json, write_table
+from xmil.core.parsing import parse_json
+from xmil.core.runfiles import MADE_OF, SUMMARY, check_own, make_folder, read_rows, write_json, write_table
 from xmil.core.storage import read_explanations
 from xmil.runs.workers.pool import Workers, process
 
@@ -143,15 +149,44 @@ def summarise_run(
     """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
 
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
-    Files that are `known` are not read again.
+    Files that are `known` are not read again; a summary that was made from the same files is left as it is.
     """
+    folder, mark = out / "summary", _made_of(files)
+    if (far := _standing(folder, mark)) is not None:
+        return far
     columns: dict[str, _Column] = {}
     for summaries in _summaries(files, known or {}, workers):
         for one in summaries:
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
-    folder = out / "summary"
     make_folder(folder)
-    return _write(folder, [columns[name] for name in sorted(columns)])
+    with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
+        (folder / MADE_OF).unlink()
+        sync_folder(folder)
+    far = _write(folder, [columns[name] for name in sorted(columns)])
+    write_json(folder / MADE_OF, mark)
+    return far
+
+
+def _made_of(files: Sequence[Path]) -> dict[str, Any]:
+    """The slides' files as they are now, by name, size and time, and the version that reads them."""
+    digest = sha256()
+    for path in files:
+        stat = path.stat() if path.is_file() else None
+        seen = "" if stat is None else f"{stat.st_size}|{stat.st_mtime_ns}"
+        digest.update(f"{path.name}|{seen}\n".encode())
+    return {"version": __version__, "slides": len(files), "files": digest.hexdigest()}
+
+
+def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
+    """The slides that stand out by a whole summary of the same files; None where it must be made."""
+    if not all((folder / name).is_file() for name in SUMMARY):
+        return None
+    try:
+        check_own(folder / MADE_OF)
+        stored = parse_json((folder / MADE_OF).read_text(encoding="utf-8"))
+        return sorted(read_rows(folder / "outliers.csv")) if stored == mark else None
+    except (OSError, ValueError):
+        return None
 
 
 def _summaries(

@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from xmil.core.absence import absent
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
 from xmil.core.runfiles import FAILURES, RUN, SLIDES, read_rows, read_run
@@ -24,6 +25,8 @@ class ShownRun:
     """One folder of `xmil explain` or `xmil evaluate`; it may still be growing."""
 
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
+        if not folder.is_dir():
+            raise FileError(absent(folder, "folder"))
         if not (folder / "slides").is_dir() and not (folder / RUN).is_file():
             raise FileError(f"{folder}: not a run (no slides/ and no run.json); run `xmil explain` first.")
         self.folder, self.follow_links = folder, follow_links
