@@ -47,7 +47,7 @@ def test_the_cost_is_said_once(cohort: Path, caplog: pytest.LogCaptureFixture) -
     assert run(command(cohort, *asked, out="cost")) == 0
     said = [line for line in caplog.messages if line.startswith("shapley:")]
     assert len(said) == 2  # of two slides: before the first, and after its first orders
-    assert re.fullmatch(r"shapley: \d+ instances on AttnMIL, 64 to 1000 permutations: about \d+ s.*", said[0])
+    assert re.fullmatch(r"shapley: \d+ instances on attnmil, 64 to 1000 permutations: about \d+ s.*", said[0])
     assert re.fullmatch(r"shapley: about \d+ permutations for the precision of 0.01, \d+ s in all", said[1])
 
 

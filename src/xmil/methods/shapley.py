@@ -179,7 +179,7 @@ class _Orders:
             if progress is not None:
                 progress(2 * done, 2 * self.pairs)
             found = _estimate(total, squares, done)
-            if done == drawn and precision is not None:
+            if done == drawn < self.pairs and precision is not None:
                 self._announce_end(found, precision, perf_counter() - start)
             if precision is not None and done >= FEWEST and float(found.stderr.max()) <= precision:
                 break

@@ -140,7 +140,7 @@ def _load_tensors(path: Path) -> Any:
             return content
         reason = _reason(error)
         if reason == UNKNOWN and not _begins_as_checkpoint(path):
-            raise CheckpointError(f"{path}: not a checkpoint ({_beginning(path)}); {AGAIN}.") from None
+            raise _damaged(path, error, "") from None
         raise CheckpointError(
             f"{path}: refused, it holds more than tensors and loading it could run code "
             f"({reason}). Save the model's state_dict() alone and load that."
@@ -154,11 +154,9 @@ def _load_tensors(path: Path) -> Any:
         AttributeError,
         zipfile.BadZipFile,
     ) as error:
-        told = _first_line(error)
-        raise CheckpointError(f"{path}: truncated or not a checkpoint ({told}); {AGAIN}.") from None
+        raise _damaged(path, error, "truncated or not a checkpoint") from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
-        told = f"{type(error).__name__}: {_first_line(error)}"
-        raise CheckpointError(f"{path}: damaged ({told}); {AGAIN}.") from None
+        raise _damaged(path, error, "damaged") from None
 
 
 def _inert(path: Path) -> dict[str, Any] | None:
@@ -237,8 +235,17 @@ def _check_head(path: Path) -> None:
         raise CheckpointError(unreadable(path, error)) from None
     if not head:
         raise CheckpointError(f"{path}: is empty (0 bytes); {AGAIN}.")
-    if head[8:] == b"{" and head[:1] != b"\x80":
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
         raise CheckpointError(f"{path}: holds safetensors; rename it so that it ends in .safetensors.")
+
+
+def _damaged(path: Path, error: BaseException, fault: str) -> CheckpointError:
+    """The error for a file that does not load, by how it begins: as a checkpoint, or as something else."""
+    if not _begins_as_checkpoint(path):
+        return CheckpointError(f"{path}: not a checkpoint ({_beginning(path)}); {AGAIN}.")
+    line = _first_line(error)
+    told = line if " " in line else f"{type(error).__name__} {line}"
+    return CheckpointError(f"{path}: {fault} ({told}); {AGAIN}.")
 
 
 def _beginning(path: Path) -> str:
@@ -252,4 +259,5 @@ def _beginning(path: Path) -> str:
 def _begins_as_checkpoint(path: Path) -> bool:
     """Whether the first bytes are those of a zip or a pickle: both could hold code."""
     with path.open("rb") as file:
-        return file.read(1) == b"\x80" or zipfile.is_zipfile(path)
+        head = file.read(2)
+    return head[:1] == b"\x80" or head == b"PK" or zipfile.is_zipfile(path)
