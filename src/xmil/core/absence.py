@@ -47,6 +47,18 @@ def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
     return f"{path}: cannot be read ({why}); check its rights, or copy it again."
 
 
+def not_made(folder: str | PathLike[str], error: OSError, option: str = "--out") -> str:
+    """Why a folder for results could not be made, and the way out.
+
+    >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))
+    /dev/null/run: cannot be made (/dev/null is no folder); choose another --out.
+    """
+    place = Path(folder)
+    taken = next((p for p in (place, *place.parents) if os.path.lexists(p) and not p.is_dir()), None)
+    why = error.strerror if taken is None else f"{taken} is no folder"
+    return f"{place}: cannot be made ({why}); choose another {option}."
+
+
 def _leads_nowhere(place: Path, error: OSError | ValueError, what: str) -> str:
     code = getattr(error, "errno", None)
     if code == errno.ELOOP:

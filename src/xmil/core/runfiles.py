@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from xmil._version import __version__
+from xmil.core.absence import not_made
 from xmil.core.budget import check_regular
 from xmil.core.durable import sync_folder
 from xmil.core.errors import FileError, InputError, XmilError
@@ -261,9 +262,7 @@ def make_folder(folder: Path) -> None:
         for place in made:
             sync_folder(place.parent)
     except OSError as error:
-        taken = next((place for place in (folder, *folder.parents) if place.is_file()), None)
-        why = error.strerror if taken is None else f"{taken} is a file"
-        raise InputError(f"{folder}: cannot be made ({why}); choose another --out.") from None
+        raise InputError(not_made(folder, error)) from None
 
 
 def _sweep(folder: Path, *, below: bool = False) -> None:

@@ -85,10 +85,15 @@ def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(
+            f"{path}: not a readable Parquet file ({why}); copy it or explain it again."
+        ) from None
     raw = (footer.metadata or {}).get(KEY)
     if raw is None:
-        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+        raise FileError(
+            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
+        )
     return _checked_header(raw, path), int(footer.num_rows)
 
 

@@ -193,7 +193,8 @@ def make_drawer(
         if job.fault:
             raise InputError(job.fault)
         if slides is not None and job.slide is None:
-            raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
+            why = f"no slide named {job.slide_id!r} in this folder"
+            raise InputError(f"{slides}: {why}; put it there, or draw without --slides.")
         if job.explanations.is_symlink():
             raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
         files = [job.explanations, *run.pairs(job.slide_id)]

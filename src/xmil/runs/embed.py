@@ -195,7 +195,7 @@ def _pairs(
     missing = [name for name in named if name not in pairs and name not in refused]
     where = slides if isinstance(slides, str | PathLike) else ", ".join(map(str, slides))
     if not pairs and not refused:
-        raise InputError(f"{where}: no slide is named like a file in {folder}.")
+        raise InputError(f"{where}: no slide is named like a file in {folder}; name them alike.")
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 

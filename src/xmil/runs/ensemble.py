@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xmil.core.absence import absent
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import CheckpointError, FileError, InputError, StopError
@@ -143,7 +144,7 @@ def with_background(
 def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:
     """The background of features that were asked for."""
     if not path.exists():
-        raise FileError(f"--background {path}: no such file or folder of features.")
+        raise FileError(f"--background {absent(path, 'file or folder of features')}")
     files = feature_files(path)[0] if path.is_dir() else [path]
     found = background_of_files(files, width, reading, most=MOST)
     if found is None:

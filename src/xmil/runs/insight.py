@@ -33,7 +33,7 @@ from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import even_counts, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
 from xmil.runs.insight_album import write_album
-from xmil.runs.insight_inputs import check_widths, doubts
+from xmil.runs.insight_inputs import check_widths, doubts, evaluated_rows
 from xmil.runs.insight_regions import region_files
 from xmil.runs.insight_shares import add_strong_shares
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
@@ -107,6 +107,8 @@ def insight(
         format,
     )
     check_widths(found)
+    if found.evaluated is not None:
+        evaluated_rows(found.evaluated)
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
     return found.saved()

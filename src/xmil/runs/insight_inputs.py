@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from xmil.core.errors import InputError, XmilError
 from xmil.core.identity import unchanged
 from xmil.core.names import counted
 from xmil.core.run import open_run
+from xmil.core.runfiles import check_own
 from xmil.core.storage import read_provenance
 from xmil.data import open_bag
 from xmil.runs.inputs import named
@@ -28,6 +30,21 @@ def check_widths(run: InsightRun) -> None:
                 f"{run.paths[slide]}: has {found} features, and the run explained {wide}; give the features "
                 "that were explained."
             )
+
+
+def evaluated_rows(folder: Path) -> list[dict[str, str]]:
+    """The measures of a run of `xmil evaluate`; what is none is refused before the work begins."""
+    path = folder / "summary.csv"
+    try:
+        check_own(path)
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        for row in rows:
+            float(row["mean"]), float(row["low"]), float(row["high"]), row["method"], row["mode"], row["n"]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error):
+        why = "not a table of measures" if path.is_file() else "no such file"
+        raise InputError(f"{path}: {why}; give the folder of a finished xmil evaluate.") from None
+    return rows
 
 
 def doubts(run: InsightRun) -> list[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import XmilError
 from xmil.core.runfiles import write_table
 from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
@@ -278,12 +277,7 @@ def _faithfulness(run: InsightRun) -> dict[str, str]:
     """The method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
-    path = run.evaluated / "summary.csv"
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.chosen.method]
-    except OSError:
-        raise InputError(f"{path}: no such file; give the folder of a finished xmil evaluate.") from None
+    rows = [row for row in evaluated_rows(run.evaluated) if row["method"] == run.chosen.method]
     if not rows:
         return {"slides that count": f"none for {run.chosen.method}; summary.txt says why"}
     return {

@@ -33,7 +33,8 @@ def named_slides(
     for path in links:
         say(f"{path}: a link that was not followed (broken, in a circle, or without --follow-links).")
     if not found.slides and not found.twice:
-        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+        named = ", ".join(map(str, paths))
+        raise InputError(f"{named}: no slides here; name slide files, or the folder that holds them.")
     for path in found.beside:
         say(f"{path}: left out, as a slide of this name is there too.")
     return found
