@@ -38,6 +38,9 @@ def copy(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
+
+
 def told(run: Path) -> str:
     return "\n".join(map(str, verify_run(xmil.open_run(run))))
 
@@ -98,6 +101,18 @@ def test_a_rewritten_score_does_not_fit_the_audit(copy: Path) -> None:
     assert f"slides/b.parquet: the scores of {name} add up to" in told(copy)
 
 
+def test_an_edit_that_keeps_the_sum_is_found(copy: Path) -> None:
+    path = copy / "slides" / "b.parquet"
+    table = pq.read_table(path)
+    name = next(name for name in table.column_names if name.startswith("lrp:"))
+    swapped = table[name].to_numpy()[::-1].copy()
+    place = table.column_names.index(name)
+    pq.write_table(table, path)  # packed anew, nothing changed
+    assert told(copy) == ""
+    pq.write_table(table.set_column(place, table.schema.field(name), [swapped]), path)
+    assert told(copy) == ("slides/b.parquet: has been changed since it was written; explain the slide again")
+
+
 def test_the_table_is_compared_with_the_slides_files(copy: Path) -> None:
     path = copy / "slides.csv"
     head, first, *rest = path.read_text().splitlines()
@@ -136,10 +151,29 @@ def test_the_slides_of_a_case_share_one_account(made: Path, tmp_path: Path) -> N
     assert told(tmp_path / "run") == ""
 
 
-def test_a_folder_of_another_kind_is_named() -> None:
-    tiles = Path(__file__).parents[1] / "fixtures" / "runs" / "tiles"
-    with pytest.raises(InputError, match="a run of `xmil tile`; give the folder of a run of `xmil explain`"):
-        told(tiles)
+@pytest.mark.parametrize("kind", ["evaluate", "predict", "train", "tiles", "embedded", "ensemble"])
+def test_damage_in_a_run_of_any_kind_is_named(kind: str, tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / kind, tmp_path / kind)
+    whole = {path: path.read_bytes() for path in (tmp_path / kind).rglob("*.*") if path.is_file()}
+    before = set(told(tmp_path / kind).splitlines())
+    assert not any("cannot be read" in line or "changed since it was" in line for line in before)
+    for path in whole:
+        if path.suffix in (".json", ".parquet", ".h5", ".safetensors", ".png") and path.name != "run.json":
+            path.write_bytes(whole[path][: len(whole[path]) // 2])
+            new = set(told(tmp_path / kind).splitlines()) - before
+            assert any(line.startswith(path.relative_to(tmp_path / kind).as_posix()) for line in new)
+            path.write_bytes(whole[path])
+
+
+def test_links_and_missing_models_are_named(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "train", tmp_path / "train")
+    (tmp_path / "train" / "fold0" / "model.safetensors").unlink()
+    (tmp_path / "train" / "fold1" / "model.safetensors").rename(tmp_path / "elsewhere")
+    (tmp_path / "train" / "fold1" / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert told(tmp_path / "train").splitlines() == [
+        "fold0/model.safetensors: is missing; run the command again",
+        "fold1/model.safetensors: is a link, which is not followed; copy the file in",
+    ]
 
 
 def test_the_file_used_of_several_is_named(

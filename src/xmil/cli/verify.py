@@ -10,21 +10,24 @@ import typer
 
 
 def verify(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of `xmil explain`.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, of any command.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check a run's files and table against their checksums, accounts, settings, models and features."""
+    """Check every file of a run; of scores also digests, accounts, settings, models and features."""
     from xmil.core.names import counted
     from xmil.core.run import open_run
-    from xmil.runs.verify import verify_run
+    from xmil.runs.verify import SCORED, verify_run
+    from xmil.runs.verify_files import run_files
 
     held = open_run(run)
-    faults = verify_run(held)
+    faults, files = verify_run(held), len(run_files(held))
     if as_json:
-        print(json.dumps({"slides": len(held), "faults": [vars(fault) for fault in faults]}, indent=2))
+        about = {"kind": held.kind, "slides": len(held), "files": files}
+        print(json.dumps({**about, "faults": [vars(fault) for fault in faults]}, indent=2))
     else:
         for fault in faults:
             print(fault)
-        checked, failed = counted(len(held), "slide"), counted(len(held.failed), "failed slide")
+        checked = counted(len(held), "slide") if held.kind in SCORED else counted(files, "file")
+        failed = counted(len(held.failed), "failed slide")
         print(f"{checked} checked, {counted(len(faults), 'fault')}, {failed}.")
     return 1 if faults else 0

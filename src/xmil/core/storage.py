@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -71,6 +72,16 @@ def read_explanation(path: Path_, *, method: str | None = None, target: Any = No
     return _from_table(header, table, columns[0], path)
 
 
+def is_as_written(path: Path_) -> bool:
+    """Whether a file's header and columns fit the digest it was written with; yes where it has none."""
+    header, table = _open(path)
+    stored = header.pop("digest", None)
+    try:
+        return stored is None or stored == _digest(header, table)
+    except (TypeError, ValueError, AttributeError, NotImplementedError):  # a column of another type
+        return False
+
+
 def read_header(path: Path_) -> dict[str, Any]:
     """What a file holds, without its scores."""
     return _open(path, columns=[])[0]
@@ -124,7 +135,22 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         "provenance": provenance,
         **{key: getattr(first, key) for key in (*BAG_FIELDS, *PLACE_FIELDS)},
     }
-    return pa.table(arrays).replace_schema_metadata({KEY: json.dumps(header, default=_plain)})
+    table = pa.table(arrays)
+    header = json.loads(json.dumps(header, default=_plain))
+    header["digest"] = _digest(header, table)
+    return table.replace_schema_metadata({KEY: json.dumps(header)})
+
+
+def _digest(header: Mapping[str, Any], table: pa.Table) -> str:
+    """One word for all that a file says, whatever its packing: seen is any later change of it."""
+    digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    for name in table.column_names:
+        held = table[name].combine_chunks()
+        flat = held.flatten() if name.startswith(RELEVANCE) else held
+        values = flat.to_numpy(zero_copy_only=False)
+        digest.update(f"|{name}|{values.dtype}|".encode())
+        digest.update(values.tobytes() if values.dtype.kind in "biuf" else repr(values.tolist()).encode())
+    return digest.hexdigest()
 
 
 def _check_same_bag(explanations: Sequence[Explanation]) -> None:
