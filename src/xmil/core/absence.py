@@ -47,6 +47,18 @@ def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
     return f"{path}: cannot be read ({why}); check its rights, or copy it again."
 
 
+def refused(error: OSError) -> str | None:
+    """What the system refused, by the file it names; None where it names none.
+
+    >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
+    'models/m.pt: cannot be used (Permission denied); check its rights and those of its folders.'
+    """
+    if not isinstance(error.filename, str | bytes) or not error.strerror:
+        return None
+    way = "check its rights and those of its folders"
+    return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {way}."
+
+
 def not_made(folder: str | PathLike[str], error: OSError, option: str = "--out") -> str:
     """Why a folder for results could not be made, and the way out.
 

@@ -17,6 +17,7 @@ from xmil.findings.concepts import removal_agreement
 from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
 from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
 from xmil.findings.strategies import Strategies, find_strategies
+from xmil.runs.insight_inputs import evaluated_rows
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
 from xmil.runs.insight_sanity import sanity_tests
 from xmil.runs.insight_slide import REMOVAL

@@ -68,6 +68,7 @@ def read_weights(path: Path) -> StoredWeights:
         path = in_folder(path)
     if not path.is_file():
         raise CheckpointError(absent(path))
+    _check_head(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     content = _load_tensors(path)
@@ -128,7 +129,6 @@ def _background(state: dict[str, Tensor], metadata: Mapping[str, str]) -> Backgr
 def _load_tensors(path: Path) -> Any:
     """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
     try:
-        _check_head(path)
         check_torch_file(path)
         with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_scalars()):
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
@@ -235,7 +235,11 @@ def _check_head(path: Path) -> None:
         raise CheckpointError(unreadable(path, error)) from None
     if not head:
         raise CheckpointError(f"{path}: is empty (0 bytes); {AGAIN}.")
-    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+    if (
+        path.suffix != ".safetensors"
+        and head[8:] == b"{"
+        and int.from_bytes(head[:8], "little") < path.stat().st_size
+    ):
         raise CheckpointError(f"{path}: holds safetensors; rename it so that it ends in .safetensors.")
 
 
