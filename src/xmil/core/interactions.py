@@ -104,7 +104,8 @@ class Interactions:
         except XmilError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+            why = str(error).splitlines()[0].rstrip(".")
+            raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
         raw = (table.schema.metadata or {}).get(KEY)
         if raw is None:
             raise FileError(f"{path}: a Parquet file, but it holds no interactions.")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
 INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
+EXPLAINED = ("explain", "evaluate")  # the commands whose runs hold explanations
 SHOWN = 10  # rows of a run in a notebook
 
 
@@ -181,6 +182,22 @@ def open_run(path: str | PathLike[str]) -> Run:
     if not run.about and not (place / "slides").is_dir():
         raise InputError(f"{place}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
     return run
+
+
+def explained_run(path: str | PathLike[str]) -> Run:
+    """Open the folder of a run that holds explanations; one of another command is refused by its name."""
+    run = open_run(path)
+    check_explained(run.path, run.about.get("kind"))
+    return run
+
+
+def check_explained(folder: Path, kind: object) -> None:
+    """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
+    if kind in (None, *EXPLAINED) or any((folder / "slides").glob("*.parquet")):
+        return
+    raise InputError(
+        f"{folder}: a run of `xmil {kind}`, which holds no explanations; give the folder of `xmil explain`."
+    )
 
 
 def pairs_file(out: Path, slide: str, target: Target) -> Path:

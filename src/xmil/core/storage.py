@@ -202,10 +202,13 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
     raw = (table.schema.metadata or {}).get(KEY)
     if raw is None:
-        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+        raise FileError(
+            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
+        )
     return _checked_header(raw, path), table
 
 

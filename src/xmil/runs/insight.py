@@ -27,7 +27,7 @@ from xmil.core.errors import InputError
 from xmil.core.identity import file_digest
 from xmil.core.names import listed
 from xmil.core.parsing import parse_json
-from xmil.core.run import Run, open_run
+from xmil.core.run import Run, explained_run, open_run
 from xmil.data import feature_files, open_bag, read_cohort
 from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import even_counts, fit_dictionary
@@ -87,7 +87,7 @@ def insight(
     again, with it and with new weights in it, and the card says how the scores changed.
     """
     hear = listener or Listener()
-    held = run if isinstance(run, Run) else open_run(run)
+    held = run if isinstance(run, Run) else explained_run(run)
     place = held.path / "insight" if out is None else Path(out)
     chosen = InsightChoice(method, None if target is None else str(target), concepts, dictionary, seed)
     found = InsightRun(
@@ -98,7 +98,7 @@ def insight(
         None if model is None else Path(model),
         {} if slides is None else dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides),
         _columns(cohort, label, tuple(listed(causes)), hear),
-        tuple(open_run(path).path for path in (listed(beside) if isinstance(beside, str) else beside)),
+        tuple(explained_run(path).path for path in (listed(beside) if isinstance(beside, str) else beside)),
         None if evaluated is None else open_run(evaluated).path,
         album,
         {} if regions is None else region_files(regions),

@@ -226,7 +226,11 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: not a valid TOML file ({error}).") from None
+        way = "give settings as in docs/training.md"
+        raise FileError(f"{path}: not a valid TOML file ({error}); {way}.") from None
+    changes = list(changes)
+    if not content and not changes:
+        raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
     for change in changes:
         content = changed(content, *_parted(change))
     return make_config(content, source=str(path))
