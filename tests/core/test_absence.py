@@ -65,3 +65,28 @@ def test_what_is_no_model_is_named_by_every_command(
 def test_a_digest_says_why_it_cannot_be_taken(tmp_path: Path) -> None:
     with pytest.raises(xmil.core.errors.FileError, match="it is empty, so name another"):
         file_digest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "--model", "{long}", "--features", "."],
+        ["predict", "--model", "m.pt", "--features", "{long}", "--out", "o"],
+        ["tile", "{long}", "--out", "o"],
+        ["heatmap", "{long}"],
+        ["view", "{long}"],
+        ["inspect", "{long}"],
+        ["train", "{long}"],
+    ],
+)
+def test_what_the_system_refuses_is_told_in_one_line(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own questions after a path raise where the system refuses an answer."""
+    long = tmp_path / ("n" * 300)
+    assert run([word.format(long=long) for word in words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"xmil: error: {long}: cannot be ")
+    assert "File name too long" in said[0]
+    assert "; check its " in said[0]

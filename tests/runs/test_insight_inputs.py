@@ -11,6 +11,7 @@ import pytest
 import xmil
 from xmil.cli import main
 from xmil.core.errors import InputError
+from xmil.core.runfiles import write_run
 from xmil.runs.listener import Listener
 
 NAMES = ("a", "b", "c")
@@ -48,6 +49,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model(root / "other.safetensors", 7)
     xmil.explain_slides(explained, root / "features", out=root / "run", target="1")
     return root
+
+
+@pytest.mark.parametrize(
+    "table", [None, "method,mode\n", "method,mode,n,mean,low,high\nlrp,remove,3,x,0,1\n"]
+)
+def test_what_is_no_evaluation_is_refused_before_the_work(
+    table: str | None, made: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "eval").mkdir()
+    write_run(tmp_path / "eval", "evaluate", {})
+    if table is not None:
+        (tmp_path / "eval" / "summary.csv").write_text(table + "lrp,remove\n")
+    told = "no such file" if table is None else "not a table of measures"
+    with pytest.raises(
+        InputError, match=rf"summary\.csv: {told}; give the folder of a finished xmil evaluate"
+    ):
+        xmil.insight(
+            made / "run", features=made / "features", out=tmp_path / "i", evaluated=tmp_path / "eval"
+        )
+    assert not (tmp_path / "i").exists()
 
 
 def test_features_of_another_width_are_refused(made: Path, tmp_path: Path) -> None:
