@@ -70,8 +70,8 @@ def test_a_digest_says_why_it_cannot_be_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["explain", "--model", "{long}", "--features", "."],
-        ["predict", "--model", "m.pt", "--features", "{long}", "--out", "o"],
+        ["explain", "--model", "{long}", "--features", ".", "--out", "o"],
+        ["split", "{long}"],
         ["tile", "{long}", "--out", "o"],
         ["heatmap", "{long}"],
         ["view", "{long}"],
