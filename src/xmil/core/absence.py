@@ -51,11 +51,11 @@ def refused(error: OSError) -> str | None:
     """What the system refused, by the file it names; None where it names none.
 
     >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
-    'models/m.pt: cannot be used (Permission denied); check its rights and those of its folders.'
+    'models/m.pt: cannot be used (Permission denied); check its name, its rights and those of its folders.'
     """
     if not isinstance(error.filename, str | bytes) or not error.strerror:
         return None
-    way = "check its rights and those of its folders"
+    way = "check its name, its rights and those of its folders"
     return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {way}."
 
 
