@@ -9,7 +9,7 @@ BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
-STORES    := spatialdata==0.7.3 ome-zarr==0.15.0
+STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 
 .PHONY: help demo test test-stores lint bench docs dist check-dist release clean
 
@@ -18,7 +18,7 @@ help:
 	@echo "make test        lint, types, import layers, tests with doctests and coverage"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
 	@echo "                 (COVERAGE=95 makes a lower coverage an error)"
-	@echo "make test-stores exports in Zarr, read by spatialdata and ome-zarr in an environment of their own"
+	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
 	@echo "make lint        the first three of these"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"

@@ -43,7 +43,7 @@ def main() -> None:
         (name, i) for name in STUDIES if name in wanted for i in _which(name, read(asked.packed), asked.only)
     ]
     pool = ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn"))
-    how = (str(asked.packed), asked.device, asked.small)
+    how = (str(asked.packed), asked.device, asked.small, asked.orders)
     with (asked.out / "rows.jsonl").open("a") as stream:
         _collect({pool.submit(measure, name, i, *how): (name, i) for name, i in jobs}, stream, asked.minutes)
     rows = [json.loads(line) for line in (asked.out / "rows.jsonl").read_text().splitlines()]
@@ -69,11 +69,12 @@ def _collect(jobs: dict[Future[Row], tuple[str, int]], stream: Any, minutes: flo
             print(json.dumps(row), file=stream, flush=True)
 
 
-def measure(name: str, i: int, packed: str, device: str, small: bool) -> Row:
+def measure(name: str, i: int, packed: str, device: str, small: bool, orders: int) -> Row:
     """One study of one model."""
     torch.set_num_threads(1)
     one = opened(_entries(packed)[i], device)
-    return {"study": name, **one.about, **STUDIES[name](one, small=small)}
+    more = {"orders": orders} if name == "colon_run" else {}
+    return {"study": name, **one.about, **STUDIES[name](one, small=small, **more)}
 
 
 @cache
@@ -120,9 +121,9 @@ def exhaustive_sets(one: Packed, *, small: bool) -> Row:
     return {"searches": searches}
 
 
-def colon_run(one: Packed, *, small: bool) -> Row:
+def colon_run(one: Packed, *, small: bool, orders: int) -> Row:
     """AUPRC-2 on the nuclei of a fold's images."""
-    orders = 4 if small else 50
+    orders = 4 if small else orders
     ways: dict[str, Row] = {
         "lrp": {"method": "lrp"},
         "contexts=24": {"method": "lrp", "contexts": 24},
@@ -182,6 +183,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--studies", default=",".join(STUDIES), help="by default all of them")
     parser.add_argument("--only", default="", help="part of a model's or task's name")
+    parser.add_argument("--orders", type=int, default=50, help="of Shapley values on colon")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60)

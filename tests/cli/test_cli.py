@@ -83,7 +83,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_debug_shows_the_traceback_of_inspect(debug: bool, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "xmil.cli", *["--debug"] * debug, "inspect", str(tmp_path / "nowhere")]
+    command = [sys.executable, "-m", "xmil", *["--debug"] * debug, "inspect", str(tmp_path / "nowhere")]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}  # a process of its own, as pytest owns the logging
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 2

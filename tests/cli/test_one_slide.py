@@ -6,7 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import xmil
 from tests.cli.test_cli import run
@@ -15,6 +17,9 @@ from tests.data import producers as p
 from tests.runs.cohorts import command, make_cohort, table
 from xmil.cli._report import as_options
 from xmil.core.storage import read_explanations
+from xmil.heatmaps.panel import BLUE, RED
+
+LINE_COLOURS = [tuple(bytes.fromhex(colour[1:])) for colour in (RED, BLUE)]
 
 
 def test_a_picture_that_cannot_be_written_is_said(
@@ -55,6 +60,26 @@ def test_the_command_that_keeps_the_scores_can_be_pasted(
     assert kept.interactions("s1", target="tumour").pairs.shape == (6, 2)
     pair = kept.interactions("s1", target="tumour").pairs[0]
     assert f"tumour: patches {pair[0]} and {pair[1]} (" in out
+
+
+def test_pairs_are_lines_in_the_picture(
+    here: Path,  # noqa: F811
+    model: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slide = here.parent / "s1.png"
+    Image.new("RGB", (3200, 3700), (230, 230, 230)).save(slide)
+    one = ["explain", "--model", model, "--features", p.trident(here.parent), "--slide", slide]
+    inked = []
+    for more in ([], ["--interactions", "4"]):
+        code, out, err = run(*one, "--target", "all", *more, capsys=capsys)
+        assert code == 0, err
+        with Image.open(here / "s1.heatmap.png") as picture:
+            inked.append([(np.asarray(picture)[:, :, :3] == rgb).all(axis=2).sum() for rgb in LINE_COLOURS])
+    assert out.count("6 of 6 pairs beyond three standard errors") == 2  # a bag this small is enumerated
+    assert sum(inked[1]) > sum(inked[0]) + 1000
+    words = shlex.split(out.splitlines()[-1], comments=True)
+    assert words[-4:] == ["--out", "run-s1", "--slides", str(here.parent)]
 
 
 def test_slides_left_out_of_a_folder_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +37,18 @@ def tile(slides: Path, out: Path, *more: object, capsys: pytest.CaptureFixture[s
 def test_slides_to_features(slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tiles"
     code, text, _ = tile(slides, out, capsys=capsys)
-    assert (code, text.strip()) == (
-        0,
-        f"12 patches on 2 slides, 0 already done, 0 failed. Written to {out}.",
-    )
+    done, then = text.splitlines()
+    assert (code, done) == (0, f"12 patches on 2 slides, 0 already done, 0 failed. Written to {out}.")
+    words = shlex.split(then.removeprefix("Next: xmil "), comments=True)
+    assert words == ["embed", "--tiles", str(out), "--slides", str(slides), "--encoder", "ENCODER"]
+    assert run("inspect", out, slides, capsys=capsys)[1].splitlines()[-1] == then
     record = json.loads((out / "run.json").read_text())
     assert (record["kind"], record["settings"]["size"], record["settings"]["mpp"]) == ("tile", 128, 0.5)
-    code, text, _ = run(
-        *("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN, "--device", "cpu"), capsys=capsys
-    )
+    code, text, _ = run(*words[:-1], MEAN, "--device", "cpu", capsys=capsys)
     assert (code, "12 patches of 2 slides" in text) == (0, True)
+    explain = f"xmil explain --model MODEL --features {out / 'features_network'} --out run --slides {slides}"
+    assert text.splitlines()[-1] == f"Next: {explain}"
+    assert run("inspect", out, slides, capsys=capsys)[1].splitlines()[-1] == f"Next: {explain}"
     bag = xmil.read_bag(out / "features_network" / "one.h5")
     assert bag.features.shape == (6, 24)
     assert bag.boxes()[0].tolist() == [256, 128, 384, 256]

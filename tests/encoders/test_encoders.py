@@ -54,6 +54,17 @@ def test_resnets_take_torchvisions_files(name: str, dim: int, tmp_path: Path) ->
         torch.testing.assert_close(encoder(x), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_clams_encoder_is_resnet50_without_the_last_stage(tmp_path: Path) -> None:
+    source = ResNet("resnet50").eval()
+    torch.save({**source.state_dict(), "fc.weight": torch.zeros(9, 2048)}, tmp_path / "w.pth")
+    encoder, x = load_encoder("resnet50_trunc", weights=tmp_path / "w.pth"), batch()
+    source.layer4 = torch.nn.Identity()
+    with torch.no_grad():
+        expected = source(by_hand(x, *IMAGENET))
+    assert encoder.dim == 1024
+    torch.testing.assert_close(encoder(x), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_published_weights_come_from_torchs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()

@@ -47,20 +47,26 @@ def read_spatialdata(path: str) -> dict[str, Any]:
     }
 
 
-def draw(path: str, picture: str) -> None:
-    """The tiles in the colours of their scores, by spatialdata-plot."""
+def draw(path: str, picture: str) -> dict[str, Any]:
+    """The tiles in the colours of their scores by spatialdata-plot, with what it painted at their centres."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    import numpy as np
     import spatialdata
     import spatialdata_plot  # noqa: F401  # adds .pl
 
     store = spatialdata.read_zarr(path)
-    figure, axis = plt.subplots(figsize=(8, 6))
-    column = next(iter(store["xmil_tiles"].var_names))
-    store.pl.render_shapes("tiles", color=column, table_name="xmil_tiles", cmap="RdBu_r").pl.show(ax=axis)
+    table = store["xmil_tiles"]
+    column, most = table.var_names[0], float(abs(table.X).max())
+    figure, axis = plt.subplots(figsize=(8, 4), dpi=100)
+    colours = {"cmap": "RdBu_r", "norm": mpl.colors.Normalize(-most, most), "fill_alpha": 1.0}
+    store.pl.render_shapes("tiles", color=column, table_name="xmil_tiles", **colours).pl.show(ax=axis)
     figure.savefig(picture, dpi=100)
+    pixels = np.asarray(figure.canvas.buffer_rgba())[::-1]  # from below, as places on the figure count
+    across, up = axis.transData.transform(table.obsm["spatial"]).astype(int).T
+    return {"colours": pixels[up, across, :3].tolist(), "column": column}
 
 
 if __name__ == "__main__":
@@ -68,5 +74,5 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")  # of other libraries, about each other
         found = {"ome-zarr": read_omezarr(sys.argv[1]), "spatialdata": read_spatialdata(sys.argv[2])}
         if len(sys.argv) > 3:
-            draw(sys.argv[2], sys.argv[3])
+            found["picture"] = draw(sys.argv[2], sys.argv[3])
     sys.stdout.write(json.dumps(found))

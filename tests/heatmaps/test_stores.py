@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -85,12 +86,7 @@ def test_the_defining_libraries_read_both(tmp_path: Path, explained: list[Explan
         exported(tmp_path, "ome-zarr", "s.scores.ome.zarr"),
         exported(tmp_path, "spatialdata", "s.zarr"),
     ]
-    script = Path(__file__).with_name("read_stores.py")
-    command = [able_python(), str(script), *map(str, paths)]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    found = read_elsewhere(*paths)
     image, table = found["ome-zarr"], found["spatialdata"]
     full = drawn(explained, (4 * EDGE, 20 * EDGE))
     middles = full[:, EDGE // 2 :: EDGE, EDGE // 2 :: EDGE]
@@ -103,6 +99,27 @@ def test_the_defining_libraries_read_both(tmp_path: Path, explained: list[Explan
     assert table["systems"] == ["global"]
     scores = np.stack([e.scores for e in explained], axis=1)
     np.testing.assert_array_equal(np.array(table["scores"], np.float32), scores)
+
+
+def test_another_renderer_paints_each_patch_by_its_score(
+    tmp_path: Path, explained: list[Explanation]
+) -> None:
+    paths = [exported(tmp_path, "ome-zarr", "s.scores.ome.zarr"), exported(tmp_path, "spatialdata", "s.zarr")]
+    picture = read_elsewhere(*paths, tmp_path / "tiles.png")["picture"]
+    assert picture["column"] == "lrp:1"
+    scores = explained[0].scores
+    expected = matplotlib.colormaps["RdBu_r"](0.5 + scores / (2 * np.abs(scores).max()))[:, :3] * 255
+    assert np.abs(np.array(picture["colours"]) - expected).max() < 6  # of 255; the map has 256 steps
+
+
+def read_elsewhere(*paths: Path) -> Any:
+    """What the defining libraries find in the stores, and paint where a picture's path comes last."""
+    script = Path(__file__).with_name("read_stores.py")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [able_python(), str(script), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
 def able_python() -> str:

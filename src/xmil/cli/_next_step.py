@@ -35,8 +35,21 @@ def next_command(results: list[Result], options: Options) -> str:
         fitting = [model for model in models if not _misfit(result, [model])]
         if _finite(result) and (fitting or not models):
             return command(*_explain(result, fitting, slides), *_given(options))
-    known = bool(slides) and not features
-    return command("xmil", "tile", slides[0]["path"], "--out", "tiles") if known else ""
+    if features or not (patches := [result for result in results if _holds_patches(result)]):
+        known = bool(slides) and not features
+        return command("xmil", "tile", slides[0]["path"], "--out", "tiles") if known else ""
+    return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
+
+
+def embedding(tiles: Path, slides: object = None) -> str:
+    """The command that makes features of patches; which encoder, only the user knows."""
+    from xmil.cli._screen import command
+
+    folder = tiles.parent if tiles.name == "patches" else tiles
+    words = command(
+        "xmil", "embed", "--tiles", folder, "--slides", slides or "SLIDES", "--encoder", "ENCODER"
+    )
+    return f"{words}  # the encoder that the model was trained on: resnet50, ctranspath, uni, ..."
 
 
 def _explain(result: Result, models: list[Result], slides: list[Result]) -> list[str]:
@@ -84,8 +97,12 @@ def _widths(result: Result) -> set[int]:
         return set()
     if "features in" in facts:
         return _width_below(Path(where))
-    width = facts["width"]
-    return {int(key) for key in width} - {0} if isinstance(width, dict) else {int(width)}
+    return _wide(facts["width"])
+
+
+def _wide(width: Any) -> set[int]:
+    """The widths of one file or of several; patches without features have none."""
+    return {int(key) for key in (width if isinstance(width, dict) else [width or 0])} - {0}
 
 
 def _width_below(folder: Path) -> set[int]:
@@ -118,5 +135,11 @@ def _features_in(result: Result) -> str | None:
     facts = result.get("facts", {})
     if "features in" in facts:
         return str(facts["features in"]) if facts["features in"] else None
-    holds = facts.get("width") and result["kind"] in ("features", "folder")
+    holds = result["kind"] in ("features", "folder") and _wide(facts.get("width"))
     return str(result["path"]) if holds and facts.get("instances") else None
+
+
+def _holds_patches(result: Result) -> bool:
+    """Whether it is a folder of patches that have no features yet."""
+    facts = result.get("facts", {})
+    return bool(result["kind"] == "folder" and facts.get("instances") and _features_in(result) is None)

@@ -17,6 +17,7 @@ from xmil.runs.listener import Listener
 
 if TYPE_CHECKING:
     from xmil.core.explanation import Explanation
+    from xmil.core.interactions import Interactions
     from xmil.core.run import Run
 
 SHOWN = 5  # patches of each sign
@@ -46,6 +47,7 @@ def explain_one(
     models: Sequence[Path], features: Path, *, slide: Path | None, as_json: bool, **options: Any
 ) -> int:
     """Explain one file, print what was found, and leave a picture in the current folder."""
+    from xmil.core.interactions import Interactions
     from xmil.core.run import pairs_files
     from xmil.core.storage import read_explanations
     from xmil.heatmaps.picture import Look
@@ -57,12 +59,13 @@ def explain_one(
         run = explain_slides(models, features, out=Path(folder) / "run", listener=screen, **options)
         (name,) = run.slides
         found = read_explanations(run.file(name))
+        together = [Interactions.load(path) for path in pairs_files(run.path, name)]
         picture = Path(f"{'_'.join(name.split())}.heatmap.png")
-        fault = _draw(found, slide, picture, run)
+        fault = _draw(found, slide, picture, run, pairs=together)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         report |= {"explanations": [_facts(e) for e in found], "warnings": _warnings(run, found)}
         report["beyond_scale"] = max(Look().scale(e).share_beyond(e.scores) for e in found)
-        report |= {"interactions": [_pairs(path) for path in pairs_files(run.path, name)]}
+        report |= {"interactions": [_pairs(each) for each in together]}
     if as_json:
         report["warnings"] += [] if fault is None else [fault]
         print(json.dumps(report, indent=2, default=str))
@@ -71,8 +74,9 @@ def explain_one(
         print(f"\nPicture: {fault or picture}")
         if fault is None and (said := beyond_scale(report["beyond_scale"])):
             print(f"  {said}: keep the scores as below, then xmil heatmap --clip none")
-        kept = kept_command(models, features, name, options)
-        print(f"Next: {kept}  # keeps the scores, for xmil heatmap, view and export")
+        kept = [kept_command(models, features, name, options)]
+        kept += [command("--slides", slide.parent)] if slide is not None and slide.stem == name else []
+        print(f"Next: {' '.join(kept)}  # keeps the scores, for xmil heatmap, view and export")
     return 0 if fault is None else 1
 
 
@@ -151,29 +155,32 @@ def _facts(e: Explanation) -> dict[str, Any]:
     }
 
 
-def _pairs(path: Path) -> dict[str, Any]:
-    """The strongest pairs of patches for a target."""
-    from xmil.core.interactions import Interactions
-
-    found = Interactions.load(path)
-    return {"target": str(found.target), "strongest": found.to_pandas().head(PAIRS).to_dict("records")}
+def _pairs(found: Interactions) -> dict[str, Any]:
+    """The strongest pairs of patches for a target, and how many are beyond three standard errors."""
+    told = {"target": str(found.target), "n": len(found), "sure": int(found.sure.sum())}
+    return {**told, "strongest": found.to_pandas().head(PAIRS).to_dict("records")}
 
 
 def _warnings(run: Run, found: Sequence[Explanation]) -> list[str]:
     return list(dict.fromkeys([*run.warnings, *(text for e in found for text in e.warnings)]))
 
 
-def _draw(found: Sequence[Explanation], slide: Path | None, path: Path, run: Run) -> str | None:
-    """The heatmap of the slide, or its scores by rank where nothing says where the patches lie.
+def _draw(
+    found: Sequence[Explanation], slide: Path | None, path: Path, run: Run, *, pairs: Sequence[Interactions]
+) -> str | None:
+    """The heatmap of the slide with lines for pairs, or scores by rank where patches have no known place.
 
     Gives the sentence on a picture that could not be written.
     """
     from xmil.heatmaps.inline import plot
     from xmil.heatmaps.picture import heatmap
+    from xmil.heatmaps.words import without_repeats
 
     try:
         several = found[0] if len(found) == 1 else list(found)
-        picture = heatmap(several, slide, task=run.task)
+        targets = {e.target for e in without_repeats(found)}
+        lines = [each for each in pairs if each.target in targets]
+        picture = heatmap(several, slide, task=run.task, pairs=lines)
     except XmilError:
         if slide is not None:
             raise
@@ -199,6 +206,7 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
     for pairs in report["interactions"]:
         told = ", ".join(_pair(row) for row in pairs["strongest"])
         print(f"\nPairs that act together for {pairs['target']}: {told}")
+        print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
     for warning in report["warnings"]:
         print(f"warning: {as_options(warning)}")
 
@@ -218,7 +226,7 @@ def _account(audit: dict[str, float] | None) -> str:
         return "this method does not account for the output"
     shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
     told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
-    return f"{audit['output']:.4g} = {told or '0'}"
+    return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"
 
 
 def _pair(row: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from xmil.cli._options import FollowLinks, FullDigests, Json
-from xmil.cli._screen import Screen, finished
+from xmil.cli._screen import Screen, command, finished
 from xmil.cli._workers import Address, Cpus, Gpus, Kind, WorkerCount, workers_of
 from xmil.core.errors import InputError
 
@@ -21,8 +21,9 @@ def embed(
     encoder: Annotated[
         str,
         typer.Option(
-            help="resnet18, resnet50, ctranspath, uni, ..., a timm name, hf-hub:OWNER/NAME, FILE.onnx, a "
-            "TorchScript file, or module:function. The last two run code: use those you trust."
+            help="resnet18, resnet50, resnet50_trunc (CLAM's), ctranspath, uni, ..., a timm name, "
+            "hf-hub:OWNER/NAME, FILE.onnx, a TorchScript file, or module:function. The last two run code: "
+            "use those you trust."
         ),
     ],
     out: Annotated[
@@ -115,7 +116,8 @@ def embed(
         full_digests=full_digests,
         listener=screen,
     )
-    return finished(run, screen)
+    model = ("--model", "MODEL", "--features", run.path)
+    return finished(run, screen, then=command("xmil", "explain", *model, "--out", "run", "--slides", slides))
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,8 +101,10 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     from xmil.models.checkpoints.files import IN_FOLDER
 
     made_by = _made_by(path)
-    if made_by in ("tile", "embed"):
-        return inspect_folder(path / "patches" if made_by == "tile" else path, **options)
+    if made_by == "tile":
+        return _with_features(inspect_folder(path / "patches", **options), path)
+    if made_by == "embed":
+        return inspect_folder(path, **options)
     if (path / "run.json").is_file() or any(path.glob("slides/*.parquet")):
         return inspect_run(path)
     if any((path / name).is_file() for name in IN_FOLDER):
@@ -113,6 +116,15 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
     if slide_files(path) and not feature_files(path)[0]:
         return inspect_slides(path)
     return inspect_folder(path, **options)
+
+
+def _with_features(patches: Report, folder: Path) -> Report:
+    """The report on a folder's patches, with where their features are."""
+    from xmil.data.whereabouts import meant_folder
+
+    meant = meant_folder(folder)
+    found = {} if meant is None else {"features in": str(meant)}
+    return replace(patches, facts={**patches.facts, **found})
 
 
 def _made_by(folder: Path) -> str | None:

@@ -50,6 +50,7 @@ def tile(
     cpus: Cpus = 1.0,
 ) -> int:
     """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
+    from xmil.cli._next_step import embedding
     from xmil.runs.tile import tile_slides
 
     screen = Screen(as_json)
@@ -74,4 +75,5 @@ def tile(
         full_digests=full_digests,
         listener=screen,
     )
-    return finished(run, screen)
+    folders = {path if path.is_dir() else path.parent for path in slides}
+    return finished(run, screen, then=embedding(out, folders.pop() if len(folders) == 1 else None))

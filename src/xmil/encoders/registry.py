@@ -26,6 +26,7 @@ ENCODERS: Registry[Builder] = Registry("encoder", group="xmil.encoders")
 TORCHVISION = {  # ImageNet weights, first version: the file's name ends with its hash
     "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
     "resnet50": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
+    "resnet50_trunc": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
 }
 
 

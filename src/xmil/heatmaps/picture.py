@@ -76,7 +76,7 @@ def heatmap(
     label: str | None = None,
     prediction: str | None = None,
     task: str = "classification",
-    pairs: Interactions | None = None,
+    pairs: Interactions | Sequence[Interactions] | None = None,
 ) -> Picture | Image:
     """Draw an explanation, or several in a panel, over the slide (a path or an open one) or on their own.
 
@@ -85,7 +85,8 @@ def heatmap(
     the colours alone, to be laid over the slide's scanned area at the same size. `clip`: `whiskers`,
     `percentile` or `none`. `tissue` under the colours: `grey` or `colour`. `region` (x, y, width, height in
     level-0 pixels) zooms in. `size`: pixels of a picture's longer edge. `scale` replaces the scores' own.
-    `pairs`, from `xmil.interactions`, are lines between patches. Patches whose sign is not sure are hatched.
+    `pairs`, from `xmil.interactions` (a list for several targets), are lines between patches. Patches whose
+    sign is not sure are hatched.
 
     >>> import numpy as np
     >>> from xmil import Explanation, Target
@@ -104,7 +105,7 @@ def heatmap(
     )
     with _opened(slide, mpp) as opened:
         scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
-        scene = scene if pairs is None else scene.joined([pairs])
+        scene = scene.joined([pairs] if isinstance(pairs, Interactions) else pairs or ())
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
         scales = None if scale is None else {e.column: scale for e in several}

@@ -58,6 +58,7 @@ class Bottleneck(nn.Module):
 DEPTHS: dict[str, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),
+    "resnet50_trunc": (Bottleneck, (3, 4, 6)),  # CLAM's: without the last stage
 }
 
 
@@ -80,28 +81,29 @@ class ResNet(nn.Module):
                 blocks.append(block(width, 64 << i, stride))
                 width = (64 << i) * block.expansion
             setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
-        self.dim = width
+        self.dim, self.stages = width, len(depths)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 3, h, w) to (b, dim)."""
         return self.feature_map(x).mean(dim=(2, 3))
 
     def feature_map(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, dim, h / 32, w / 32)."""
+        """(b, 3, h, w) to (b, dim, h / 32, w / 32), or h / 16 and w / 16 with three stages."""
         out: Tensor = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        for i in range(1, 5):
+        for i in range(1, self.stages + 1):
             out = getattr(self, f"layer{i}")(out)
         return out
 
 
 def load_resnet(state: Mapping[str, Any], name: str = "resnet18") -> ResNet:
-    """The network in eval mode with the weights of a torchvision state dict; its `fc` is dropped.
+    """The network in eval mode with the weights of a torchvision state dict; what it lacks of it is dropped.
 
     >>> load_resnet(ResNet("resnet18").state_dict()).dim
     512
     """
     net = ResNet(name)
-    weights = {key: value.float() for key, value in state.items() if not key.startswith("fc.")}
+    dropped = ("fc.", *(f"layer{i}." for i in range(net.stages + 1, 5)))
+    weights = {key: value.float() for key, value in state.items() if not key.startswith(dropped)}
     try:
         missing, unexpected = net.load_state_dict(weights, strict=False)
     except RuntimeError as error:

@@ -164,7 +164,7 @@ def _settled(weights: StoredWeights, task: str, n_outputs: int) -> dict[str, Any
 def _assumed(model: MILModel) -> str:
     return (
         f"The {model.n_classes} outputs of the checkpoint are taken as classification: nothing in it or "
-        "beside it says what they mean; load_model(path, task=...) does."
+        "beside it says what they mean; in Python load_model(path, task=...) does."
     )
 
 
