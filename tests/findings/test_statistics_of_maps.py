@@ -134,6 +134,32 @@ def test_columns_that_cannot_be_asked_are_left_out() -> None:
         slide_associations(y[:5], columns, names(20))
 
 
+def test_slides_without_a_label_are_asked_about_no_more() -> None:
+    """Unlabelled slides of one site with high outputs: among labelled ones nothing goes with the site."""
+    rng = np.random.default_rng(3)
+    outputs, sites = rng.normal(size=60), ["north", "south"] * 30
+    labels = [str(i % 3 // 2) for i in range(40)] + [None] * 20
+    outputs[40:] += [5.0 if site == "north" else -5.0 for site in sites[40:]]
+    names = [f"s{i}" for i in range(60)]
+    (all_slides,) = slide_associations(outputs, {"site": sites}, names)
+    (found,) = slide_associations(outputs, {"site": sites}, names, labels=labels)
+    (alone,) = slide_associations(outputs[:40], {"site": sites[:40]}, names[:40], labels=labels[:40])
+    assert all_slides.effect > 0.1
+    assert (found.effect, found.p, found.n) == (alone.effect, alone.p, 40)
+
+
+def test_draws_in_blocks_have_the_chance_of_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    outputs, ages = rng.normal(size=50), rng.normal(size=50)
+    names = [f"s{i}" for i in range(50)]
+    within = [{"blue ink": float(value)} for value in rng.normal(0.1, 1, size=50)]
+    whole = [*slide_associations(outputs, {"age": list(ages)}, names), *patch_associations(within, names)]
+    monkeypatch.setattr("xmil.findings.shortcuts.AT_ONCE", 50 * 700)
+    parts = [*slide_associations(outputs, {"age": list(ages)}, names), *patch_associations(within, names)]
+    assert [a.effect for a in parts] == [a.effect for a in whole]
+    assert [a.p for a in parts] == pytest.approx([a.p for a in whole], abs=0.03)
+
+
 def test_strategies_split_where_reasons_differ_and_only_there() -> None:
     rng = np.random.default_rng(0)
     profiles = np.vstack(

@@ -119,6 +119,9 @@ def test_the_report_is_one_file_with_pictures_and_limits(looked: xmil.Run) -> No
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "not a medical device" in page
     assert "Look at this first" in page
+    first = rows_of(looked, "concepts.csv")[0]
+    side = "for" if float(first["mean_relevance"]) > 0 else "against"
+    assert f"Concept {first['concept']} <span class='{side}'>speaks {side} class 1</span>" in page
     assert "**limits**" in (looked.path / "card.md").read_text()
     run = xmil.open_run(looked.path.parent)
     labels = {row["slide_id"]: row["label"] for row in rows_of_csv(looked.path.parent.parent / "cohort.csv")}
@@ -218,7 +221,7 @@ def test_bad_input_is_one_sentence(study: Path, tmp_path: Path) -> None:
         xmil.insight(
             study / "run", features=study / "features", cohort=study / "cohort.csv", causes="hospital"
         )
-    with pytest.raises(InputError, match="No slide could be looked at"):
+    with pytest.raises(xmil.XmilError, match=r"Unknown target of s00\.parquet '7'\. Known: 1\."):
         xmil.insight(study / "run", features=study / "features", target="7", out=tmp_path / "j")
 
 

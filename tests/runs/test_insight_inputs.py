@@ -11,7 +11,6 @@ import pytest
 import xmil
 from xmil.cli import main
 from xmil.core.errors import InputError
-from xmil.core.runfiles import write_run
 from xmil.runs.listener import Listener
 
 NAMES = ("a", "b", "c")
@@ -49,26 +48,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model(root / "other.safetensors", 7)
     xmil.explain_slides(explained, root / "features", out=root / "run", target="1")
     return root
-
-
-@pytest.mark.parametrize(
-    "table", [None, "method,mode\n", "method,mode,n,mean,low,high\nlrp,remove,3,x,0,1\n"]
-)
-def test_what_is_no_evaluation_is_refused_before_the_work(
-    table: str | None, made: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "eval").mkdir()
-    write_run(tmp_path / "eval", "evaluate", {})
-    if table is not None:
-        (tmp_path / "eval" / "summary.csv").write_text(table + "lrp,remove\n")
-    told = "no such file" if table is None else "not a table of measures"
-    with pytest.raises(
-        InputError, match=rf"summary\.csv: {told}; give the folder of a finished xmil evaluate"
-    ):
-        xmil.insight(
-            made / "run", features=made / "features", out=tmp_path / "i", evaluated=tmp_path / "eval"
-        )
-    assert not (tmp_path / "i").exists()
 
 
 def test_features_of_another_width_are_refused(made: Path, tmp_path: Path) -> None:
@@ -118,3 +97,65 @@ def test_an_evaluation_of_another_model_is_said(made: Path, tmp_path: Path) -> N
     told = "ev evaluated other models than the run's"
     assert [line for line in heard.lines if told in line]
     assert told in (tmp_path / "i" / "card.md").read_text()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line of a command that cannot be done."""
+    with pytest.raises(SystemExit) as left:
+        main(["insight", *map(str, words), "--concepts", "2"])
+    said = capsys.readouterr().err.splitlines()
+    assert (left.value.code, len(said)) == (2, 1)
+    return said[0]
+
+
+def test_what_does_not_fit_the_run_is_one_line(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (made / "run", "--features", made / "features", "--out", tmp_path / "i")
+    xmil.predict_slides(made / "m.safetensors", made / "features", out=tmp_path / "predicted")
+    told = refused(capsys, tmp_path / "predicted", *given[1:])
+    assert "a run of `xmil predict`; give the folder of `xmil explain`" in told
+    assert "no finished run of `xmil evaluate`" in refused(capsys, *given, "--evaluated", made / "run")
+    (tmp_path / "cohort.csv").write_text("slide_id,label\nx,0\ny,1\n")
+    told = refused(capsys, *given, "--cohort", tmp_path / "cohort.csv")
+    assert "names none of the run's slides" in told
+    assert "Its first is 'x', the run's 'a'" in told
+    (tmp_path / "cohort.csv").write_text("slide_id,label\na,0\n")
+    told = refused(capsys, *given, "--cohort", tmp_path / "cohort.csv", "--label", "grade")
+    assert "has no column 'grade'; found label" in told
+    xmil.save_model(xmil.create_model("attnmil", in_dim=4, n_classes=2), tmp_path / "m4.safetensors")
+    assert "takes 4 features, and the run explained 6" in refused(
+        capsys, *given, "--model", tmp_path / "m4.safetensors"
+    )
+    assert "Unknown method" in refused(capsys, *given, "--method", "ig")
+    assert "Unknown target" in refused(capsys, *given, "--target", "0")
+    (tmp_path / "marks").mkdir()
+    (tmp_path / "marks" / "x.geojson").write_text("[]")
+    told = refused(capsys, *given, "--regions", tmp_path / "marks")
+    assert "holds no annotations (SLIDE.geojson) of the run's slides" in told
+    assert not (tmp_path / "i").exists()
+
+
+def test_what_is_missing_is_said_and_the_rest_goes_on(made: Path, tmp_path: Path) -> None:
+    """One slide without features, one damaged, one left; columns that nothing can be asked of."""
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "a.h5").write_bytes((made / "features" / "a.h5").read_bytes())
+    (tmp_path / "features" / "b.h5").write_bytes(b"no features")
+    rows = ["slide_id,label,site,age,time,event", "a,1,north,NaN,-1,2", "c,,north,4,3,1"]
+    (tmp_path / "cohort.csv").write_text("\n".join(rows) + "\n")
+    heard = Heard()
+    found = xmil.insight(
+        made / "run", features=tmp_path / "features", cohort=tmp_path / "cohort.csv", out=tmp_path / "i",
+        model=made / "m.safetensors", concepts=2, listener=heard,
+    )  # fmt: skip
+    assert list(found) == ["a"]
+    assert list(found.failed) == ["b"]
+    said = "\n".join(heard.lines)
+    assert "1 slide of the run left out, without features (c)" in said
+    assert "cohort.csv: has no row for 1 slide of the run (b)" in said
+    assert "without 2 slides without a 'label' (b, c)" in said
+    assert "Survival was left out: 'time' must be numbers from 0 on, and 'event' 0 or 1." in said
+    card = json.loads((found.path / "card.json").read_text())
+    assert card["shortcuts_not_asked"] == [
+        "site: known of 1 slide, and 8 are needed", "age: known of 0 slides, and 8 are needed",
+    ]  # fmt: skip

@@ -158,13 +158,24 @@ def survival_of(biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.Arra
     high = x > np.median(x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # how lifelines calls pandas
-        fitted = CoxPHFitter().fit(pd.DataFrame({"x": scaled, "t": t, "e": e}), "t", "e")
+        fitted = _fitted(CoxPHFitter(), pd.DataFrame({"x": scaled, "t": t, "e": e}))
         row: Any = fitted.summary.loc["x"]
         parted = logrank_test(t[high], t[~high], e[high], e[~high])
     ratio = Interval(
         *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
     )
     return SurvivalSplit(ratio, float(row["p"]), float(parted.p_value), len(x), int(e.sum()))
+
+
+def _fitted(model: Any, table: Any) -> Any:
+    from lifelines.exceptions import ConvergenceError
+
+    try:
+        return model.fit(table, "t", "e")
+    except (ConvergenceError, np.linalg.LinAlgError):
+        raise InputError(
+            "Cox regression did not converge: the biomarker parts the events completely."
+        ) from None
 
 
 def survival_curves(
@@ -199,7 +210,8 @@ def _outcomes(
     x, t, e = x[known], t[known], e[known]
     if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
         raise InputError(
-            f"Survival needs ten slides, three events and a biomarker that varies. Got {len(x)}."
+            f"Survival needs ten slides, three events and a biomarker that varies; here are {len(x)} slides "
+            f"and {int(e.sum())} events."
         )
     return x, t, e
 

@@ -59,7 +59,7 @@ def split_scores(
     x, g = np.asarray(features, dtype=np.float32), np.asarray(weights, dtype=np.float32)
     codes = dictionary.codes(x)
     concepts = codes * (g @ dictionary.atoms.T)
-    residual = (dictionary.residual(x, codes) * g).sum(axis=1)
+    residual = np.einsum("nd,nd->n", dictionary.residual(x, codes), g)
     offset = g @ dictionary.offset - np.asarray(baseline, dtype=np.float32)
     return ConceptShares(concepts, offset, residual, codes)
 
@@ -95,7 +95,9 @@ def remove_concepts(
     found = []
     for k in concepts:
         code, atom = shares.codes[:, k], dictionary.atoms[k]
-        after = output(np.asarray(x - np.outer(code, atom), dtype=np.float32))
+        left = np.outer(-code, atom)
+        left += x
+        after = output(left)
         predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
         found.append(Removal(slide, int(k), -float(shares.profile[k]), predicted, after - before))
     return found

@@ -66,8 +66,10 @@ class Dictionary:
     def residual(self, features: npt.ArrayLike, codes: FloatArray | None = None) -> FloatArray:
         """What of the features the dictionary does not write (n, d)."""
         x = np.asarray(features, dtype=np.float32)
-        written = (self.codes(x) if codes is None else codes) @ self.atoms + self.offset
-        return np.asarray(x - written, dtype=np.float32)
+        rest = (self.codes(x) if codes is None else codes) @ self.atoms
+        rest += self.offset
+        np.subtract(x, rest, out=rest)
+        return np.asarray(rest, dtype=np.float32)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the dictionary as one NumPy file, whole or not at all."""

@@ -1,12 +1,10 @@
-"""The report of an insight run: one HTML file with its pictures inside, and a card for model hubs.
+"""The report of an insight run: one HTML file with its pictures inside, light or dark as the reader's screen.
 
 Every number in it stands in a table of the run's folder, which is named beside it.
 """
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -16,34 +14,21 @@ import numpy as np
 
 from xmil.findings.biomarkers import SurvivalCurve
 from xmil.findings.report_figures import strategy_figure, survival_figure
+from xmil.findings.report_page import explained, grid, images, limits, page
+from xmil.findings.report_words import (
+    ACCOUNT,
+    BIOMARKERS,
+    MEASURES,
+    STABILITY,
+    UNCHECKED,
+    UNCORRECTED,
+    UNTESTED,
+    short,
+)
 from xmil.findings.shortcuts import Association
 from xmil.findings.strategies import Strategies
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #8886; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-.found { font-weight: 700; }
-.patches { display: flex; flex-wrap: wrap; gap: 4px; margin: .4rem 0 1rem; }
-.patches img { width: 72px; height: 72px; }
-.accused { display: flex; flex-wrap: wrap; gap: 0 1.5rem; } .accused figure { margin: .4rem 0; }
-figure { margin: 1.2rem 0; } figure img { max-width: 100%; }
-.small { font-size: .9rem; opacity: .85; }
-"""
-CARD_STYLE = "td, th { text-align: left; vertical-align: top; }"
-UNTESTED = "not tested: run xmil evaluate and give its folder (--evaluated)"
-UNCORRECTED = "p is not corrected for the number of rows"
-UNCHECKED = "not tested: give the model (--model)"
 SHOWN = 8  # concepts
-LIMITS = (
-    "An explanation is about the model, not the disease.",
-    "Concepts are directions of the encoder's features; their names are the reader's.",
-    "An association is not a cause: a shortcut is a lead to look at, with its slides.",
-    "A biomarker from a map is no better than the prediction beside it until it is tested on other data.",
-    "For research use only: not a medical device.",
-)
 
 
 @dataclass(frozen=True)
@@ -65,9 +50,11 @@ class Findings:
     about: Mapping[str, Any]
     concepts: Sequence[ConceptRow]
     slides: Sequence[str]
+    target: str = "the target"  # in words
     strategies: Strategies | None = None
     accuracy: Sequence[float] = ()
     shortcuts: Sequence[Association] = ()
+    unasked: Mapping[str, str] = field(default_factory=dict)  # columns, and why nothing can be asked of them
     accused: Sequence[tuple[str, bytes]] = ()  # patches of the slides that the first shortcut names
     removals: Mapping[str, float] = field(default_factory=dict)
     biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -81,22 +68,20 @@ class Findings:
 
 def report_html(found: Findings) -> str:
     """The report as one page."""
-    parts = [
-        _head(found),
-        _concepts(found),
-        _strategies(found),
-        _shortcuts(found),
-        _table("Biomarkers from the maps", found.biomarkers, f"biomarkers.csv; {UNCORRECTED}"),
-        survival_figure(found.curves),
-        _numbers("Stability across the models", found.stability, "stability.csv; maps in consensus/"),
-        _numbers("Account of the outputs", found.audit, "slides/<slide_id>.json"),
-        _faithfulness(found),
-        _sanity(found),
-        _limits(),
-    ]
-    head = f"<meta charset='utf-8'><title>{escape(found.title)}</title><style>{STYLE}</style>"
-    body = "\n".join(part for part in parts if part)
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
+    sections = {
+        "Concepts": _concepts(found),
+        "Strategies": _strategies(found),
+        "Shortcuts": _shortcuts(found),
+        "Biomarkers": _biomarkers(found),
+        "Survival": survival_figure(found.curves),
+        "Trust": _trust(found),
+        "Limits": limits(),
+        "Details": _details(found),
+    }
+    held = {name: part for name, part in sections.items() if part}
+    links = "".join(f"<a href='#{name.lower()}'>{name}</a>" for name in held)
+    parts = [f"<section id='{name.lower()}'>{part}</section>" for name, part in held.items()]
+    return page(found.title, "\n".join([_head(found), f"<nav class='small'>{links}</nav>", *parts]))
 
 
 def verdict(found: Findings) -> str:
@@ -104,7 +89,7 @@ def verdict(found: Findings) -> str:
     named = [a for a in found.shortcuts if a.found]
     tested = [a for a in found.shortcuts if not a.tissue]
     if not tested:
-        return "No columns or image properties were given to test for shortcuts."
+        return "Shortcuts were not looked for: no columns or pictures were given that could show one."
     if not named:
         return f"No shortcut was found in {len(tested)} tests."
     first = named[0]
@@ -114,117 +99,82 @@ def verdict(found: Findings) -> str:
     )
 
 
-def card(found: Findings) -> dict[str, Any]:
-    """The explanation card: what was explained, how, how far it can be trusted, and its limits."""
-    return {
-        "title": found.title,
-        **found.about,
-        "slides": len(found.slides),
-        "account": dict(found.audit),
-        "faithfulness": dict(found.faithfulness) or UNTESTED,
-        "sanity": dict(found.sanity) or UNCHECKED,
-        "concepts": len(found.concepts),
-        "strategies": None if found.strategies is None else found.strategies.count,
-        "shortcuts": [str(a) for a in found.shortcuts if a.found],
-        "shortcuts_asked": list(dict.fromkeys(a.cause for a in found.shortcuts if not a.tissue)),
-        "concept_removal": dict(found.removals),
-        "stability": dict(found.stability),
-        "notes": list(found.notes),
-        "limits": list(LIMITS),
-    }
-
-
-def card_markdown(found: Findings) -> str:
-    """The card for a model hub's README."""
-    lines = [f"# Explanation card: {found.title}", ""]
-    for key, value in card(found).items():
-        if key in ("title", "limits") or value in (None, [], {}):
-            continue
-        name = key.replace("_", " ")
-        if isinstance(value, list):
-            lines += [f"**{name}**", "", *(f"- {item}" for item in value), ""]
-        elif isinstance(value, Mapping):
-            lines += [f"**{name}**", "", *(f"- {k}: {_short(v)}" for k, v in value.items()), ""]
-        else:
-            lines += [f"**{name}**: {_short(value)}", ""]
-    return "\n".join([*lines, "**limits**", "", *(f"- {limit}" for limit in LIMITS), ""])
-
-
-def card_html(found: Findings) -> str:
-    """The card as a page."""
-    rows = []
-    for key, value in card(found).items():
-        if key in ("title", "limits") or value in (None, [], {}):
-            continue
-        rows.append(f"<tr><th>{escape(key.replace('_', ' '))}</th><td>{_cell(value)}</td></tr>")
-    title = escape(f"Explanation card: {found.title}")
-    head = f"<meta charset='utf-8'><title>{title}</title><style>{STYLE}{CARD_STYLE}</style>"
-    body = f"<h1>{title}</h1><table>{''.join(rows)}</table>{_limits()}"
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "<br>".join(f"{escape(str(k))}: {escape(_short(v))}" for k, v in value.items())
-    if isinstance(value, list):
-        return "<br>".join(escape(str(item)) for item in value)
-    return escape(_short(value))
-
-
-def card_json(found: Findings) -> str:
-    """The card as JSON."""
-    return json.dumps(card(found), indent=2, default=str) + "\n"
-
-
 def _head(found: Findings) -> str:
-    facts = "; ".join(f"{escape(str(k))} {escape(_short(v))}" for k, v in found.about.items() if v)
-    notes = "".join(f"<p>&#9888; {escape(note)}</p>" for note in found.notes)
-    return (
-        f"<h1>{escape(found.title)}</h1><p><b>{escape(verdict(found))}</b></p>{notes}"
-        f"<p class='small'>{len(found.slides)} slides; {facts}.</p>"
-    )
+    told = "".join(f"<li>{line}</li>" for line in _in_short(found))
+    notes = "".join(f"<li>{escape(note)}</li>" for note in found.notes)
+    notes = f"<div class='notes'><b>Mind this</b><ul>{notes}</ul></div>" if notes else ""
+    data = escape(str(found.about.get("data") or f"{len(found.slides)} slides"))
+    title = f"<h1>{escape(found.title)}</h1><p class='small'>{data}</p>"
+    return f"{title}<div class='short'><ul>{told}</ul></div>{notes}"
+
+
+def _in_short(found: Findings) -> list[str]:
+    """The findings in a line each, as HTML."""
+    lines = [f"<b>{escape(verdict(found))}</b>"]
+    if found.concepts:
+        first = found.concepts[:5]
+        share = sum(row.strength for row in first) / (sum(row.strength for row in found.concepts) or 1.0)
+        named = ", ".join(str(row.concept) for row in first)
+        lines.append(
+            f"{100 * share:.0f} % of the relevance lies in {len(first)} of {len(found.concepts)} concepts: "
+            f"{named}."
+        )
+    if found.strategies is not None:
+        lines.append(_ways(found.strategies))
+    tested = found.sanity.get("weights drawn anew")
+    lines.append(f"Sanity test with new weights: {escape(tested.split(';')[0])}." if tested else "")
+    faithful = "was measured: see Trust" if found.faithfulness else f"was {UNTESTED}"
+    lines.append(f"Faithfulness {escape(faithful)}.")
+    return [line for line in lines if line]
+
+
+def _ways(s: Strategies) -> str:
+    if s.count == 1:
+        return "All slides are decided for similar reasons."
+    return f"Slides are decided in {s.count} ways (silhouette {short(s.silhouette)})."
 
 
 def _concepts(found: Findings) -> str:
     if not found.concepts:
         return ""
-    rows = [
-        f"<h3>Concept {row.concept}</h3><p>mean relevance {_short(row.relevance)} per slide, absolute "
-        f"{_short(row.strength)}; leads in {row.leads} of {len(found.slides)} slides</p>{_patches(row)}"
-        for row in found.concepts[:SHOWN]
-    ]
-    more = len(found.concepts) - len(rows)
+    total = sum(row.strength for row in found.concepts) or 1.0
+    cards = "".join(_concept(row, row.strength / total, found) for row in found.concepts[:SHOWN])
+    more = len(found.concepts) - len(found.concepts[:SHOWN])
     rest = f"{more} further concepts are in the tables: " if more else ""
-    told = ""
-    if found.removals:
-        told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>"
-    source = f"<p class='small'>{rest}concepts.csv, profiles.csv</p>"
-    return f"<h2>What the model looks at</h2>{told}{''.join(rows)}{source}"
+    told = f"<p>{escape(_deleted(found.removals))} (removals.csv).</p>" if found.removals else ""
+    lead = (
+        "<p>A concept is a kind of patch, or a part of what patches show, that the encoder tells from "
+        "others. The model's output is shared out among them. Each is shown by the patches in which it "
+        "counts most.</p>"
+    )
+    source = f"<p class='small'>{rest}concepts.csv, profiles.csv; larger sheets in atlas/</p>"
+    return f"<h2>Concepts</h2>{lead}<div class='concepts'>{cards}</div>{told}{source}"
+
+
+def _concept(row: ConceptRow, share: float, found: Findings) -> str:
+    side, does = ("for", "adds {} to") if row.relevance > 0 else ("against", "takes {} from")
+    average = does.format(short(abs(row.relevance)))
+    return (
+        f"<div><h3>Concept {row.concept} "
+        f"<span class='{side}'>speaks {side} {escape(found.target)}</span></h3>"
+        f"<div class='bar {side}'><i style='width:{100 * share:.0f}%'></i></div>"
+        f"<p class='small'>{100 * share:.0f} % of the relevance; {average} a slide's output on average; "
+        f"leads in {row.leads} of {len(found.slides)} slides</p>"
+        f"{images(row.pictures, f'concept {row.concept}')}</div>"
+    )
 
 
 def _deleted(removals: Mapping[str, float]) -> str:
     named = (("the output's slope", ""), ("relevance", " of relevance"))
     told = [
         f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
-        f"(correlation {_short(removals[f'correlation{end}'])})"
+        f"(correlation {short(removals[f'correlation{end}'])})"
         for who, end in named
     ]
     return (
-        f"Deleting leading concepts, {int(removals['n'])} trials, moved the output in the direction "
-        f"{', and in the one '.join(told)}"
+        f"Does the model need them? Deleting leading concepts, {int(removals['n'])} trials, moved the output "
+        f"in the direction {', and in the one '.join(told)}"
     )
-
-
-def _patches(row: ConceptRow) -> str:
-    return _images(row.pictures, f"concept {row.concept}")
-
-
-def _images(pictures: Sequence[bytes], words: str) -> str:
-    images = "".join(
-        f"<img alt='{escape(words)}' src='data:image/jpeg;base64,{b64encode(data).decode()}'>"
-        for data in pictures
-    )
-    return f"<div class='patches'>{images}</div>" if images else ""
 
 
 def _strategies(found: Findings) -> str:
@@ -232,25 +182,23 @@ def _strategies(found: Findings) -> str:
         return ""
     s = found.strategies
     known = np.isfinite(np.asarray(found.accuracy, dtype=np.float64)).any()
-    head = ["strategy", "slides", *(["right"] if known else []), "leading concepts", "typical slide"]
-    rows = [head]
+    head = [
+        "strategy",
+        "slides",
+        *(["decided rightly"] if known else []),
+        "leading concepts",
+        "typical slide",
+    ]
+    rows = []
     for k in range(s.count):
         right = [_percent(found.accuracy[k])] if known else []
         leaders = ", ".join(map(str, s.leaders[k]))
         typical = found.slides[int(s.representatives[k])]
         rows.append([str(k), str(int((s.labels == k).sum())), *right, leaders, typical])
-    cells = [
-        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-        for tag, row in zip(["th"] + ["td"] * s.count, rows, strict=True)
-    ]
-    table = f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-    lead = (
-        "All slides are decided for similar reasons."
-        if s.count == 1
-        else f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)})."
-    )
+    lead = "<p>A strategy is a group of slides whose output is made of the same mix of concepts. "
     drawn = strategy_figure(s, found.slides)
-    return f"<h2>Strategies</h2><p>{lead}</p>{table}{drawn}<p class='small'>strategies.csv</p>"
+    source = "<p class='small'>strategies.csv</p>"
+    return f"<h2>Strategies</h2>{lead}{_ways(s)}</p>{grid(head, rows)}{drawn}{source}"
 
 
 def _percent(share: float) -> str:
@@ -258,25 +206,46 @@ def _percent(share: float) -> str:
 
 
 def _shortcuts(found: Findings) -> str:
+    unasked = "; ".join(f"{name} ({why})" for name, why in found.unasked.items())
+    left = f"<p class='small'>Not asked about: {escape(unasked)}.</p>" if unasked else ""
     if not found.shortcuts:
-        return ""
-    rows = "".join(
-        f"<tr class='{'found' if a.found else ''}'><td>{escape(a.cause)}</td><td>{escape(a.level)}</td>"
-        f"<td>{escape(a.measure)}</td><td>{a.effect:.2f}</td><td>{a.corrected:.3g}</td><td>{a.n}</td>"
-        f"<td>{escape(', '.join(a.slides[:3])) if a.found else ''}</td></tr>"
-        for a in found.shortcuts
-    )
-    head = "".join(
-        f"<th>{name}</th>" for name in ("cause", "per", "measure", "effect", "p", "slides", "look at")
+        return f"<h2>Shortcuts</h2><p>{escape(verdict(found))}</p>{left}" if left else ""
+    asked = [a for a in found.shortcuts if not a.tissue]
+    listed = [a for a in found.shortcuts if a.tissue]
+    lead = (
+        "<p>Does what the model uses go with how a slide was made? Slides of one label are compared, so that "
+        "a site with more cases is no shortcut by itself. A finding is bold.</p>"
     )
     source = (
-        "<p class='small'>shortcuts.csv; p from permutations within labels, corrected by Holm's method. "
-        "Brightness, saturation, hue and focus belong to tissue, too: they are listed and never called a "
-        "shortcut.</p>"
+        "<p class='small'>shortcuts.csv; p from permutations within labels, corrected by Holm's method; a "
+        "shortcut is called where p &lt; 0.01 and a tenth of the rank variance is explained.</p>"
     )
     shown = _accused(found.accused)
-    lead = "<p>Strongest patches of the slides that show it most:</p>" if shown else ""
-    return f"<h2>Shortcuts</h2><table><tr>{head}</tr>{rows}</table>{lead}{shown}{source}"
+    shown = f"<p>Strongest patches of the slides that show it most:</p>{shown}" if shown else ""
+    return f"<h2>Shortcuts</h2>{lead}{_asked(asked)}{shown}{left}{_tissue(listed)}{source}"
+
+
+def _asked(rows: Sequence[Association]) -> str:
+    head = ("cause", "asked per", "measure", "effect", "corrected p", "slides", "slides to look at")
+    cells = [
+        [a.cause, a.level, a.measure, *_figures(a), ", ".join(a.slides[:3]) if a.found else ""] for a in rows
+    ]
+    return grid(head, cells, marked=[a.found for a in rows]) if rows else ""
+
+
+def _tissue(rows: Sequence[Association]) -> str:
+    if not rows:
+        return ""
+    lead = (
+        "<p class='small'>Tissue has these, too, so that they are listed and never called a shortcut (mean "
+        "rank correlation with the score within slides):</p>"
+    )
+    cells = [[a.cause, *_figures(a)] for a in rows]
+    return lead + grid(("property", "effect", "corrected p", "slides"), cells)
+
+
+def _figures(a: Association) -> tuple[str, str, str]:
+    return f"{a.effect:.2f}", f"{a.corrected:.2g}", str(a.n)
 
 
 def _accused(patches: Sequence[tuple[str, bytes]]) -> str:
@@ -284,47 +253,54 @@ def _accused(patches: Sequence[tuple[str, bytes]]) -> str:
     slides = dict.fromkeys(slide for slide, _ in patches)
     parts = [
         f"<figure><figcaption>{escape(slide)}</figcaption>"
-        f"{_images([data for name, data in patches if name == slide], f'patch of {slide}')}</figure>"
+        f"{images([data for name, data in patches if name == slide], f'patch of {slide}')}</figure>"
         for slide in slides
     ]
     return f"<div class='accused'>{''.join(parts)}</div>" if parts else ""
 
 
-def _table(title: str, rows: Mapping[str, Mapping[str, str]], source: str) -> str:
-    if not rows:
+def _biomarkers(found: Findings) -> str:
+    if not found.biomarkers:
         return ""
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    head = "<th></th>" + "".join(f"<th>{escape(column)}</th>" for column in columns)
-    lines = [
-        [name.replace("_", " "), *(row.get(column, "") for column in columns)] for name, row in rows.items()
+    lead = "<p>One number per slide, made from its map; the last row is the prediction without a map.</p>"
+    tested = any("p of it" in row for row in found.biomarkers.values())
+    source = f"<p class='small'>biomarkers.csv, slides.csv{f'; {UNCORRECTED}' if tested else ''}</p>"
+    return f"<h2>Biomarkers from the maps</h2>{lead}{explained(found.biomarkers, BIOMARKERS)}{source}"
+
+
+def _trust(found: Findings) -> str:
+    """How far the maps can be trusted: faithfulness, sanity, stability, the account of the output."""
+    faithful = {name: {"mean (95 % interval)": value} for name, value in found.faithfulness.items()}
+    words = {name: MEASURES.get(name.split(",")[0], "") for name in faithful}
+    sane = {name: {"": value} for name, value in found.sanity.items()}
+    stable = {name: {"mean": short(value)} for name, value in found.stability.items()}
+    sizes = {name.removeprefix("size of "): {"mean size": short(v)} for name, v in found.audit.items()}
+    parts = [
+        _part(
+            "Faithfulness",
+            explained(faithful, words),
+            f"{UNTESTED.capitalize()}.",
+            "summary.csv of the evaluation",
+        ),
+        _part("Sanity", explained(sane, {}, words_only=True), f"{UNCHECKED.capitalize()}.", "sanity.csv"),
+        _part(
+            "Stability across the models",
+            explained(stable, STABILITY),
+            "",
+            "stability.csv; maps in consensus/",
+        ),
+        _part("Where the output went", explained(sizes, ACCOUNT), "", "slides/&lt;slide_id&gt;.json"),
     ]
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
-    return (
-        f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table><p class='small'>{escape(source)}</p>"
-    )
+    return f"<h2>How far the maps can be trusted</h2>{''.join(parts)}"
 
 
-def _numbers(title: str, values: Mapping[str, float], source: str) -> str:
-    if not values:
-        return ""
-    return _table(title, {key: {"mean": _short(value)} for key, value in values.items()}, source)
+def _part(title: str, table: str, otherwise: str, source: str) -> str:
+    if not table:
+        return f"<h3>{title}</h3><p>{escape(otherwise)}</p>" if otherwise else ""
+    return f"<h3>{title}</h3>{table}<p class='small'>{source}</p>"
 
 
-def _faithfulness(found: Findings) -> str:
-    if not found.faithfulness:
-        return f"<h2>Faithfulness</h2><p>{escape(UNTESTED.capitalize())}.</p>"
-    rows = {name: {"mean (95 % interval)": value} for name, value in found.faithfulness.items()}
-    return _table("Faithfulness", rows, "summary.csv of the evaluated run")
-
-
-def _sanity(found: Findings) -> str:
-    rows = {name: {"result": value} for name, value in found.sanity.items()}
-    return _table("Sanity", rows, "sanity.csv") or f"<h2>Sanity</h2><p>{escape(UNCHECKED.capitalize())}.</p>"
-
-
-def _limits() -> str:
-    return "<h2>Limits</h2><ul>" + "".join(f"<li>{escape(limit)}</li>" for limit in LIMITS) + "</ul>"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _details(found: Findings) -> str:
+    rows = [[str(key), short(value)] for key, value in found.about.items() if value]
+    table = grid(("what", "which"), rows).replace("<table>", "<table class='words'>")
+    return f"<h2>Details</h2>{table}"

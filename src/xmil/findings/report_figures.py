@@ -13,6 +13,7 @@ from xmil.findings.biomarkers import SurvivalCurve
 from xmil.findings.strategies import Strategies
 
 GREY = "#808080"  # can be read on white and on black
+NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
 COLOURS = ("#d9793a", "#3a8fd9", "#3aa66b", "#b06fd0", "#c9a227", "#d0587e", "#5fb3b3", "#8f8f8f")
 
 
@@ -29,9 +30,10 @@ def strategy_figure(s: Strategies, slides: Sequence[str]) -> str:
         typical = int(s.representatives[k])
         place = (float(s.embedding[typical, 0]), float(s.embedding[typical, 1]))
         axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=GREY, linewidths=1.5)
-        axis.annotate(
-            slides[typical], place, xytext=(6, 6), textcoords="offset points", color=GREY, fontsize=8
-        )
+        if s.count <= NAMED:  # the table names them all
+            axis.annotate(
+                slides[typical], place, xytext=(6, 6), textcoords="offset points", color=GREY, fontsize=8
+            )
     axis.set(xlabel="first direction of the profiles", ylabel="second direction")
     figure.legend(loc="outside right upper", fontsize=8, frameon=False, labelcolor=GREY)
     return _picture(figure, "slides by their profile over concepts")

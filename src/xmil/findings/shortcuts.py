@@ -20,12 +20,14 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.names import counted
 from xmil.evaluate.statistics import holm
 from xmil.findings.appearance import INK, TISSUE
 
 DRAWS = 5000
 LEVEL = 0.01
 LEAST = 0.1  # share of rank variance between slides, or mean correlation within: less is no shortcut
+AT_ONCE = 4_000_000  # values of draws that are held at a time
 FEWEST = 8  # slides that a question needs
 ALONE = ", label not held fixed"
 Floats = npt.NDArray[np.float64]
@@ -77,9 +79,10 @@ def slide_associations(
     """Columns of the cohort against one number per slide, such as the explained output.
 
     With `labels` only slides of one label are compared, so that a site with more cases is not a shortcut by
-    itself. A column that says no more than the label cannot be told from it: its measure says so. Cells are
-    words, numbers, or tuples of numbers, which are asked about together. `beside` holds numbers by cause that
-    may explain its effect, such as the amount of stain for the light: what they explain is taken out first.
+    itself; slides without a label are left out. A column that says no more than the label cannot be told from
+    it: its measure says so. Cells are words, numbers, or tuples of numbers, which are asked about together.
+    `beside` holds numbers by cause that may explain its effect, such as the amount of stain for the light:
+    what they explain is taken out first.
 
     >>> found = slide_associations(range(20), {"site": ["a"] * 10 + ["b"] * 10}, [str(i) for i in range(20)])
     >>> found[0].cause, round(found[0].effect, 2)
@@ -91,18 +94,36 @@ def slide_associations(
     if y.ndim != 1 or len(y) != len(slides):
         raise InputError(f"There must be one value per slide ({len(slides)}). Got shape {y.shape}.")
     strata = _groups([""] * len(y) if labels is None else labels)
+    labelled = np.array([labels is None or _is_known(labels[i]) for i in range(len(y))])
     found = []
     for name, cells in columns.items():
-        known = np.array([_is_known(cell) for cell in cells]) & np.isfinite(y)
-        if known.sum() < FEWEST:
-            continue
+        known = np.array([_is_known(cell) for cell in cells]) & np.isfinite(y) & labelled
         picked = [cell for cell, here in zip(cells, known, strict=True) if here]
+        if why_unasked(picked) is not None:
+            continue
         other = np.array(beside[name], dtype=np.float64)[known] if beside and name in beside else None
         who = [slide for slide, here in zip(slides, known, strict=True) if here]
         made = _asked(y[known], picked, strata[known], who, name=name, other=other, draws=draws, seed=seed)
         if made is not None:
             found.append(made)
     return found
+
+
+def why_unasked(cells: Sequence[Any]) -> str | None:
+    """Why nothing can be asked about a column; None where it can.
+
+    >>> why_unasked(["north"] * 20), why_unasked(["north", None, "south"])
+    ('the same on all slides', 'known of 2 slides, and 8 are needed')
+    """
+    known = [cell for cell in cells if _is_known(cell)]
+    if len(known) < FEWEST:
+        return f"known of {counted(len(known), 'slide')}, and {FEWEST} are needed"
+    values = len(set(map(str, known)))
+    if values == 1:
+        return "the same on all slides"
+    if _numbers(known) is None and values - 1 > len(known) // 2:
+        return "nearly every slide has a value of its own"
+    return None
 
 
 def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
@@ -140,7 +161,7 @@ def patch_associations(
         p = _sign_flip_p(values, rng, draws, both=tissue)
         named = tuple(slide for _, slide in sorted(rows, key=lambda row: -abs(row[0]))[:5])
         mean = float(values.mean())
-        measure = f"mean rank correlation{'' if tissue else ' with the amount'}"
+        measure = f"mean rank correlation{'' if tissue else ' with the amount of relevance'}"
         found.append(Association(name, "patch", measure, mean, p, len(values), slides=named, tissue=tissue))
     return found
 
@@ -182,8 +203,6 @@ def _asked(
     rng = np.random.default_rng([seed, *name.encode()])
     numbers = _numbers(cells)
     codes = _groups(cells)
-    if numbers is None and (codes.max() == 0 or codes.max() > len(y) // 2):
-        return None
     whole = np.zeros(len(y), dtype=np.int64)
     for within in (strata, whole) if strata.max() else (whole,):
         parts = _member(codes, within) if numbers is None else _held(numbers, within)
@@ -256,7 +275,8 @@ def _explained_by(
         return None
     basis = _basis(parts)
     share = float(_explained(y[None], basis)[0])
-    p = _p(share, _explained(_shuffled(y, strata, rng, draws), basis))
+    null = [_explained(_shuffled(y, strata, rng, some), basis) for some in _blocks(draws, len(y))]
+    p = _p(share, np.concatenate(null))
     chance = basis.shape[1] / max(1, len(y) - len(np.unique(strata)))  # what columns without meaning explain
     return float(max(0.0, (share - chance) / max(1e-9, 1 - chance))), p
 
@@ -292,6 +312,16 @@ def _shuffled(y: Floats, strata: Ints, rng: np.random.Generator, draws: int) -> 
     return rows
 
 
+def _blocks(draws: int, slides: int) -> list[int]:
+    """Draws in blocks, so that memory does not grow with the cohort.
+
+    >>> _blocks(5000, 100), _blocks(5000, 2000)
+    ([5000], [2000, 2000, 1000])
+    """
+    most = max(100, AT_ONCE // max(1, slides))
+    return [min(most, draws - start) for start in range(0, draws, most)]
+
+
 def _unit(values: npt.NDArray[Any]) -> Floats:
     centred = values - values.mean()
     return np.asarray(centred / max(float(np.linalg.norm(centred)), 1e-12))
@@ -305,7 +335,8 @@ def _rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
 
 
 def _sign_flip_p(values: Floats, rng: np.random.Generator, draws: int, *, both: bool) -> float:
-    null = rng.choice([-1.0, 1.0], size=(draws, len(values))) @ values / len(values)
+    flips = (rng.choice([-1.0, 1.0], size=(some, len(values))) for some in _blocks(draws, len(values)))
+    null = np.concatenate([signs @ values / len(values) for signs in flips])
     return _p(abs(values.mean()), np.abs(null)) if both else _p(values.mean(), null)
 
 

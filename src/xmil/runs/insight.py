@@ -14,7 +14,8 @@ report.html, card.html, card.json, card.md, album.pdf
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,17 +24,19 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import InputError
+from xmil.core.errors import InputError, XmilError
 from xmil.core.identity import file_digest
 from xmil.core.names import listed
 from xmil.core.parsing import parse_json
-from xmil.core.run import Run, explained_run, open_run
-from xmil.data import feature_files, open_bag, read_cohort
+from xmil.core.run import Run
+from xmil.data import feature_files, open_bag
+from xmil.data.header import Header
 from xmil.data.siblings import slide_name
 from xmil.findings.dictionary import even_counts, fit_dictionary
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers
 from xmil.runs.insight_album import write_album
-from xmil.runs.insight_inputs import check_widths, doubts, evaluated_rows
+from xmil.runs.insight_cohort import CohortColumns, read_columns
+from xmil.runs.insight_inputs import check_inputs, doubts, evaluated_run, explained_run
 from xmil.runs.insight_regions import region_files
 from xmil.runs.insight_shares import add_strong_shares
 from xmil.runs.insight_slide import InsightJob, make_insight_worker
@@ -44,7 +47,6 @@ from xmil.runs.workers.pool import MakeWorker, Workers
 
 SANITY = 10  # slides of the sanity tests
 MADE = ("report.html", "card.html", "card.json", "card.md", "album.pdf")
-NOT_CAUSES = ("slide_id", "case_id", "split", "fold", "path", "patient", "time", "event")
 
 
 def insight(
@@ -87,7 +89,7 @@ def insight(
     again, with it and with new weights in it, and the card says how the scores changed.
     """
     hear = listener or Listener()
-    held = run if isinstance(run, Run) else explained_run(run)
+    held = explained_run(run)
     place = held.path / "insight" if out is None else Path(out)
     chosen = InsightChoice(method, None if target is None else str(target), concepts, dictionary, seed)
     found = InsightRun(
@@ -97,18 +99,16 @@ def insight(
         _feature_paths(features, held, follow_links=follow_links),
         None if model is None else Path(model),
         {} if slides is None else dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides),
-        _columns(cohort, label, tuple(listed(causes)), hear),
+        read_columns(cohort, held.slides, label=label, causes=listed(causes)),
         tuple(explained_run(path).path for path in (listed(beside) if isinstance(beside, str) else beside)),
-        None if evaluated is None else open_run(evaluated).path,
+        None if evaluated is None else evaluated_run(evaluated),
         album,
         {} if regions is None else region_files(regions),
         tuple(listed(within)),
         sanity,
         format,
     )
-    check_widths(found)
-    if found.evaluated is not None:
-        evaluated_rows(found.evaluated)
+    check_inputs(found)
     tally = found.go(list(found.items), workers=as_workers(workers), restart=restart, listener=hear)
     hear.say(f"{len(tally.done)} slides analysed, {tally}. See {place / 'report.html'}.")
     return found.saved()
@@ -123,15 +123,6 @@ class InsightChoice:
     concepts: int = 20
     dictionary: str = "kmeans"
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class CohortColumns:
-    """Columns of the cohort by slide: the label and what may be a cause."""
-
-    label: Mapping[str, Any] = field(default_factory=dict)
-    causes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    outcomes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -195,18 +186,23 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         fit_dictionary(sample, concepts=kinds, kind=self.chosen.dictionary, seed=self.chosen.seed).save(path)
 
     def _sample(self) -> FloatArray:
-        """Patches of every slide in proportion; the files are asked for these rows alone."""
+        """Patches of every slide that can be read, in proportion; files are asked for these rows alone."""
         seed = self.chosen.seed
-        counts = even_counts(
-            [len(open_bag(self.paths[slide], self.layout)) for slide in self.items], seed=seed
-        )
-        rng, held = np.random.default_rng(seed), []
-        for slide, count in zip(self.items, counts.tolist(), strict=True):
-            header = open_bag(self.paths[slide], self.layout)
-            rows = np.sort(rng.permutation(len(header))[:count])
+        sizes = {slide: (len(header), header.dim) for slide, header in self._headers()}
+        counts = even_counts([n for n, _ in sizes.values()], seed=seed)
+        rng, start = np.random.default_rng(seed), 0
+        held = np.empty((int(counts.sum()), next(iter(sizes.values()))[1]), dtype=np.float32)
+        for slide, count in zip(sizes, counts.tolist(), strict=True):
+            rows = np.sort(rng.permutation(sizes[slide][0])[:count])
             if count:
-                held.append(header.read(rows).features)
-        return np.concatenate(held)
+                held[start : start + count] = open_bag(self.paths[slide], self.layout).read(rows).features
+                start += count
+        return held
+
+    def _headers(self) -> Iterator[tuple[str, Header]]:
+        for slide in self.items:
+            with suppress(XmilError):  # the slide's failure says why
+                yield slide, open_bag(self.paths[slide], self.layout)
 
     def make_worker(self, workers: Workers) -> MakeWorker[str, dict[str, Any]]:  # noqa: ARG002 - the base's
         """A worker has the dictionary, the model and the places of the files."""
@@ -280,41 +276,3 @@ def _feature_paths(features: StrPath, run: Run, *, follow_links: bool) -> dict[s
             f"{features}: holds no features of the run's slides; name the folder that was explained."
         )
     return known
-
-
-def _columns(cohort: StrPath | None, label: str, causes: tuple[str, ...], hear: Listener) -> CohortColumns:
-    if cohort is None:
-        return CohortColumns()
-    table = read_cohort(cohort)
-    slides = list(table.slides)
-    by_slide = {
-        name: dict(zip(slides, table.column(name), strict=True))
-        for name in table.columns
-        if name != "slide_id"
-    }
-    for name in causes:
-        if name not in by_slide:
-            raise InputError(f"{cohort}: has no column {name!r}; found {', '.join(by_slide)}.")
-    asked = causes or tuple(name for name in by_slide if name not in (*NOT_CAUSES, label))
-    if not asked:
-        hear.say(
-            f"{cohort}: has no columns that could be causes; shortcuts are looked for in pictures alone."
-        )
-    return CohortColumns(
-        by_slide.get(label, {}), {name: by_slide[name] for name in asked}, _numbers(by_slide)
-    )
-
-
-def _numbers(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    found = {}
-    for name in ("time", "event"):
-        if name in columns:
-            found[name] = {slide: _number(cell) for slide, cell in columns[name].items()}
-    return found
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return float("nan")

@@ -1,55 +1,123 @@
-"""Whether what `insight` is given is what the run was made of: features, model, evaluation."""
+"""Whether what `insight` is given fits the run: its kind, features, model, slides, evaluation."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import InputError, UnknownNameError, XmilError
 from xmil.core.identity import unchanged
 from xmil.core.names import counted
-from xmil.core.run import open_run
-from xmil.core.runfiles import check_own
+from xmil.core.run import Run, open_run
 from xmil.core.storage import read_provenance
 from xmil.data import open_bag
 from xmil.runs.inputs import named
+from xmil.runs.insight_slide import chosen_explanation
 
 if TYPE_CHECKING:
     from xmil.runs.insight import InsightRun
 
 
-def check_widths(run: InsightRun) -> None:
-    """Refuse features of another width than those that were explained."""
+EXPLAINED = ("explain", "evaluate")  # runs that hold explanations
+
+
+def explained_run(given: Run | str | PathLike[str]) -> Run:
+    """A run that holds explanations; others are refused."""
+    run = given if isinstance(given, Run) else open_run(given)
+    if run.kind not in EXPLAINED:
+        raise InputError(f"{run.path}: a run of `xmil {run.kind}`; give the folder of `xmil explain`.")
+    return run
+
+
+def evaluated_run(folder: str | PathLike[str]) -> Path:
+    """The folder of a finished evaluation."""
+    run = open_run(folder)
+    if run.kind != "evaluate" or not (run.path / "summary.csv").is_file():
+        raise InputError(f"{run.path}: no finished run of `xmil evaluate`; give its folder, or leave it out.")
+    return run.path
+
+
+def check_inputs(run: InsightRun) -> None:
+    """Refuse, before anything is computed, what does not fit the run."""
+    check_widths(run)
+    _check_model(run)
+    _check_method(run)
+    given = {"slides": run.pictures, "annotations (SLIDE.geojson)": run.regions}
+    for what, files in given.items():
+        if files and not any(slide in files for slide in run.items):
+            raise InputError(f"{next(iter(files.values())).parent}: holds no {what} of the run's slides.")
+    for path in run.beside:
+        if not any(slide in run.items for slide in Run(path).slides):
+            raise InputError(f"{path}: explains none of the run's slides; name a run of the same slides.")
+
+
+def _check_model(run: InsightRun) -> None:
+    """Refuse a model that cannot be loaded, or that takes other features."""
     wide = run.run.spec.get("in_dim")
-    for slide in run.items if isinstance(wide, int) else ():
-        found = open_bag(run.paths[slide], run.layout).dim
+    if run.model is None or not isinstance(wide, int):
+        return
+    from xmil.runs.ensemble import Ensemble, model_paths
+
+    found = Ensemble.load(model_paths(run.model)).spec.in_dim
+    if found != wide:
+        raise InputError(
+            f"{run.model}: takes {found} features, and the run explained {wide}; give the run's model."
+        )
+
+
+def _check_method(run: InsightRun) -> None:
+    """Refuse a method or target that no slide was explained with."""
+    unknown: UnknownNameError | None = None
+    for slide in run.items:
+        try:
+            chosen_explanation(run.run.file(slide), run.chosen.method, run.chosen.target)
+        except UnknownNameError as error:
+            unknown = unknown or error
+        except XmilError:
+            return  # cannot be read, which the slide's failure says
+        else:
+            return
+    if unknown is not None:
+        raise unknown
+
+
+def check_widths(run: InsightRun) -> None:
+    """Refuse features of another width than those that were explained, or than the first slide's."""
+    wide, unread = run.run.spec.get("in_dim"), []
+    for slide in run.items:
+        try:
+            found = open_bag(run.paths[slide], run.layout).dim
+        except XmilError as error:
+            unread.append(error)  # which the slide's failure will say, unless it is every slide's
+            continue
+        wide = wide if isinstance(wide, int) else found
         if found != wide:
             raise InputError(
                 f"{run.paths[slide]}: has {found} features, and the run explained {wide}; give the features "
                 "that were explained."
             )
-
-
-def evaluated_rows(folder: Path) -> list[dict[str, str]]:
-    """The measures of a run of `xmil evaluate`; what is none is refused before the work begins."""
-    path = folder / "summary.csv"
-    try:
-        check_own(path)
-        with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-        for row in rows:
-            float(row["mean"]), float(row["low"]), float(row["high"]), row["method"], row["mode"], row["n"]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error):
-        why = "not a table of measures" if path.is_file() else "no such file"
-        raise InputError(f"{path}: {why}; give the folder of a finished xmil evaluate.") from None
-    return rows
+    if len(unread) == len(run.items):
+        raise unread[0]
 
 
 def doubts(run: InsightRun) -> list[str]:
     """A sentence for each of the inputs that the run was not made of."""
-    return [*_other_features(run), *_other_models(run), *_other_evaluation(run)]
+    others = [*_other_features(run), *_other_models(run), *_other_evaluation(run)]
+    return [*_left_out(run), *run.columns.notes, *others]
+
+
+def _left_out(run: InsightRun) -> list[str]:
+    """Slides without features, and those without a picture where there are pictures."""
+    told = []
+    gone = [slide for slide in run.run if slide not in run.paths]
+    if gone:
+        told.append(f"{counted(len(gone), 'slide')} of the run left out, without features ({named(gone)}).")
+    dark = [slide for slide in run.items if slide not in run.pictures] if run.pictures else []
+    if dark:
+        told.append(f"{counted(len(dark), 'slide')} without a picture ({named(dark)}).")
+    return told
 
 
 def _other_features(run: InsightRun) -> list[str]:

@@ -133,13 +133,24 @@ def _shares(
         from xmil.runs.ensemble import BACKGROUND
 
         kept = Background.load(job.run / BACKGROUND) or getattr(next(iter(models), None), "background", None)
-        parts = [_worth(e, bag, kept)]
+        weights, baseline = _worth(e, bag, kept)
     elif models:
-        parts = [_worth(_again(model, e, bag), bag, getattr(model, "background", None)) for model in models]
+        weights, baseline = _mean_worth(models, e, bag)
     else:
         return None
-    weights = np.mean([g for g, _ in parts], axis=0)
-    return split_scores(dictionary, bag.features, weights, np.mean([kept for _, kept in parts], axis=0))
+    return split_scores(dictionary, bag.features, weights, baseline)
+
+
+def _mean_worth(models: Models, e: Explanation, bag: Bag) -> tuple[FloatArray, FloatArray]:
+    """What `_worth` gives, as the mean over models, of which one after another is in memory."""
+    parts = (_worth(_again(model, e, bag), bag, getattr(model, "background", None)) for model in models)
+    weights, baseline = next(parts)
+    for more, other in parts:
+        weights += more
+        baseline += other
+    weights /= len(models)
+    baseline /= len(models)
+    return weights, baseline
 
 
 def _again(model: Any, e: Explanation, bag: Bag) -> Explanation:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xmil.core.errors import XmilError
+from xmil.core.errors import InputError, XmilError
+from xmil.core.names import counted
 from xmil.core.runfiles import write_table
 from xmil.core.storage import write_text
 from xmil.findings.appearance import LIGHT
 from xmil.findings.biomarkers import SurvivalCurve, correlation_with, survival_curves, survival_of
 from xmil.findings.concepts import removal_agreement
-from xmil.findings.report import SHOWN, ConceptRow, Findings, card_html, card_json, card_markdown, report_html
-from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations
+from xmil.findings.report import SHOWN, ConceptRow, Findings, report_html
+from xmil.findings.report_card import card_html, card_json, card_markdown
+from xmil.findings.shortcuts import Association, patch_associations, ranked, slide_associations, why_unasked
 from xmil.findings.strategies import Strategies, find_strategies
-from xmil.runs.insight_inputs import evaluated_rows
+from xmil.runs.insight_cohort import number
 from xmil.runs.insight_pictures import accused_patches, patch_pictures, write_sheet
 from xmil.runs.insight_sanity import sanity_tests
 from xmil.runs.insight_slide import REMOVAL
@@ -46,9 +49,11 @@ def write_insight(
         about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),
+        target=_target_words(results),
         strategies=strategies,
         accuracy=() if strategies is None else strategies.accuracy(_correct(run, with_profile)),
         shortcuts=shortcuts,
+        unasked=_unasked(run, slides),
         accused=accused_patches(run, shortcuts),
         removals=_removals(run, slides, results),
         biomarkers=_biomarkers(run, slides, results),
@@ -57,7 +62,7 @@ def write_insight(
         faithfulness=_faithfulness(run),
         sanity=sanity_tests(run, slides),
         curves=_curves(run, slides, results),
-        notes=_notes(run, results, profiles),
+        notes=_notes(run, slides, results, profiles),
     )
     known = [r for r in results if "profile" in r]
     _write_tables(run, found, with_profile, profiles, strategies, known)
@@ -74,13 +79,22 @@ def _about(run: InsightRun, results: Sequence[Mapping[str, Any]]) -> dict[str, A
     folder = Path(str(held.get("features"))).name
     return {
         "model": _model_words(held),
-        "data": f"{len(results)} slides, {patches:,} patches; features {folder}",
+        "data": f"{counted(len(results), 'slide')}, {counted(patches, 'patch')}; features from {folder}/",
         "task": run.run.task,
         "method": run.chosen.method,
-        "target": run.chosen.target or "as explained",
+        "target": _target_words(results),
         "dictionary": f"{run.chosen.dictionary}, {run.chosen.concepts} concepts",
         "version": held.get("version"),
     }
+
+
+def _target_words(results: Sequence[Mapping[str, Any]]) -> str:
+    """What was explained: a class by its name or number, where all slides have one."""
+    targets = {str(r["target"]) for r in results}
+    if len(targets) > 1:
+        return "the explained class"
+    only = next(iter(targets), "the target")
+    return f"class {only}" if only.isdigit() else only
 
 
 def _model_words(about: Mapping[str, Any]) -> str | None:
@@ -94,7 +108,9 @@ def _model_words(about: Mapping[str, Any]) -> str | None:
     return f"{spec.get('name')}, {spec.get('in_dim')} features, SHA-256 {sums}"
 
 
-def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any) -> list[str]:
+def _notes(
+    run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]], profiles: Any
+) -> list[str]:
     notes = []
     targets = {str(r["target"]) for r in results}
     if len(targets) > 1:
@@ -112,6 +128,8 @@ def _notes(run: InsightRun, results: Sequence[Mapping[str, Any]], profiles: Any)
     unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
     if unread:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
+    if run.columns.outcomes:
+        notes += _unsurvived(run, slides, results)
     return notes + run.doubts + [str(line) for line in run.run.warnings]
 
 
@@ -119,7 +137,7 @@ def _shortcuts(
     run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]
 ) -> list[Association]:
     outputs = [float(r["output"]) for r in results]
-    columns = {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+    columns = _causes(run, slides)
     made = [r["seen"].get("made", {}) for r in results]
     for name in dict.fromkeys(name for row in made for name in row):
         columns[name] = [_cell(row.get(name)) for row in made]
@@ -131,6 +149,15 @@ def _shortcuts(
         slide_associations(outputs, columns, slides, labels=labels, beside=stain, seed=seed)
         + patch_associations(within, slides, seed=seed)
     )
+
+
+def _causes(run: InsightRun, slides: Sequence[str]) -> dict[str, list[Any]]:
+    return {name: [cells.get(slide) for slide in slides] for name, cells in run.columns.causes.items()}
+
+
+def _unasked(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
+    told = {name: why_unasked(cells) for name, cells in _causes(run, slides).items()}
+    return {name: why for name, why in told.items() if why is not None}
 
 
 def _cell(value: Any) -> Any:
@@ -203,7 +230,7 @@ def _biomarkers(
     for name, numbers in values.items():
         row: dict[str, str] = {"mean": f"{np.nanmean(numbers):.3g}" if np.isfinite(numbers).any() else ""}
         for cause, cells in run.columns.causes.items():
-            column = [_number(cells.get(slide)) for slide in slides]
+            column = [number(cells.get(slide)) for slide in slides]
             if np.isfinite(column).sum() >= 8 and len(set(column)) > 2:
                 row[f"Spearman with {cause}"] = str(correlation_with(numbers, column, seed=run.chosen.seed))
         row |= _survival(run, slides, numbers)
@@ -224,12 +251,25 @@ def _survival(run: InsightRun, slides: Sequence[str], numbers: Sequence[float]) 
     nan = float("nan")
     try:
         told = survival_of(numbers, [times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
-    except XmilError as error:
-        return {"hazard ratio per SD": str(error)}
+    except XmilError:
+        return {"hazard ratio per SD": "not estimated"}
     return {
-        "hazard ratio per SD": f"{told.hazard_ratio} (p = {told.cox_p:.2g})",
-        "log-rank p at the median": f"{told.log_rank_p:.2g}",
+        "hazard ratio per SD": str(told.hazard_ratio),
+        "p of it": f"{told.cox_p:.2g}",
+        "log-rank p": f"{told.log_rank_p:.2g}",
     }
+
+
+def _unsurvived(run: InsightRun, slides: Sequence[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why there is no survival by the plain output, and so by hardly any biomarker."""
+    times, events = (run.columns.outcomes[name] for name in ("time", "event"))
+    nan = float("nan")
+    outputs = [float(r["output"]) for r in results]
+    try:
+        survival_of(outputs, [times.get(s, nan) for s in slides], [events.get(s, nan) for s in slides])
+    except XmilError as error:
+        return [str(error)]
+    return []
 
 
 def _curves(
@@ -247,7 +287,7 @@ def _curves(
         try:
             found[name] = survival_curves(values, *outcome)
         except XmilError:
-            continue  # the table of biomarkers says why
+            continue  # the notes say why
     rows = [
         (name, c.group, c.n, *point)
         for name, curves in found.items()
@@ -278,7 +318,12 @@ def _faithfulness(run: InsightRun) -> dict[str, str]:
     """The method's measures in the evaluated run, with their intervals."""
     if run.evaluated is None:
         return {}
-    rows = [row for row in evaluated_rows(run.evaluated) if row["method"] == run.chosen.method]
+    path = run.evaluated / "summary.csv"
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.chosen.method]
+    except OSError:
+        raise InputError(f"{path}: no such file; give the folder of a finished xmil evaluate.") from None
     if not rows:
         return {"slides that count": f"none for {run.chosen.method}; summary.txt says why"}
     return {
@@ -339,10 +384,3 @@ def _write_tables(
         (*keys, "slides"),
         [(*(getattr(a, key) for key in keys), " ".join(a.slides)) for a in found.shortcuts],
     )
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return float("nan")
