@@ -14,6 +14,7 @@ from xmil.core.errors import InputError
 from xmil.core.named_function import load_function
 from xmil.core.task import TASKS
 from xmil.data import feature_files, open_bag
+from xmil.data.whereabouts import folder_advice
 from xmil.methods.declared import declared_names, declared_references
 from xmil.methods.opening import open_network
 from xmil.models import MILModel
@@ -67,7 +68,8 @@ def _sizes(own: nn.Module, name: str, unsaid: Unsaid) -> tuple[int, int]:
         raise InputError(f"The model {name!r} needs features to be tried out on; give --features.")
     files = feature_files(unsaid.features)[0]
     if not files:
-        raise InputError(f"{unsaid.features}: no feature files to try the model {name!r} out on.")
+        where = folder_advice(unsaid.features)
+        raise InputError(f"{unsaid.features}: no feature files to try the model {name!r} out on; {where}.")
     header = open_bag(files[0], **unsaid.reading)
     bag = header.read(np.arange(min(TRIED, len(header))))
     with torch.no_grad():
