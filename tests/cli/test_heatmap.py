@@ -54,6 +54,21 @@ def heat(place: Path, *more: str, run: str = "run") -> int:
     return xmil_run(["heatmap", str(place / run), "--size", "200", "--top", "2", *more])
 
 
+def test_pictures_of_an_earlier_run_are_named(place, capsys):
+    wanted = ("--pictures", "map", "--exports", "none", "--methods", "lrp")
+    heat(place, *wanted)
+    assert "earlier run" not in capsys.readouterr().out
+    for path in (place / "run" / "slides").iterdir():  # explained again, with the classes named otherwise
+        other = explanation(XY, EDGE, bag=path.stem)
+        write_explanations([replace(other, target=Target(1, name="other"))], path)
+    heat(place, *wanted)
+    assert (
+        "3 files older than the explanations there, of an earlier run: map/a.lrp." in capsys.readouterr().out
+    )
+    heat(place, *wanted, run="run/slides/a.parquet")
+    assert "3 files older" in capsys.readouterr().out  # not the new ones of other slides
+
+
 def test_a_run(place, capsys):
     code = heat(
         place, "--slides", str(place / "wsi"), "--exports", "geojson,scores,colours,csv,parquet",

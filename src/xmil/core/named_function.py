@@ -101,6 +101,13 @@ def is_function_name(text: str) -> bool:
     (True, True, False)
     """
     place, _, function = text.rpartition(":")
-    if not place or not function.isidentifier() or Path(text).exists():
+    if not place or not function.isidentifier() or _is_there(text):
         return False
     return place.endswith(SUFFIX) or all(part.isidentifier() for part in place.split("."))
+
+
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # too long for the name of a file
+        return False

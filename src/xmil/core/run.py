@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -14,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
-from xmil.core.runfiles import RUN, SLIDES, check_own, read_failures, read_rows, read_run
+from xmil.core.runfiles import (
+    INTERACTIONS,
+    RUN,
+    SLIDES,
+    check_own,
+    pairs_by_slide,
+    read_failures,
+    read_rows,
+    read_run,
+)
 from xmil.core.storage import read_explanation
 from xmil.core.target import Target
 
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
-INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
 SHOWN = 10  # rows of a run in a notebook
 
 
@@ -190,6 +197,4 @@ def pairs_file(out: Path, slide: str, target: Target) -> Path:
 
 def pairs_files(folder: Path, slide: str) -> list[Path]:
     """The files of a slide's interactions in a run's folder, one for each target; links are passed over."""
-    stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
-    found = sorted((folder / INTERACTIONS).glob("*.parquet"))
-    return [path for path in found if stem.fullmatch(path.name) and not path.is_symlink()]
+    return pairs_by_slide(folder / INTERACTIONS).get(slide, [])

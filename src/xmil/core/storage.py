@@ -76,7 +76,7 @@ def is_as_written(path: Path_) -> bool:
     header, table = _open(path)
     stored = header.pop("digest", None)
     try:
-        return stored is None or stored == _digest(header, table)
+        return stored is None or stored == content_digest(header, table)
     except (TypeError, ValueError, AttributeError, NotImplementedError):  # a column of another type
         return False
 
@@ -131,11 +131,11 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
     }
     table = pa.table(arrays)
     header = json.loads(json.dumps(header, default=_plain))
-    header["digest"] = _digest(header, table)
+    header["digest"] = content_digest(header, table)
     return table.replace_schema_metadata({KEY: json.dumps(header)})
 
 
-def _digest(header: Mapping[str, Any], table: pa.Table) -> str:
+def content_digest(header: Mapping[str, Any], table: pa.Table) -> str:
     """One word for all that a file says, whatever its packing: seen is any later change of it."""
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in table.column_names:

@@ -242,10 +242,11 @@ class Sheet:
             if mark is not None:
                 _mark(axes, mark, self.unit * 72 / DPI)
             if ruler is not None and i == 0:
-                self._ruler(axes, ruler, pixels.shape[0])
+                self.ruler(axes, ruler, pixels.shape[0])
         self.y += tallest + round(0.8 * self.unit)
 
-    def _ruler(self, axes: Any, ruler: Ruler, height: int) -> None:
+    def ruler(self, axes: Any, ruler: Ruler, height: int) -> None:
+        """A bar of known length in the lower left corner of a picture."""
         u = self.unit
         wide = max(ruler.pixels, text_width(ruler.name, 0.85 * u)) + 1.2 * u
         axes.add_patch(Rectangle((0, height - 2.6 * u), wide, 2.6 * u, fc="white", ec="none", alpha=0.85))

@@ -2,9 +2,10 @@
 
 from xmil.lrp.composite import PLAIN, AffineRule, Composite
 from xmil.lrp.engine import Engine
+from xmil.lrp.flow import Flow
 from xmil.lrp.functions import FUNCTION_RULES, backward_is_rule, register_function
 from xmil.lrp.operations import RULES, register_rule
-from xmil.lrp.tracing import Flow, Relevance, Trace, record, trace
+from xmil.lrp.tracing import Relevance, Trace, record, trace
 from xmil.lrp.values import scaled_gradient, with_gradient_of
 
 from xmil.lrp import rules  # isort: skip  # registers the rules, which need the names above

@@ -13,12 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.composite import AffineRule, Composite
+from xmil.lrp.flow import Entry
+from xmil.lrp.forms import recognise
 from xmil.lrp.ledger import Ledger, product_sum
-from xmil.lrp.marks import CONSTANT, CUT, LIVE, Marks, tensors_in
+from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, tensors_in
 from xmil.lrp.operations import (
     CARRIES_GATES,
     FIRST_ALONE,
     GRADIENT_IS_RULE,
+    LEAVES_TORCH,
     PRODUCTS,
     READS_NUMBERS,
     RULES,
@@ -29,6 +32,7 @@ from xmil.lrp.operations import (
     out_of_place,
     positional,
 )
+from xmil.lrp.origins import storage_of
 from xmil.lrp.secant import ELEMENTWISE, Activations
 from xmil.lrp.sight import Sight, check_transforms, kept_by_autograd
 from xmil.lrp.values import accounted, without_rule
@@ -59,10 +63,12 @@ class Engine(TorchFunctionMode):
         self.composite = composite
         self.module = module
         self.ledger = Ledger()
-        self.marks = Marks()
+        self.marks = Marks(module)
         self.sight = Sight()
+        self.start: Tensor | None = None  # the explained input, where layers of it may be entries
+        self.entries: list[Entry] = []
         self.cuts: list[str] = []  # where constants that depend on the input were taken as values
-        self._names = {_storage(p): name for name, p in module.named_parameters() if p.numel()}
+        self._names = {storage_of(p): name for name, p in module.named_parameters() if p.numel()}
         self._own = own
         composite.check_names(self._names.values())
 
@@ -77,7 +83,9 @@ class Engine(TorchFunctionMode):
         check_transforms(args)
         depends = max(self.marks.survey(args), self.marks.survey(options))
         if depends == CONSTANT:
-            return func(*args, **options)
+            out = func(*args, **options)
+            self.marks.saw(out, [*args, *options.values()])
+            return out
         name = name_of(func)
         if depends == LIVE:
             with self.sight(name), kept_by_autograd():
@@ -108,8 +116,10 @@ class Engine(TorchFunctionMode):
             out = self._by_rule(func, name, args, kwargs)
         except _NoRuleError as error:
             out = without_rule(func(*args, **kwargs), str(error))
-        if name in CARRIES_GATES:
+        if name in CARRIES_GATES and not (name == "div" and self.marks.of(out) == GATE):
             self.marks.carry(self._gates_of(name, args, kwargs), out)
+        if is_live(out) and not kwargs:
+            recognise(self.marks, name, args, out)
         return out
 
     def _by_rule(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -142,7 +152,12 @@ class Engine(TorchFunctionMode):
         if name in READS_NUMBERS:
             self.marks.put_number(out)
             return
-        if no_values(name) or (name in FIRST_ALONE and self.marks.survey(args[0]) == CONSTANT):
+        if name in LEAVES_TORCH:
+            self.marks.origins.left |= args[0].is_floating_point()
+            return
+        values = args[1:] if no_values(name) else args[:1]
+        if (no_values(name) or name in FIRST_ALONE) and self.marks.survey(values) == CONSTANT:
+            self.marks.saw(out, args)
             return
         if name == "broadcast_tensors":
             sources = args[0] if isinstance(args[0], list | tuple) else args
@@ -172,7 +187,7 @@ class Engine(TorchFunctionMode):
 
     def name_of_parameter(self, tensor: Tensor) -> str | None:
         """The dotted name of the parameter that a tensor is, or is a view of."""
-        return self._names.get(_storage(tensor))
+        return self._names.get(storage_of(tensor))
 
     def rule_for(self, weight: Tensor | None) -> AffineRule:
         """The affine rule of a weight, by the name of the parameter it is or is a view of."""
@@ -212,6 +227,16 @@ class Engine(TorchFunctionMode):
         if all(self.marks.of(factor) in constant for factor in live):
             return list(factors)
         return [f.detach() if is_live(f) and self.marks.of(f) in constant else f for f in factors]
+
+    def enter(self, linear: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A linear layer; of the explained input itself as an entry, at which the way back may end."""
+        live = torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type)
+        if x is not self.start or weight.ndim != 2 or not live:
+            return linear(x, weight, bias)
+        with torch.no_grad():
+            out = linear(x, weight, None)
+        self.entries.append(Entry(out.requires_grad_(True), weight.detach()))
+        return out if bias is None else out + bias
 
     def check_constant(self, operation: str, **parameters: Tensor | None) -> None:
         """Refuse an affine operation whose weights themselves depend on the input."""
@@ -265,7 +290,3 @@ def _is_zero(value: Any) -> bool:
 
 def _zeros(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -1

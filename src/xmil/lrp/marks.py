@@ -10,22 +10,28 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
+
+from xmil.lrp.origins import Origins, numbers_in
 
 CUT = "cut"  # not live, but computed from the input: a softmax, a detached tensor, a normaliser
 GATE = "gate"  # live, from a sigmoid: a constant in products, if the composite says so
 WEIGHT = "weight"  # live, from an exponential: a constant in products, as a softmax is
+SEEN = "seen"  # not live, and made in this pass from the model's own constants
 
 CONSTANT, DEPENDENT, LIVE = 0, 1, 2
 _ATTRIBUTE = "_xmil_mark"
+_FORM = "_xmil_form"
 _numbers = itertools.count()
 
 
 class Marks:
     """The marks of one forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._pass = next(_numbers)
+        self.origins = Origins(module)
         self._numbers: set[float] = set()  # taken out of dependent tensors, as `item` does
 
     def put(self, tensor: Tensor, mark: str) -> None:
@@ -47,9 +53,29 @@ class Marks:
 
     def follow(self, source: Any, out: Tensor) -> None:
         """Give a tensor the mark that another has, or none."""
-        mark = self.of(source)
+        mark, form = self.of(source), self.form_of(source)
         if mark is not None or self.of(out) is not None:
             setattr(out, _ATTRIBUTE, (self._pass, mark))
+        if form is not None or self.form_of(out) is not None:
+            self.put_form(out, form)
+
+    def put_form(self, tensor: Tensor, form: Any) -> None:
+        """Remember what a live tensor is made of (see `xmil.lrp.forms`)."""
+        setattr(tensor, _FORM, (self._pass, form))
+
+    def form_of(self, value: Any) -> Any:
+        """What a tensor is known to be made of."""
+        number, form = getattr(value, _FORM, (None, None))
+        return form if number == self._pass else None
+
+    def saw(self, out: Any, args: Any) -> None:
+        """Note constants that an operation made of constants, unless numbers from outside are in them."""
+        if self.origins.left and any(map(self.origins.is_foreign, numbers_in(args))):
+            return
+        given = {id(tensor) for tensor in tensors_in(args)}
+        for tensor in tensors_in(out):
+            if id(tensor) not in given and not tensor.requires_grad and self.of(tensor) is None:
+                self.put(tensor, SEEN)
 
     def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
         """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
@@ -66,19 +92,29 @@ class Marks:
                 self.put_number(one)
         elif isinstance(value, float) and not value.is_integer():
             self._numbers.add(value)
+            self.origins.left = True
 
     def depends(self, value: Any) -> bool:
         """Whether a constant, a tensor or a number, was computed from the input."""
         if isinstance(value, Tensor):
-            return self.of(value) == CUT
-        return isinstance(value, float) and value in self._numbers
+            return self._is_cut(value)
+        return (isinstance(value, float) and value in self._numbers) or self.origins.is_foreign(value)
+
+    def _is_cut(self, tensor: Tensor) -> bool:
+        """Whether a constant was computed from the input, or comes from where nobody can tell."""
+        mark = self.of(tensor)
+        if mark is not None or not self.origins.left:
+            return mark == CUT
+        return not self.origins.holds(tensor)
 
     def survey(self, values: Any) -> int:
         """The most that any tensor in nested values is: LIVE, DEPENDENT or CONSTANT."""
         if isinstance(values, Tensor):
             if values.requires_grad:
                 return LIVE
-            return DEPENDENT if self.of(values) == CUT else CONSTANT
+            return DEPENDENT if self._is_cut(values) else CONSTANT
+        if isinstance(values, np.ndarray):
+            return DEPENDENT if self.origins.left and values.dtype.kind in "fc" else CONSTANT
         if isinstance(values, float):
             return DEPENDENT if values in self._numbers else CONSTANT
         if isinstance(values, str | bytes | int) or values is None:

@@ -74,6 +74,7 @@ PRODUCTS = frozenset(_PRODUCTS.split())
 CARRIES_GATES = GRADIENT_IS_RULE | PRODUCTS | frozenset(_TRANSPARENT.split())
 
 READS_NUMBERS = frozenset({"item", "tolist", "__float__"})
+LEAVES_TORCH = frozenset({"numpy", "__array__", "__dlpack__"})
 FIRST_ALONE = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})  # others give only a shape
 
 KEEP_IN_PLACE = frozenset(
@@ -161,6 +162,16 @@ def positional(
     if not args and "input" in options and name != "where":
         return (options.pop("input"),), options
     return args, options
+
+
+def dim_of(args: Sequence[Any], options: dict[str, Any], *, place: int = 0, default: Any = None) -> Any:
+    """The dimension an operation works along: by name, or at its place behind the tensor.
+
+    >>> dim_of((3, 1), {}, place=1), dim_of((3,), {"dim": 0}, place=1), dim_of((3,), {}, place=1, default=-1)
+    (1, 0, -1)
+    """
+    given = args[place] if len(args) > place else default
+    return options.get("dim", options.get("axis", given))
 
 
 def no_values(name: str) -> bool:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.composite import Composite
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
+from xmil.lrp.flow import Flow
 from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
 from xmil.lrp.operations import live_tensors
 from xmil.lrp.secant import Recorder, Recording, Secants
@@ -22,38 +22,7 @@ from xmil.lrp.values import message_of
 
 Forward = Callable[[Tensor], Tensor]
 OutputFunction = Callable[[Tensor], Tensor]
-BLOCK_ROWS = {"cpu": 4096, "cuda": 65_536}  # what fits a cache, and what keeps a GPU busy
 LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
-
-
-@dataclass(frozen=True)
-class Flow:
-    """A tensor and its gradient under the rules; their product is its relevance."""
-
-    tensor: Tensor
-    gradient: Tensor | None
-
-    @property
-    def features(self) -> Tensor:
-        """Relevance of every number of the tensor."""
-        return torch.zeros_like(self.tensor) if self.gradient is None else self.tensor * self.gradient
-
-    @cached_property
-    def instances(self) -> Tensor:
-        """Relevance summed over the last dimension."""
-        if self.gradient is None:
-            return self.tensor.new_zeros(self.tensor.shape[:-1])
-        block = BLOCK_ROWS.get(self.tensor.device.type, BLOCK_ROWS["cpu"])
-        rows = zip(self.tensor.split(block, dim=-2), self.gradient.split(block, dim=-2), strict=True)
-        return torch.cat([(tensor * gradient).sum(dim=-1) for tensor, gradient in rows], dim=-1)
-
-    def against(self, baseline: Tensor) -> Tensor:
-        """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
-        if self.gradient is None:
-            return self.tensor.new_zeros(self.tensor.shape[:-1])
-        if baseline.ndim == 1:
-            return self.gradient @ baseline
-        return (self.gradient * baseline).sum(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +50,7 @@ class Trace:
         self._x = x
         self._logits = logits
         self._layers = layers
+        self._entries = tuple(engine.entries)
 
     @property
     def matched(self) -> bool:
@@ -96,7 +66,7 @@ class Trace:
     def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
         """The way back from the logits, weighted by `seed`: gradients under the rules, with a new account."""
         self._engine.ledger.clear()
-        wanted = [self._x, *self._layers.values()]
+        wanted = [self._x, *(entry.out for entry in self._entries), *self._layers.values()]
         return list(torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True))
 
     def forget_module(self) -> None:
@@ -109,9 +79,9 @@ class Trace:
         with torch.enable_grad():
             value = output(logits)
             (seed,) = torch.autograd.grad(value.sum(), logits)
-        wanted = [self._x, *self._layers.values()]
-        gradients = self.pull(seed.to(self._logits.device), keep=keep)
-        at = [Flow(tensor.detach(), gradient) for tensor, gradient in zip(wanted, gradients, strict=True)]
+        direct, *others = self.pull(seed.to(self._logits.device), keep=keep)
+        ways = [*zip(self._entries, others, strict=False)]
+        at_input = Flow(self._x.detach(), direct, ways)
         terms = seed.double() * logits.detach().double()
         beside = (value.detach().double() - terms.sum(dim=-1)).sum()
         with torch.no_grad():
@@ -120,8 +90,9 @@ class Trace:
         size = max(abs(rest), largest)
         shares["cut"] += (bent := _bent(rest, at_zero, size))
         shares["bias"] += rest - bent
-        layers = dict(zip(self._layers, at[1:], strict=True))
-        return Relevance(value.detach(), at[0], layers, shares, size, tuple(self._engine.cuts))
+        named = zip(self._layers.items(), others[len(ways) :], strict=True)
+        layers = {name: Flow(tensor.detach(), gradient) for (name, tensor), gradient in named}
+        return Relevance(value.detach(), at_input, layers, shares, size, tuple(self._engine.cuts))
 
 
 def _bent(rest: float, at_zero: float, size: float) -> float:
@@ -187,6 +158,7 @@ def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -
         for name in layers:
             stack.enter_context(_capture(engine.module, name, captured))
         start = engine._owned(x)
+        engine.start = x if start is x else None
         engine.sight.start()
         with engine:
             logits = forward(start)

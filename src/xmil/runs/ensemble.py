@@ -17,6 +17,7 @@ from xmil.core.errors import CheckpointError, FileError, InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
 from xmil.core.named_function import is_function_name
+from xmil.core.runfiles import read_run
 from xmil.core.task import TASKS
 from xmil.data.averages import background_of_files
 from xmil.data.feature_facts import differing, same_encoder
@@ -127,6 +128,10 @@ def with_background(
         chosen, whose = _given_background(Path(given), width, reading), str(given)
     elif not restart and (kept := Background.load(out / BACKGROUND)) is not None and kept.dim == width:
         chosen, whose = kept, "what this run began with"
+    elif not restart and _began_without(out):
+        if len(files) >= ENOUGH:
+            say(f"{out}: began without a background, and goes on without; --restart measures against one.")
+        return models
     else:
         few = len(files) < ENOUGH
         own = None if few else background_of_files(files, width, reading, most=MOST)
@@ -138,6 +143,12 @@ def with_background(
         f"{whose} ({BACKGROUND}). --background none leaves it out."
     )
     return models.lent(chosen)
+
+
+def _began_without(out: Path) -> bool:
+    """Whether a run is there whose slides have no background: it had too few of them when it began."""
+    known = read_run(out)
+    return known is not None and "background" not in known["settings"]
 
 
 def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:

@@ -38,6 +38,7 @@ from xmil.slides.open import Found
 
 PICTURES, FORMATS, EXPORTS = ("panel", "overlay", "patches"), ("png",), ("geojson",)
 SCALES, STYLE = ("slide", "cohort"), "style.json"
+SHOWN = 3  # outdated files in a sentence
 
 
 def draw_slides(
@@ -92,7 +93,22 @@ def draw_slides(
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
     hear.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {place}.")
+    for line in _outdated(place, held):
+        hear.say(line)
     return drawing.saved()
+
+
+def _outdated(place: Path, held: SavedRun) -> list[str]:
+    """A sentence on pictures and exports that are older than every explanation of the run."""
+    beside = {path.parent for path in held.files.values()}
+    first = min(path.stat().st_mtime_ns for folder in beside for path in folder.glob("*.parquet"))
+    folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+    files = [path for folder in folders for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    old = [str(path.relative_to(place)) for path in files if path.lstat().st_mtime_ns < first]
+    if not old:
+        return []
+    named = ", ".join(old[:SHOWN]) + ", ..." * (len(old) > SHOWN)
+    return [f"{counted(len(old), 'file')} older than the explanations there, of an earlier run: {named}."]
 
 
 def _checked(look: Look) -> Look:

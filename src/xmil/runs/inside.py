@@ -21,6 +21,7 @@ from xmil.core.background import Background
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity
 from xmil.core.inside_patch import Inside
+from xmil.core.names import counted
 from xmil.core.run import Run, open_run
 from xmil.core.runfiles import SLIDES, read_rows
 from xmil.data import feature_files, read_bag
@@ -75,7 +76,7 @@ def inside_slides(
     if not looking.items:
         raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides examined, {tally}. Written to {place}.")
+    hear.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {place}.")
     return looking.saved()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from xmil.lrp.forms import exponent_of
 from xmil.lrp.ledger import Ledger
 from xmil.lrp.marks import GATE, WEIGHT
 from xmil.lrp.operations import name_of, register_rule
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
 _MARKS = {
-    **dict.fromkeys(("sigmoid", "hardsigmoid", "special_expit"), GATE),
+    **dict.fromkeys(("sigmoid", "hardsigmoid", "special_expit", "erfc", "special_ndtr"), GATE),
     **dict.fromkeys(("exp", "exp2", "special_exp2", "__rpow__"), WEIGHT),
 }
 EPSILON = 1e-12  # only ever meets x = 0, where f(x) - f(0) = 0 as well
@@ -42,6 +44,21 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     ruled: Tensor = _Smooth.apply(input, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
     if (mark := _MARKS.get(name_of(function))) is not None:
         engine.marks.put(ruled, mark)
+    return ruled
+
+
+def logistic(
+    engine: Engine, numerator: Any, denominator: Any, compute: Callable[[], Tensor]
+) -> Tensor | None:
+    """c / (1 + e^u) or e^u / (1 + e^u) under the rule of the sigmoid that it is; None for other fractions."""
+    exponent = exponent_of(engine.marks, numerator, denominator)
+    if exponent is None:
+        return None
+    with torch.no_grad():
+        out = compute()
+    at_zero = exponent.new_full((1,), 0.5 if isinstance(numerator, Tensor) else numerator / 2)
+    ruled: Tensor = _Smooth.apply(exponent, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
+    engine.marks.put(ruled, GATE)
     return ruled
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,11 @@ def linear(
 ) -> Tensor:
     """y = x W + b."""
     engine.check_constant("linear", weight=weight, bias=bias)
-    return _affine(engine, function, input, weight, bias, bias_shape=(-1,))
+    rule = engine.rule_for(weight)
+    enters = rule.is_gradient and not rule.constant
+    return _affine(
+        engine, partial(engine.enter, function) if enters else function, input, weight, bias, bias_shape=(-1,)
+    )
 
 
 @register_rule("addmm", "addbmm", "baddbmm", "addmv", "addr")

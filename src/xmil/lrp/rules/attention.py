@@ -117,12 +117,13 @@ def _transposed(
     query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None, scale: float
 ) -> Tensor:
     """P^T g: by a fused kernel where there is one, else in blocks."""
-    few_keys = query.shape[-2] >= key.shape[-2]
-    if sums is not None and not (few_keys and query.device.type == "cpu"):
+    if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
         found = transposed_attention(query, key, gradient, _as_bias(mask), sums, scale=scale)
         if found is not None:
             return found
-    return (_by_queries if few_keys else _by_keys)(query * scale, key, mask, gradient)
+    if query.shape[-2] >= key.shape[-2]:
+        return _by_queries(query * scale, key, mask, gradient)
+    return _by_keys(query * scale, key, mask, gradient, sums)
 
 
 def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:
@@ -134,21 +135,24 @@ def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tenso
     return total
 
 
-def _by_keys(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:
-    """P^T g over blocks of keys, for few queries; the normalisers come first."""
+def _by_keys(
+    query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None
+) -> Tensor:
+    """P^T g over blocks of keys, for few queries; the normalisers come first where they are not known."""
     blocks = _blocks(key.shape[-2], query.shape[:-2].numel() * query.shape[-2])
     masks = [None if mask is None else mask[..., block] for block in blocks]
-    sums = [
-        torch.logsumexp(_masked(query @ key[..., block, :].mT, m), dim=-1, keepdim=True)
-        for block, m in zip(blocks, masks, strict=True)
-    ]
-    normaliser = torch.logsumexp(torch.cat(sums, dim=-1), dim=-1).unsqueeze(-2)
-    parts = []
+    if sums is None:
+        parts = [
+            torch.logsumexp(_masked(query @ key[..., block, :].mT, m), dim=-1, keepdim=True)
+            for block, m in zip(blocks, masks, strict=True)
+        ]
+        sums = torch.logsumexp(torch.cat(parts, dim=-1), dim=-1)
+    normaliser, found = sums.unsqueeze(-2), []
     for block, m in zip(blocks, masks, strict=True):
         score = key[..., block, :] @ query.mT
         score = score if m is None else (_masked(score.mT, m)).mT
-        parts.append((score - normaliser).exp() @ gradient)
-    return torch.cat(parts, dim=-2)
+        found.append(score.sub_(normaliser).exp_() @ gradient)
+    return torch.cat(found, dim=-2)
 
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from xmil.lrp.operations import is_live, live_tensors, register_rule
+from xmil.lrp.operations import is_live, live_tensors, name_of, register_rule
+from xmil.lrp.rules.activations import logistic
 from xmil.lrp.rules.affine import apply_affine
 from xmil.lrp.values import scaled_gradient, with_gradient_of
 
@@ -57,6 +58,8 @@ def div(engine: Engine, function: Any, input: Any, other: Any, **kwargs: Any) ->
     """The denominator is a constant: it normalises."""
     if kwargs.get("rounding_mode") is not None:
         engine.refuse(function, "with a rounding mode")
+    if (sigmoid := logistic(engine, input, other, lambda: function(input, other))) is not None:
+        return sigmoid
     out: Tensor = function(input, other.detach() if is_live(other) else other)
     return out
 
@@ -64,6 +67,11 @@ def div(engine: Engine, function: Any, input: Any, other: Any, **kwargs: Any) ->
 @register_rule("rdiv", "reciprocal", "rsqrt", "inverse", "linalg_inv", "pinverse", "linalg_pinv")
 def normaliser(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """One over a live tensor is a constant that normalises whatever it multiplies."""
+    if name_of(function) in ("rdiv", "reciprocal"):
+        numerator = args[1] if len(args) > 1 else 1
+        sigmoid = logistic(engine, numerator, args[0], lambda: function(*args, **kwargs))
+        if sigmoid is not None:
+            return sigmoid
     with torch.no_grad():
         out: Tensor = function(*args, **kwargs)
     return out

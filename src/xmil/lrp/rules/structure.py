@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.ledger import product_sum
-from xmil.lrp.operations import is_live, register_rule
+from xmil.lrp.operations import dim_of, is_live, name_of, register_rule
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -83,9 +83,12 @@ def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 @register_rule("max", "min", "maximum", "minimum", "fmax", "fmin")
 def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Along a dimension: a selection. Of two tensors: a choice, where a constant may keep the share."""
+    """Along a dimension: ties share alike. Of two tensors: a choice, where a constant may keep the share."""
     out = function(input, *args, **kwargs)
     other = args[0] if args else kwargs.get("other")
+    if not isinstance(out, Tensor):  # autograd would give a tie to one of them
+        dim, extreme = dim_of(args, kwargs), torch.amax if name_of(function) == "max" else torch.amin
+        return type(out)((extreme(input, dim, keepdim=out[0].ndim == input.ndim), out[1]))
     if isinstance(other, Tensor):
         with torch.no_grad():
             for term in (input, other):
