@@ -83,10 +83,8 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     check_budget(declared, "the table", path)
     with pq.ParquetFile(path, page_checksum_verification=checksums) as file:
         texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
-        if (
-            not texts and columns is None
-        ):  # the file is open: a dataset of it costs a small one most of its time
-            return file.read(use_threads=declared > LARGE)
+        if not texts and columns is None:  # a dataset of a small file takes longer than reading it
+            return _spread(file.read(use_threads=declared > LARGE), path)
     options: dict[str, Any] = {"partitioning": None, "page_checksum_verification": checksums}
     table = pq.read_table(path, columns=columns, read_dictionary=texts, **options)
     return _spread(table, path)

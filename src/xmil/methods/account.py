@@ -49,8 +49,8 @@ def gap_warnings(audit: Audit) -> tuple[str, ...]:
     if gap <= WARNED_GAP or abs(audit.other) <= WARNED_OTHER * max(abs(audit.output), abs(audit.bias)):
         return ()
     return (
-        f"The account stays open by more than {WARNED_GAP:.0%}: more steps= are needed, or part of the output "
-        "has no gradient (detached values, argmax). Compare with method='single' or 'one_removed'.",
+        f"The account stays open by more than {WARNED_GAP:.0%}: more steps= are needed, or part of the "
+        "output has no gradient (detached values, argmax). Compare with method='single' or 'one_removed'.",
     )
 
 
