@@ -225,6 +225,24 @@ def test_bad_arguments(place, capsys, options, words):
     assert "failed" not in told.out
 
 
+def test_patches_beyond_the_scale_are_told_once(place, capsys):
+    tailed = np.where(np.arange(len(XY)) < 3, 50.0, np.linspace(0, 0.1, len(XY)))
+    for name in ("a", "c"):
+        write_explanations(
+            [explanation(XY, EDGE, scores=tailed, bag=name)], place / "run" / "slides" / f"{name}.parquet"
+        )
+    drawn = ("--pictures", "map", "--exports", "none")
+    told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
+    for _ in range(2):  # also where the pictures are there already
+        assert heat(place, *drawn) == 0
+        assert capsys.readouterr().out.count(f"{told}; `xmil heatmap --clip none --restart`") == 1
+    with (place / "run" / "heatmaps" / "slides.csv").open() as handle:
+        assert [float(row["beyond_scale"]) for row in csv.DictReader(handle)] == [0.25, 0.0, 0.25]
+    assert heat(place, *drawn, "--clip", "none", "--restart") == 0
+    assert heat(place, "--pictures", "none", "--exports", "csv", "--out", str(place / "tables")) == 0
+    assert "patches lie beyond" not in capsys.readouterr().out
+
+
 def test_pictures_that_need_the_slide_are_not_dropped_in_silence(place, capsys):
     assert heat(place, "--pictures", "panel,patches,side", "--exports", "none") == 0
     assert "patches and side cannot be drawn without --slides; left out." in capsys.readouterr().out

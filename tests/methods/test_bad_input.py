@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import xmil
 from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
+from xmil.data import open_bag
 
 MODEL = xmil.create_model("attnmil", in_dim=8, n_classes=3, dim=6, seed=0, class_names=["a", "b", "c"])
 GOOD = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
@@ -35,12 +38,33 @@ def spoiled(value: float) -> np.ndarray:
         (torch.zeros(2, 5, 8), r"\(instances, width\)"),
         (torch.zeros(5, 8, dtype=torch.complex64), "must be real"),
         (np.array([["x"] * 8] * 5), "must be numbers"),
+        ((GOOD, np.zeros((5, 2))), r"Bag\(features, coords=\.\.\.\)\. Got a tuple"),
+        (None, "Got a NoneType"),
+        (torch.eye(8).to_sparse(), r"sparse tensor; pass it as tensor\.to_dense"),
         (torch.zeros(5, 8, device="meta"), "is on meta but the model on cpu"),
     ],
 )
 def test_bags(bag: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         xmil.explain(MODEL, bag)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (spoiled(np.nan), "Features of {path} are not finite"),
+        (np.zeros((5, 9)), "but {path} has width 9"),
+        (np.zeros((0, 8), np.float32), "{path} has no instances"),
+    ],
+)
+def test_a_bag_of_a_file_is_named_by_the_file(values: np.ndarray, words: str, tmp_path: Path) -> None:
+    """Its name in the cohort may be another, and whoever leaves it out needs the file."""
+    path = tmp_path / "s1.h5"
+    xmil.write_bag(xmil.Bag(values, slide_id="other"), path)
+    for bag in (path, xmil.read_bag(path), open_bag(path).read_stored()):
+        with pytest.raises(InputError, match=re.escape(words.format(path=path))) as caught:
+            xmil.explain(MODEL, bag)
+        assert str(caught.value).endswith(", or move the file away to leave the slide out.")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +140,21 @@ def test_attention_layers_are_checked() -> None:
 def test_modules_that_do_not_fit(net: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         xmil.explain(net, GOOD, target=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["ig", "gxi"])
+def test_the_way_out_is_not_the_method_that_failed(method: str) -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.requires_grad:
+                raise RuntimeError("no gradients here")
+            return super().forward(x.mean(dim=1))
+
+    with pytest.raises(UnsupportedError, match="no gradients here; try another") as caught:
+        xmil.explain(Picky(8, 2), GOOD, target=0, method=method)
+    others = str(caught.value).split("try another: ")[1].strip(".").split(", ")
+    assert method not in others
+    assert "one_removed" in others
 
 
 def test_scores_that_are_not_finite_are_an_error() -> None:

@@ -13,6 +13,7 @@ from types import CodeType, ModuleType
 from typing import Any
 from zlib import crc32
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError
 
 SUFFIX = ".py"
@@ -41,7 +42,7 @@ def load_module(place: str, *, kind: str) -> ModuleType:
     """A module by its name, or by its file where the name ends with `.py`."""
     path = Path(place)
     if path.suffix == SUFFIX and not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     try:
         if path.suffix == SUFFIX:
             return _from_file(path.resolve())

@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
+EXPLAINED = ("explain", "evaluate")  # the commands whose runs hold explanations
 SHOWN = 10  # rows of a run in a notebook
 
 
@@ -182,11 +184,27 @@ def open_run(path: str | PathLike[str]) -> Run:
     """Open the folder of a run, made by a command or from Python, by this version or an earlier one."""
     place = Path(path)
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder.")
+        raise InputError(absent(place, "folder"))
     run = Run(place)
     if not run.about and not (place / "slides").is_dir():
         raise InputError(f"{place}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
     return run
+
+
+def explained_run(path: str | PathLike[str]) -> Run:
+    """Open the folder of a run that holds explanations; one of another command is refused by its name."""
+    run = open_run(path)
+    check_explained(run.path, run.about.get("kind"))
+    return run
+
+
+def check_explained(folder: Path, kind: object) -> None:
+    """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
+    if kind in (None, *EXPLAINED) or any((folder / "slides").glob("*.parquet")):
+        return
+    raise InputError(
+        f"{folder}: a run of `xmil {kind}`, which holds no explanations; give the folder of `xmil explain`."
+    )
 
 
 def pairs_file(out: Path, slide: str, target: Target) -> Path:

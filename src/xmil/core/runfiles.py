@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.absence import not_made
 from xmil.core.budget import check_regular
 from xmil.core.durable import sync_folder
 from xmil.core.errors import FileError, InputError, XmilError
@@ -30,7 +31,8 @@ from xmil.core.storage import read_provenance, write_text
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
 LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
 INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
-SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv")
+MADE_OF = "made_of.json"  # of a summary: the files it was made from, written last
+SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
 
 
@@ -280,7 +282,7 @@ def make_folder(folder: Path) -> None:
         for place in made:
             sync_folder(place.parent)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+        raise InputError(not_made(folder, error)) from None
 
 
 def _sweep(folder: Path, *, below: bool = False) -> None:

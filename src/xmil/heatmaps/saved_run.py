@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xmil.core.absence import absent
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.core.parsing import small_number
@@ -81,7 +82,7 @@ def open_saved(path: str | PathLike[str]) -> SavedRun:
         folder = place.parent.parent if place.parent.name == "slides" else place.parent
         return _described(folder, {place.stem: place})
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder or file.")
+        raise InputError(absent(place, "folder or file"))
     inner = place / "slides" if (place / "slides").is_dir() else place
     files = {found.stem: found for found in sorted(inner.glob("*.parquet")) if found.name[0] != "."}
     if not files:

@@ -145,9 +145,10 @@ def _run(method: Method, network: Network, x: Tensor, question: Question, params
     except Exception as error:  # a foreign module may raise anything
         if network.model is not None:
             raise
+        others = ", ".join(name for name in PLAIN_METHODS if name != method.name)
         raise UnsupportedError(
             f"{network.name} runs on this bag, but the method {method.name!r} failed on it with "
-            f"{first_line(error)}; try another: {', '.join(PLAIN_METHODS)}."
+            f"{first_line(error)}; try another: {others}."
         ) from error
 
 
@@ -171,7 +172,7 @@ def _explanation(
     a: Attribution, method: Method, bag: Any, logits: Any, network: Network, params: dict[str, Any]
 ) -> Explanation:
     known = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
-    where = f"bag {known.slide_id!r}" if known.slide_id else "the bag"
+    where = known.called
     scores = a.scores.detach().float().cpu().numpy()
     if not np.isfinite(logits).all():
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from xmil.core.absence import absent
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import CheckpointError, FileError, InputError, StopError
@@ -26,7 +28,7 @@ from xmil.data.whereabouts import is_features
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
-from xmil.models.checkpoints.files import checkpoint_files
+from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.nn.frozen import frozen
 from xmil.runs.inputs import NOTHING, Say, Unsaid
 
@@ -154,7 +156,7 @@ def _began_without(out: Path) -> bool:
 def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:
     """The background of features that were asked for."""
     if not path.exists():
-        raise FileError(f"--background {path}: no such file or folder of features.")
+        raise FileError(f"--background {absent(path, 'file or folder of features')}")
     files = feature_files(path)[0] if path.is_dir() else [path]
     found = background_of_files(files, width, reading, most=MOST)
     if found is None:
@@ -177,8 +179,10 @@ def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, s
         own = build_own(str(path), unsaid)
         return own, _checked_digest(path, state_digest(own), wanted)
     before = _stamp(path)
-    digest = _checked_digest(path, file_digest(path), wanted)
     try:
+        if path.is_dir():
+            in_folder(path)  # refused before every file in it is read for the digest
+        digest = _checked_digest(path, file_digest(path), wanted)
         model = load_model(path, class_names=unsaid.class_names)
     except CheckpointError as error:
         raise _swapped(path, unsaid) or error from None
@@ -223,9 +227,16 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
-    listed = [given] if isinstance(given, str | PathLike) else list(given)
-    if not all(isinstance(path, str | PathLike) for path in listed):
-        raise InputError("Runs over slides take paths of model files; write one with save_model.")
+    listed: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | PathLike | nn.Module):
+        listed = list(given)
+    for path in listed:
+        if not isinstance(path, str | PathLike):
+            raise InputError(
+                f"Runs over slides take the path of a model, not a {type(path).__name__}: write a model of "
+                "xmil with save_model, name the function that builds a module of yours as "
+                '"mine.py:build", or explain one bag with xmil.explain.'
+            )
     return tuple(
         file
         for path in listed

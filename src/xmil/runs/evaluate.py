@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import nn
 
+from xmil.core.absence import absent
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
@@ -153,7 +154,7 @@ def _truth(
         return None
     place = Path(folder)
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder.")
+        raise InputError(absent(place, "folder"))
     found = {} if slides is None else find_slides(slides, follow_links=follow_links)
     return Truth(place, tuple(names), downsample, slides=found)
 

@@ -30,6 +30,7 @@ from xmil.heatmaps.drawing import (
 )
 from xmil.heatmaps.picture import Look
 from xmil.heatmaps.saved_run import SavedRun, open_saved
+from xmil.heatmaps.scale import TOLD
 from xmil.runs.cohort_run import CohortRun, TableRow, as_workers
 from xmil.runs.listener import Listener, grouped
 from xmil.runs.slide_inputs import StrPath, named_slides
@@ -90,12 +91,29 @@ def draw_slides(
     notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
     for line in grouped(notes):
         hear.say(line)
+    for line in clipped({name: each.beyond for name, each in tally.results.items()}):
+        hear.say(line)
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
     hear.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {place}.")
     for line in _outdated(place, held):
         hear.say(line)
     return drawing.saved()
+
+
+def clipped(shares: Mapping[str, float]) -> list[str]:
+    """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
+
+    >>> clipped({"a": 0.4, "b": 0.02})
+    ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
+    """
+    told = sorted((-share, name) for name, share in shares.items() if share > TOLD)
+    largest = f"{'up to ' * (len(told) > 1)}{-100 * told[0][0]:.0f} %" if told else ""
+    text = (
+        f"{largest} of the patches lie beyond the colour scale and share its full colour; "
+        "`xmil heatmap --clip none --restart` tells them apart."
+    )
+    return grouped({name: text for _, name in told})
 
 
 def _outdated(place: Path, held: SavedRun) -> list[str]:
@@ -206,6 +224,5 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""
         files = result.written + result.kept
-        return [
-            {"slide_id": item.slide_id, "files": files, "note": result.note or "", "source": result.source}
-        ]
+        told = {"note": result.note or "", "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
+        return [{"slide_id": item.slide_id, "files": files, **told}]

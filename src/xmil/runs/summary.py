@@ -4,20 +4,26 @@ summary/scales.csv and scales.json   quantiles and whiskers of each explanation'
 summary/top.csv, bottom.csv          the patches with the highest and lowest scores
 summary/slides.csv                   the same statistics for each slide
 summary/outliers.csv                 slides far from the others
+summary/made_of.json                 which files it was made from: while they stay, so does the summary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xmil._version import __version__
+from xmil.core.durable import sync_folder
 from xmil.core.explanation import Explanation
-from xmil.core.runfiles import make_folder, write_json, write_table
+from xmil.core.parsing import parse_json
+from xmil.core.runfiles import MADE_OF, SUMMARY, check_own, make_folder, read_rows, write_json, write_table
 from xmil.core.storage import read_explanations
 from xmil.runs.workers.pool import Outcome, Workers, process
 
@@ -149,17 +155,49 @@ def summarise_run(
 
     Gives the slides that stand out in some explanation, and those whose file cannot be read, with the reason.
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
-    Files that are `known` are not read again.
+    Files that are `known` are not read again; a summary of the same files is left as it is.
     """
+    folder = out / "summary"
+    mark = _made_of(files) if len(files) <= MANY else {}
+    if mark and (far := _standing(folder, mark)) is not None:
+        return far, {}
     columns, unread = dict[str, _Column](), dict[str, str]()
     for path, summaries, error in _summaries(files, known or {}, workers):
         if error is not None:
             unread[path.stem] = error
         for one in summaries:
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
-    folder = out / "summary"
     make_folder(folder)
-    return _write(folder, [columns[name] for name in sorted(columns)]), dict(sorted(unread.items()))
+    with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
+        (folder / MADE_OF).unlink()
+        sync_folder(folder)
+    far = _write(folder, [columns[name] for name in sorted(columns)])
+    if mark and not unread:
+        write_json(folder / MADE_OF, mark)
+    return far, dict(sorted(unread.items()))
+
+
+def _made_of(files: Sequence[Path]) -> dict[str, Any]:
+    """The slides' files in one word, by every byte: one that is damaged since is found out."""
+    digest = sha256()
+    for path in files:
+        digest.update(f"{path.name}|".encode())
+        with suppress(OSError), path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return {"version": __version__, "slides": len(files), "files": digest.hexdigest()}
+
+
+def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
+    """The slides that stand out by a whole summary of the same files; None where it must be made."""
+    if not all((folder / name).is_file() for name in SUMMARY):
+        return None
+    try:
+        check_own(folder / MADE_OF)
+        stored = parse_json((folder / MADE_OF).read_text(encoding="utf-8"))
+        return sorted(read_rows(folder / "outliers.csv")) if stored == mark else None
+    except (OSError, ValueError):
+        return None
 
 
 def _summaries(
