@@ -40,18 +40,13 @@ def explained(net: nn.Module, **options: object) -> xmil.Explanation:
     return xmil.explain(net, X, method="attention", target=1, **options)
 
 
-@pytest.mark.parametrize("columns", [1, 4])
+@pytest.mark.parametrize("columns", [1, 2, 4])
 def test_pooling_weights(columns: int) -> None:
     net = Pooling(columns).eval()
     e = explained(net)
     np.testing.assert_allclose(e.scores, net.weights(X).mean(dim=1).detach().numpy(), atol=1e-6)
     assert "softmax 0 of 1 over instances, in the module itself" in e.params["softmax"]
     assert any(line.startswith("The attention shown is softmax 0") for line in e.warnings)
-
-
-def test_a_row_for_each_class() -> None:
-    net = Pooling(2).eval()
-    np.testing.assert_allclose(explained(net).scores, net.weights(X)[:, 1].detach().numpy(), atol=1e-6)
 
 
 def test_a_softmax_over_as_many_features_is_not_taken() -> None:
@@ -123,3 +118,46 @@ def test_what_cannot_be_shown_is_refused() -> None:
     with pytest.raises(InputError, match="'heads' parameter"):
         explained(Pooling(), heads="max")
     assert "attention" in xmil.list_methods(Pooling())
+
+
+class Regularised(nn.Module):
+    """A second softmax over the instances, computed last, that no logit uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.h = nn.Linear(6, 1), nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.a(x).softmax(dim=1)
+        self.penalty = self.b(x).softmax(dim=1).sum()
+        return self.h((weights * x).sum(dim=1))
+
+
+class Heads(nn.Module):
+    """As many heads as classes, joined by the last layer, or one head for each class."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.h, self.apart = nn.Linear(6, 2), nn.Linear(12, 2), apart
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.a(x).transpose(1, 2).softmax(dim=-1) @ x  # (1, 2, 6)
+        if self.apart:
+            return (pooled * self.h.weight.reshape(2, 2, 6)[:, 0]).sum(dim=-1)
+        return self.h(pooled.flatten(1))
+
+
+def test_a_softmax_that_no_output_uses_is_not_shown() -> None:
+    net, x = Regularised(), torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
+    e = xmil.explain(net, x, method="attention")
+    np.testing.assert_allclose(e.scores, net.a(x).softmax(dim=0)[:, 0].detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_rows_are_of_classes_only_where_each_is_of_one(apart: bool) -> None:
+    net, x = Heads(apart=apart), torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
+    e = xmil.explain(net, x, method="attention", target=1)
+    weights = net.a(x).softmax(dim=0).detach()
+    np.testing.assert_allclose(e.scores, weights[:, 1] if apart else weights.mean(dim=1), rtol=1e-5)

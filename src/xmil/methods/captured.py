@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class Weights:
     first: Tensor
     columns: Tensor | None
     rows: int
+    source: tuple[Tensor, int] | None = None  # the softmax and its dimension, where gradients are kept
 
     @property
     def length(self) -> int:
@@ -71,7 +72,8 @@ class SoftmaxWatch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "softmax" and isinstance(out, Tensor) and out.ndim:
             given = args[1] if len(args) > 1 else options.get("dim")
-            self._keep(out.movedim(-1 if given is None else int(given), -1))
+            dim = -1 if given is None else int(given)
+            self._keep(out.movedim(dim, -1), (out, dim) if out.requires_grad else None)
         elif name == "scaled_dot_product_attention":
             self._keep_attention(*args, **options)
         elif name == "multi_head_attention_forward":
@@ -79,15 +81,14 @@ class SoftmaxWatch(TorchFunctionMode):
             self._keep(both[1])
         return out
 
-    def _keep(self, weights: Tensor) -> None:
+    def _keep(self, weights: Tensor, source: tuple[Tensor, int] | None = None) -> None:
         """Weights over the last dimension; the one before it counts rows, the others heads and bags."""
         flat = weights.detach().reshape(-1, weights.shape[-1])
         steps = weights.shape[-2] if weights.ndim > 1 else 1
         first = flat.reshape(-1, steps, flat.shape[1])[:, 0].mean(dim=0)
         columns = flat.T if len(flat) <= steps and len(flat) < flat.shape[1] else None
-        self.seen.append(
-            Weights(self._place(), tuple(weights.shape), flat.mean(dim=0), first, columns, len(flat))
-        )
+        shape = tuple(weights.shape)
+        self.seen.append(Weights(self._place(), shape, flat.mean(dim=0), first, columns, len(flat), source))
 
     def _keep_attention(self, query: Tensor, key: Tensor, *others: Any, **options: Any) -> None:
         """Weights of fused attention, worked out in blocks of rows; masked attention is passed over."""
@@ -119,7 +120,7 @@ class SoftmaxWatch(TorchFunctionMode):
 def captured_attention(network: Network, x: Tensor, logits: Tensor, *, layer: int | str) -> Captured:
     """The attention of a foreign module to the instances of x (1, n, d); `layer` numbers the softmaxes."""
     n = x.shape[1]
-    found = _over_instances(network, x)
+    found = _used(network, x, *_over_instances(network, x))
     if not found:
         raise UnsupportedError(
             f"No softmax of {network.name} weighs the {n} instances: it has no attention to show; use lrp, "
@@ -143,8 +144,8 @@ def _taken(chosen: Weights, n: int, n_outputs: int) -> tuple[Tensor, str]:
     return chosen.received[:, None], ", what each instance receives in the mean"
 
 
-def _over_instances(network: Network, x: Tensor) -> list[Weights]:
-    """The softmaxes over n or n + 1 things that lose one when an instance leaves."""
+def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:
+    """The softmaxes of a pass, and which are over n or n + 1 things and lose one when an instance leaves."""
     n = x.shape[1]
     seen = _watched(network, x, None)
     fitting = [i for i, weights in enumerate(seen) if weights.length in (n, n + 1)]
@@ -152,7 +153,45 @@ def _over_instances(network: Network, x: Tensor) -> list[Weights]:
         fewer = _watched(network, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0))
         if len(fewer) == len(seen):
             fitting = [i for i in fitting if fewer[i].length == seen[i].length - 1]
-    return [seen[i] for i in fitting]
+    return seen, fitting
+
+
+def _used(network: Network, x: Tensor, seen: list[Weights], fitting: list[int]) -> list[Weights]:
+    """The fitting ones that an output depends on; rows are of classes only where each is of one alone."""
+    found = [seen[i] for i in fitting]
+    if len(found) < 2 and all(weights.columns is None for weights in found):
+        return found
+    watch = SoftmaxWatch(network.module)
+    with torch.enable_grad(), watch:
+        logits = network(x.detach().requires_grad_(True))
+    if len(watch.seen) != len(seen) or not logits.requires_grad:
+        return found
+    kept = []
+    for i in fitting:
+        slopes = _slopes(logits, watch.seen[i].source)
+        if slopes is None or _is_diagonal(slopes):  # the first: within one call, taken as it is
+            kept.append(seen[i])
+        elif bool(slopes.any()):
+            kept.append(replace(seen[i], columns=None))
+    return kept or found
+
+
+@torch.enable_grad()
+def _slopes(logits: Tensor, source: tuple[Tensor, int] | None) -> Tensor | None:
+    """Whether each logit (c, rows) depends on each row of a softmax."""
+    if source is None:
+        return None
+    weights, dim = source
+    found = []
+    for logit in logits[0]:
+        (slope,) = torch.autograd.grad(logit, weights, retain_graph=True, materialize_grads=True)
+        found.append((slope.movedim(dim, -1).reshape(-1, slope.shape[dim]) != 0).any(dim=1))
+    return torch.stack(found)
+
+
+def _is_diagonal(slopes: Tensor) -> bool:
+    eye = torch.eye(*slopes.shape, dtype=torch.bool, device=slopes.device)
+    return slopes.shape[0] == slopes.shape[1] and bool(slopes.any()) and not bool((slopes & ~eye).any())
 
 
 @torch.no_grad()

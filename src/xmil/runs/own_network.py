@@ -45,7 +45,8 @@ def build_own(name: str, unsaid: Unsaid) -> MILModel:
     spec = ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=task)
     if (reference := getattr(own, "reference", None)) is not None and TASKS[task].takes_reference:
         found = declared_references(reference, n_classes, task=task, owner=owner)
-        spec = replace(spec, reference=tuple(found))
+        relative = bool(getattr(own, "relative", False))
+        spec = replace(spec, reference=tuple(found), relative=relative)
     held: dict[str, Any] = {"spec": spec, "class_names": names, "task": task, "background": None}
     for key, value in held.items():
         setattr(own, key, value)
