@@ -131,7 +131,7 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
         _print_share(what, len(cases), seconds, time.process_time() - cpu)
     files = [slide_file(folder / "run", case.name) for case in cases]
     cpu = time.process_time()
-    _, seconds = _timed(lambda: summarise_run(folder / "run", files, engine=engine))
+    _, seconds = _timed(lambda: summarise_run(folder / "run", files, workers=engine))
     _print_share("summary", len(cases), seconds, time.process_time() - cpu)
     print(f"peak memory of the driver: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
 

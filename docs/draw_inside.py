@@ -75,7 +75,7 @@ def draw(path: Path) -> None:
         )
         cut = [slide.read_area((int(x), int(y), EDGE, EDGE), (EDGE, EDGE)) for x, y in corners]
         features = encoder(torch.stack([encoder.transform(patch) for patch in cut])).numpy()
-        bag = xmil.Bag(features, coords=corners, patch_size=EDGE, mpp=slide.mpp, slide_id="Drawn tissue:")
+        bag = xmil.Bag(features, coords=corners, patch_size=EDGE, mpp=slide.mpp, slide_id="Drawn tissue")
         e = xmil.explain(Balance(), bag, method="lrp", target=1, feature_level=True, baseline=None)
         order = np.argsort(-e.scores)
         found = xmil.explain_inside(None, encoder, slide, e, patches=[*order[:4], *order[-4:]], patch_px=EDGE)

@@ -29,7 +29,7 @@ def measure(args: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     shared = {"data": str(args.data), "work": str(work), "device": args.device, "parts": args.parts}
     shared |= {"draws": args.draws, "curved": args.curves, "maps": args.maps, "most": args.most}
-    shared |= {"settings": args.settings, "every": args.every}
+    shared |= {"settings": args.settings, "every": args.every, "fills": args.fills}
     jobs: list[Job] = []
     for name in args.encoders.split(","):
         if name == "vit":
@@ -41,7 +41,7 @@ def measure(args: argparse.Namespace) -> None:
             Job(**shared, encoder=name, fold=fold, seed=seed, part=part)
             for seed in range(args.seeds)
             for part in range(args.parts)
-            for fold in range(FOLDS)
+            for fold in (int(each) for each in args.folds.split(","))
         ]
     jobs.sort(key=lambda job: job.seed)  # a run that is stopped has whole seeds
     print(f"embedded after {time.perf_counter() - begin:.0f} s; {len(jobs)} jobs", flush=True)
@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=20, help="Redrawn networks per image, first seed.")
     parser.add_argument("--seeds", type=int, default=3, help="Models per fold.")
     parser.add_argument("--curves", action="store_true", help="Deletion and insertion, for the first seed.")
+    parser.add_argument("--fills", default="", help="Of deletion and insertion; all by default, with commas.")
+    parser.add_argument("--folds", default=",".join(map(str, range(FOLDS))), help="These folds alone.")
     parser.add_argument("--maps", default="", help="These maps alone, with commas between.")
     parser.add_argument("--settings", default="", help="Only settings that this expression is found in.")
     parser.add_argument("--every", type=int, default=1, help="Redraw for every so many images of a part.")

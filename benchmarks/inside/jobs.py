@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.inside import networks
+from benchmarks.inside.curves import FILLS
 from benchmarks.inside.maps import Variant, variants
 from benchmarks.inside.measure import Row, Scope, Seat, fold_model
 from benchmarks.inside.pictures import PER_IMAGE, SEEN, TiledImage
@@ -36,12 +37,14 @@ class Job(NamedTuple):
     most: int = PER_IMAGE
     settings: str = ""
     every: int = 1
+    fills: str = ""
 
     def scope(self) -> Scope:
         """What it measures."""
         first = self.seed == 0
         maps = frozenset(self.maps.split(",")) - {""}
-        return Scope(maps, self.most, self.curved and first, self.draws if first else 0)
+        fills = tuple(self.fills.split(",")) if self.fills else FILLS
+        return Scope(maps, self.most, self.curved and first, self.draws if first else 0, fills)
 
 
 @cache
@@ -83,9 +86,10 @@ def job_rows(job: Job) -> list[Row]:
     model, test, bags = model_of(job.encoder, job.work, job.fold, job.seed)
     positive = [i for i in test if images[i].label]
     found = [] if job.part else list(bags)
+    mean = torch.cat([image.features for i, image in enumerate(images) if i not in set(test)]).mean(dim=0)
     for k, i in enumerate(positive[job.part :: job.parts]):
         scope = job.scope() if k % job.every == 0 else replace(job.scope(), draws=0)
-        seat = Seat(Path(job.data), images[i], model, net, job.device, scope, variants_of(job))
+        seat = Seat(Path(job.data), images[i], model, net, job.device, scope, variants_of(job), mean)
         found += seat.rows()
     about = {"encoder": job.encoder, "fold": job.fold, "seed": job.seed}
     return [{**about, **row} for row in found]

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.inside.pictures import SEEN
 from xmil.methods.inside_layers import is_cut, spatial_layers
-from xmil.methods.inside_maps import MAPS, PIXELS, EncoderNetwork, MapSettings, Tile, TileMap, relevance
+from xmil.methods.inside_maps import (
+    MAPS,
+    PIXELS,
+    EncoderNetwork,
+    MapSettings,
+    Tile,
+    TileMap,
+    relevance,
+    turned,
+)
 from xmil.methods.inside_views import over_views
 
 Variant = tuple[str, str, str, MapSettings]  # map, variant, method, settings
@@ -22,6 +32,12 @@ RULES: dict[str, dict[str, float]] = {
 }
 BACKWARD = {"tokens": 1, "lrp": 1, "gradient": 1, "ig": 16}
 VIEWED = ((4, 0.0), (4, 1 / 3), (8, 0.0), (8, 1 / 6), (8, 1 / 3), (8, 0.5), (15, 1 / 3))
+
+
+@MAPS.register("turned plain")
+def turned_plain(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
+    """`turned` as if no ordinary patch were known: density counts as much as kind."""
+    return turned(network, replace(tile, ordinary=None), settings)
 
 
 @MAPS.register("lrp turned")
@@ -55,6 +71,7 @@ def variants(net: nn.Module, pixels: Tensor) -> list[Variant]:
     for n, reach in VIEWED:
         about = f"{n} views, moved by {reach:.2g}"
         made.append(("turned", about, "turned", MapSettings(views=n, reach=reach)))
+    made.append(("turned plain", "", "turned plain", MapSettings()))
     for rule, given in RULES.items():
         made.append(("lrp turned", rule, "lrp turned", MapSettings(**given)))
     for depth, layer in depths(net, pixels).items():

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import xmil
-from benchmarks.inside.curves import curves
+from benchmarks.inside.curves import FILLS, curves, fills_of
 from benchmarks.inside.maps import BACKWARD, Variant, counted, random_map
 from benchmarks.inside.pictures import (
     SEEN,
@@ -35,9 +35,23 @@ from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, TileMap,
 from xmil.nn.frozen import frozen
 
 SMOOTH = 3.0  # pixels of the tile, for maps at pixels
-REDRAWN = {"turned": MapSettings()}  # maps made again under redrawn weights
-CURVED = ("tokens", "turned", "lrp turned", "occlusion", "shifted", "random", "scattered")
+REDRAWN = {"turned": MapSettings(), "turned plain": MapSettings()}  # maps made again under redrawn weights
+FEW = 12  # tiles of an image that a redrawn encoder encodes
+CURVED = (
+    "tokens",
+    "turned",
+    "turned plain",
+    "dark",
+    "lrp turned",
+    "occlusion",
+    "shifted",
+    "random",
+    "scattered",
+)
 Row = dict[str, object]
+Truth = tuple[
+    np.ndarray, np.ndarray, Tensor
+]  # centres of nuclei, epithelial or not, the tile that lends tissue
 
 
 def fit(images: list[TiledImage], *, seed: int, epochs: int = 25) -> nn.Module:
@@ -67,17 +81,18 @@ def margins(model: nn.Module, bags: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is measured: which maps (all, where empty), tiles per image, curves or not, redrawn networks."""
+    """What is measured: maps (all, where empty), tiles per image, curves or not, redrawn networks, fills."""
 
     maps: frozenset[str]
     most: int
     curved: bool
     draws: int
+    fills: tuple[str, ...] = FILLS
 
 
 @dataclass(frozen=True, eq=False)
 class Seat:
-    """One image under one model: what each of its tiles' features is worth."""
+    """One image under one model: what each of its tiles' features is worth; `ordinary` is the mean patch."""
 
     data: Path
     image: TiledImage
@@ -86,6 +101,7 @@ class Seat:
     device: str
     scope: Scope
     variants: Sequence[Variant]
+    ordinary: Tensor | None = None
 
     def explained(self, features: Tensor, model: nn.Module) -> tuple[np.ndarray, Tensor]:
         """Scores (n,) and weights per unit of feature (n, d)."""
@@ -96,14 +112,22 @@ class Seat:
         )
         return e.scores, g
 
-    def tile(self, whole: Tensor, row: int, g: Tensor) -> Tile:
+    def tile(self, whole: Tensor, row: int, g: Tensor, ordinary: Tensor | None = None) -> Tile:
         """A tile of the image as the encoder sees it."""
+        mean = self.ordinary if ordinary is None else ordinary
 
         def moved(dx: float, dy: float) -> Tensor:
             corner = self.image.corners[row] + np.rint(np.array([dx, dy]) * TILE).astype(int)
             return seen(whole, corner).to(self.device)
 
-        return Tile(seen(whole, self.image.corners[row]).to(self.device), g.to(self.device), moved)
+        pixels = seen(whole, self.image.corners[row]).to(self.device)
+        return Tile(pixels, g.to(self.device), moved, None if mean is None else mean.to(self.device))
+
+    def lender(self, whole: Tensor, row: int, scores: np.ndarray) -> Tensor:
+        """The tile that speaks least for the class, of those that share no pixel with this one."""
+        apart = np.abs(self.image.corners - self.image.corners[row]).max(axis=1) >= TILE
+        lowest = np.where(apart, scores, np.inf).argmin()
+        return seen(whole, self.image.corners[lowest]).to(self.device)
 
     def rows(self) -> list[Row]:
         """Rows of the image: every map on its telling tiles, then the redrawn networks."""
@@ -116,13 +140,18 @@ class Seat:
         found: list[Row] = []
         for row, centres, positive in telling:
             tile = self.tile(whole, row, g[row])
+            other = self.lender(whole, row, scores)
             about = {"image": self.image.name, "tile": row, "score": float(scores[row])}
             for variant in self.variants:
-                told = self._measured(network, tile, variant, row, float(scores[row]), (centres, positive))
+                told = self._measured(
+                    network, tile, variant, row, float(scores[row]), (centres, positive, other)
+                )
                 found.append({**about, "map": variant[0], "variant": variant[1], **told})
+            told = self._judged("dark", tile, darkness(tile), row, (centres, positive, other))
+            found.append({**about, "map": "dark", "variant": "", **told, "passes": 0, "seconds": 0.0})
             for name, edge in (("random", 6), ("scattered", 24)):
                 noise = random_map(crc32(f"{self.image.name} {row}".encode()), edge)
-                told = self._judged(name, tile, noise, row, (centres, positive))
+                told = self._judged(name, tile, noise, row, (centres, positive, other))
                 found.append({**about, "map": name, "variant": "", **told, "passes": 0, "seconds": 0.0})
         return found + (self._redrawn(whole, telling[0][0], g, network) if self.scope.draws else [])
 
@@ -133,7 +162,7 @@ class Seat:
         variant: Variant,
         row: int,
         score: float,
-        truth: tuple[np.ndarray, np.ndarray],
+        truth: Truth,
     ) -> Row:
         _, _, method, settings = variant
         begin = time.perf_counter()
@@ -151,14 +180,15 @@ class Seat:
         more = {"passes": sum(forward) + 2 * backward, "seconds": spent, **account(made, score)}
         return {**told, **more}
 
-    def _judged(
-        self, name: str, tile: Tile, values: Tensor, row: int, truth: tuple[np.ndarray, np.ndarray]
-    ) -> Row:
-        drawn = upsampled(values)
-        found: Row = {"auroc": at_nuclei(drawn, *truth)}
+    def _judged(self, name: str, tile: Tile, values: Tensor, row: int, truth: Truth) -> Row:
+        drawn, (centres, positive, other) = upsampled(values), truth
+        found: Row = {"auroc": at_nuclei(drawn, centres, positive)}
         if self.scope.curved and name in CURVED:
-            seed = crc32(f"{self.image.name} {row} misplaced".encode())
-            found |= curves(tile.pixels, drawn, lambda pictures: self._scores(pictures, tile, row), seed)
+            seed = crc32(f"{self.image.name} {row}".encode())
+            fills = fills_of(tile.pixels, other, self.scope.fills)
+            found |= curves(
+                tile.pixels, drawn, lambda pictures: self._scores(pictures, tile, row), fills=fills, seed=seed
+            )
         return found
 
     def _scores(self, pictures: Tensor, tile: Tile, row: int) -> dict[str, np.ndarray]:
@@ -172,22 +202,30 @@ class Seat:
     def _redrawn(self, whole: Tensor, row: int, g: Tensor, network: EncoderNetwork) -> list[Row]:
         """Rank correlation of the strongest tile's maps with those under redrawn weights, all made anew."""
         maps = {name: self._made(network, self.tile(whole, row, g[row]), name) for name in REDRAWN}
-        tiles = seen(whole, self.image.corners)
+        few = self._few(row)  # what a tile's features are worth in AttnMIL depends on the others by a factor
+        tiles, dark = seen(whole, self.image.corners[few]), darkness(self.tile(whole, row, g[row]))
         found: list[Row] = []
         for draw in range(self.scope.draws):
             seed = crc32(f"{self.image.name} {draw}".encode()) % 2**31
             other = redrawn(self.net, seed=seed).eval()
             features = features_of(other, tiles, self.device)
             cases = {"encoder": (other, features, self.model)}
-            cases["model"] = (self.net, self.image.features, redrawn(self.model, seed=seed).eval())
+            cases["model"] = (self.net, self.image.features[few], redrawn(self.model, seed=seed).eval())
             for what, (net, given, model) in cases.items():
-                _, g = self.explained(given, model)
+                _, worth = self.explained(given, model)
                 used = EncoderNetwork(net, net, layers=network.layers)
+                mean = None if net is self.net or self.ordinary is None else given.mean(dim=0)
                 for name, values in maps.items():
-                    drawn = self._made(used, self.tile(whole, row, g[row]), name)
+                    drawn = self._made(used, self.tile(whole, row, worth[0], mean), name)
                     about = {"image": self.image.name, "tile": row, "map": f"redrawn {what}"}
-                    found.append({**about, "variant": name, **_agreement(values, drawn)})
+                    told = {**_agreement(values, drawn), "dark": _agreement(dark, drawn)["spearman"]}
+                    found.append({**about, "variant": name, **told})
         return found
+
+    def _few(self, row: int) -> list[int]:
+        """A tile and some others of its image."""
+        rng = np.random.default_rng(crc32(self.image.name.encode()))
+        return [row, *rng.choice(len(self.image.corners), FEW - 1, replace=False).tolist()]
 
     def _made(self, network: EncoderNetwork, tile: Tile, name: str) -> Tensor | None:
         try:
@@ -202,6 +240,11 @@ def _agreement(values: Tensor | None, drawn: Tensor | None) -> Row:
     if values is None or drawn is None or float(drawn.std()) == 0 or not torch.isfinite(drawn).all():
         return {"spearman": 0.0, "refused": "no map"}
     return {"spearman": float(spearmanr(values.flatten(), drawn.flatten()).statistic)}
+
+
+def darkness(tile: Tile) -> Tensor:
+    """How dark the tile is, on the grid of the tokens: what a map must know more than."""
+    return -F.avg_pool2d(tile.pixels.mean(dim=1), SEEN // 6)[0].cpu()
 
 
 def account(made: TileMap, score: float) -> Row:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_auc_score
 
+from benchmarks.inside.curves import FILLS
 from benchmarks.inside.pictures import FOLDS
 
 DRAWS = 4000
@@ -81,7 +82,7 @@ def tell(rows: pd.DataFrame, default: dict[int, str]) -> str:
     """The tables of one encoder."""
     bags, maps = rows[rows["map"] == "bag"], rows[~rows["map"].isin(NOT_MAPS)]
     held = held_maps(maps, default)
-    rivals = [name for name in held if name not in ("default", *NULLS)]
+    rivals = [name for name in held if name not in ("default", "dark", *NULLS)]
     best = max(rivals, key=lambda name: held[name]["auroc"].mean())
     each = [roc_auc_score(part["auroc"], part["score"]) for _, part in bags.groupby(["seed", "fold"])]
     count = held["default"].index.get_level_values("image").nunique()
@@ -132,13 +133,32 @@ def _curves(held: dict[str, pd.DataFrame]) -> list[str]:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for name, mine in held.items():
         for what in ("patch", "slide"):
-            for fill in ("colour", "blur"):
+            for fill in (fill for fill in FILLS if f"{what} {fill} deletion" in mine):
                 for kind in ("deletion", "insertion"):
                     curve = f"{what} {fill} {kind}"
                     against = [mine[f"{curve} misplaced"], *(held[null][curve] for null in NULLS)]
                     cells = [shown(interval(mine[curve] - other), sign=True, digits=2) for other in against]
                     told = [name, what, fill, kind, f"{mine[curve].mean():.2f}", *cells]
                     lines.append(f"| {' | '.join(told)} |")
+    return [*lines, "", *_faults(held)]
+
+
+def fault(mine: pd.DataFrame, curve: str, empty: str) -> pd.Series:
+    """How far a null's curve lies below the straight line from the whole tile (1) to the empty one."""
+    return (1 + mine[empty]) / 2 - mine[curve]
+
+
+def _faults(held: dict[str, pd.DataFrame]) -> list[str]:
+    """What a fill costs by itself: zero where pixels give way without a trace."""
+    lines = ["| null | fill | deletion below the line | insertion below the line |", "|---|---|---|---|"]
+    for name in NULLS:
+        for fill in (fill for fill in FILLS if f"patch {fill} empty" in held[name]):
+            found = (
+                fault(held[name], f"patch {fill} {kind}", f"patch {fill} empty")
+                for kind in ("deletion", "insertion")
+            )
+            cells = [shown(interval(each), sign=True, digits=2) for each in found]
+            lines.append(f"| {name} | {fill} | {' | '.join(cells)} |")
     return lines
 
 

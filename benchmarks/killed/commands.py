@@ -140,6 +140,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "insight": _insight,
     "heatmap": _heatmap,
     "export": lambda d: ["export", f"{d}/done_explain", "--to", "qupath"],
+    "export stores": lambda d: ["export", f"{d}/done_explain", "--to", "ome-zarr"],  # folders, not files
 }
 IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "heatmap")  # take --workers
 
@@ -147,9 +148,16 @@ IN_PROCESSES = ("tile", "embed", "predict", "explain", "evaluate", "insight", "h
 def contents(folder: Path) -> dict[str, str]:
     """Every result under its final name, by a digest of what it says; clocks and machines do not count."""
     logs = ("last.ckpt", "events.out.tfevents")  # hold clocks; what they lead to is compared
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != ".")
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not _unfinished(path, folder))
     files = (path for path in found if not path.name.startswith(logs))
     return {str(path.relative_to(folder)): digest(path, folder) for path in files}
+
+
+def _unfinished(path: Path, folder: Path) -> bool:
+    """Whether a file is no result: the lock, or under a hidden name of its own or of its folder's."""
+    return path.name == ".lock" or any(
+        part.startswith(".") and part.endswith(".part") for part in path.relative_to(folder).parts
+    )
 
 
 def digest(path: Path, root: Path) -> str:

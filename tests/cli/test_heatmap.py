@@ -54,6 +54,21 @@ def heat(place: Path, *more: str, run: str = "run") -> int:
     return xmil_run(["heatmap", str(place / run), "--size", "200", "--top", "2", *more])
 
 
+def test_pictures_of_an_earlier_run_are_named(place, capsys):
+    wanted = ("--pictures", "map", "--exports", "none", "--methods", "lrp")
+    heat(place, *wanted)
+    assert "earlier run" not in capsys.readouterr().out
+    for path in (place / "run" / "slides").iterdir():  # explained again, with the classes named otherwise
+        other = explanation(XY, EDGE, bag=path.stem)
+        write_explanations([replace(other, target=Target(1, name="other"))], path)
+    heat(place, *wanted)
+    assert (
+        "3 files older than the explanations there, of an earlier run: map/a.lrp." in capsys.readouterr().out
+    )
+    heat(place, *wanted, run="run/slides/a.parquet")
+    assert "3 files older" in capsys.readouterr().out  # not the new ones of other slides
+
+
 def test_a_run(place, capsys):
     code = heat(
         place, "--slides", str(place / "wsi"), "--exports", "geojson,scores,colours,csv,parquet",
@@ -208,6 +223,24 @@ def test_bad_arguments(place, capsys, options, words):
     assert words in told.err
     assert len(told.err.strip().splitlines()) == 1
     assert "failed" not in told.out
+
+
+def test_patches_beyond_the_scale_are_told_once(place, capsys):
+    tailed = np.where(np.arange(len(XY)) < 3, 50.0, np.linspace(0, 0.1, len(XY)))
+    for name in ("a", "c"):
+        write_explanations(
+            [explanation(XY, EDGE, scores=tailed, bag=name)], place / "run" / "slides" / f"{name}.parquet"
+        )
+    drawn = ("--pictures", "map", "--exports", "none")
+    told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
+    for _ in range(2):  # also where the pictures are there already
+        assert heat(place, *drawn) == 0
+        assert capsys.readouterr().out.count(f"{told}; `xmil heatmap --clip none --restart`") == 1
+    with (place / "run" / "heatmaps" / "slides.csv").open() as handle:
+        assert [float(row["beyond_scale"]) for row in csv.DictReader(handle)] == [0.25, 0.0, 0.25]
+    assert heat(place, *drawn, "--clip", "none", "--restart") == 0
+    assert heat(place, "--pictures", "none", "--exports", "csv", "--out", str(place / "tables")) == 0
+    assert "patches lie beyond" not in capsys.readouterr().out
 
 
 def test_pictures_that_need_the_slide_are_not_dropped_in_silence(place, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_slides_to_features(slides: Path, tmp_path: Path, capsys: pytest.Capture
     assert bag.boxes()[0].tolist() == [256, 128, 384, 256]
     code, text, _ = run("inspect", out, out / "features_network", capsys=capsys)
     assert (code, text.count("a folder of feature files"), text.count("trident: 2")) == (0, 2, 2)
+    shutil.copytree(out / "features_network", out / "features_other")
+    text = run("inspect", out, slides, capsys=capsys)[1]
+    both = f"{out / 'features_network'} and {out / 'features_other'}"
+    assert (f"features are in {both}; inspect the one that is meant" in text, "Next:" in text) == (
+        True,
+        False,
+    )
     files = sorted(path.name for path in (out / "features_network").iterdir() if path.name[0] != ".")
     assert files == ["failures.csv", "one.h5", "run.json", "slides.csv", "two.h5"]
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import xmil
-from xmil.core.errors import FileError, InputError
+from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.run import explained_run
 from xmil.core.runfiles import LAYOUT, read_rows, read_run, write_run
 from xmil.data.inspection import inspect_run
 from xmil.heatmaps.saved_run import open_saved
+from xmil.viewer.shown_run import ShownRun
 
 OLD = Path(__file__).parents[1] / "fixtures" / "runs"
 KINDS = {
@@ -92,3 +94,17 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         read_rows(tmp_path / "slides.csv")
     with pytest.raises(FileError, match="no such table"):
         xmil.Run(tmp_path / "none").table()
+
+
+@pytest.mark.parametrize("kind", ["tile", "predict", "heatmap", "insight"])
+def test_a_run_that_explains_nothing_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
+    write_run(tmp_path, kind, {})
+    for opened in (explained_run, ShownRun):
+        with pytest.raises(XmilError, match=f"a run of `xmil {kind}`, which holds no explanations; give"):
+            opened(tmp_path)
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "slides" / "s.parquet").touch()  # whatever made it: there is something to show
+    assert explained_run(tmp_path).kind == kind
+    (tmp_path / "slides" / "s.parquet").unlink()
+    write_run(tmp_path, "explain", {})  # which has just begun
+    assert ShownRun(tmp_path).slides() == explained_run(tmp_path).slides == []

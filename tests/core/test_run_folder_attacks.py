@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import xmil
+from xmil.core.runfiles import locked
 from xmil.core.storage import read_provenance
 from xmil.data.inspection import inspect_run
 from xmil.heatmaps.saved_run import open_saved
@@ -68,3 +69,19 @@ def test_absurd_cells_are_read_as_text(run: Path) -> None:
     model = xmil.create_model("meanpool", in_dim=2, n_classes=2, seed=0)
     with pytest.raises(xmil.XmilError, match="Unknown class"):
         xmil.explain(model, torch.ones(3, 2), target="9" * 5000)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_the_lock_of_a_folder_empties_nothing_and_waits_for_nobody(tmp_path: Path, kind: str) -> None:
+    kept, lock = tmp_path / "kept.txt", tmp_path / "run" / ".lock"
+    kept.write_text("mine")
+    lock.parent.mkdir()
+    make: dict[str, Callable[[], Any]] = {
+        "link": lambda: lock.symlink_to(kept),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }
+    make[kind]()
+    with pytest.raises(xmil.XmilError, match="remove it"), locked(lock.parent):
+        pass
+    assert kept.read_text() == "mine"

@@ -267,7 +267,7 @@ def test_slide_names_that_leave_the_folder(tmp_path: Path, name: str) -> None:
 def test_loops_of_links_and_unreadable_paths(tmp_path: Path) -> None:
     loop = tmp_path / "s.h5"
     loop.symlink_to(loop)
-    refused(loop, "cannot be read")
+    refused(loop, "a link that leads back to itself; name the file itself")
     refused(tmp_path / "missing.h5", "no such file")
     (tmp_path / "empty.h5").touch()
     refused(tmp_path / "empty.h5", "is empty (0 bytes)")

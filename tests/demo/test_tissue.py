@@ -81,9 +81,11 @@ def test_pictures_of_ones_own_need_their_nuclei(tmp_path: Path, capsys: pytest.C
     Image.new("RGB", (64, 64)).save(folder / "a.png")
     asked = ["demo", "--tissue", "--images", str(folder), "--out", str(tmp_path / "o")]
     assert run(asked) == 2
-    assert (
-        "nuclei.csv: must be a table of nuclei with columns image, cell, x and y" in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "nuclei.csv: no such table; write a row for each nucleus, with the columns image (" in told
+    assert "or leave out --images" in told
+    assert run([*asked[:3], str(folder / "a.png"), *asked[4:]]) == 2
+    assert "a.png: a file, where a folder is needed" in capsys.readouterr().err
     (folder / "nuclei.csv").write_text("image,cell,x,y\na,epithelial,1,1\n")
     assert run(asked) == 2
     assert "needs ten pictures with epithelial nuclei and ten without. Got 1 and 0" in capsys.readouterr().err

@@ -3,14 +3,17 @@
     python -m tests.fuzz --inputs 1000000 [--processes 16] [--seconds 120] [--entries config cohort]
 
 Each input must be read, or refused by an error of ours in one line: within ten seconds, within 1.5 GB of
-memory, without a crash. Inputs follow from their entry and number alone; those at fault are kept under
---keep, to be put into tests/fuzz/corpus, which the tests replay.
+memory, without a crash, and without starting a program or a connection. Inputs follow from their entry and
+number alone, so that another --first gives others; `distinct` counts those of a run by what they hold, since
+small inputs come again. Those at fault are kept under --keep, to be put into tests/fuzz/corpus, which the
+tests replay.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import os
 import resource
@@ -35,17 +38,27 @@ import torch
 
 import xmil
 from tests.fuzz.entries import ENTRIES
+from tests.fuzz.hostile import Watch
 from tests.fuzz.mutations import spoil
 
 SECONDS, PEAK, CHUNK = 10, int(1.5e9), 500
-Job = tuple[str, int, int, Path]
+WORD = 8  # bytes of the digest of an input
+Job = tuple[str, int, int, Path, Path]  # entry, first input, how many, folder to work in, the sound input
 
 
-def try_one(name: str, number: int, golden: Path, place: Path) -> tuple[str, str]:
-    """The verdict on one input, and what is wrong with it."""
+def made(name: str, number: int, golden: Path, place: Path) -> Path:
+    """One input: it follows from its entry and number."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), number])
-    path = spoil(golden, place / golden.name, rng)
-    return judged(name, path)
+    return spoil(golden, place / golden.name, rng)
+
+
+def digest(path: Path) -> bytes:
+    """A word for what an input holds: a file, or a folder's files with their names."""
+    found = hashlib.blake2b(digest_size=WORD)
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        found.update(str(file.relative_to(path.parent)).encode("utf-8", "surrogateescape") + b"\0")
+        found.update(file.read_bytes())
+    return found.digest()
 
 
 def judged(name: str, path: Path) -> tuple[str, str]:
@@ -66,12 +79,14 @@ def judged(name: str, path: Path) -> tuple[str, str]:
 
 def work(job: Job, until: float) -> None:
     """A sacrificial process: some inputs of one entry; it notes where it is, so that a death can be told."""
-    name, first, count, scratch = job
+    name, first, count, scratch, golden = job
     limit = _mapped() + 4 * PEAK
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    (scratch / "golden").mkdir(parents=True)
-    golden = ENTRIES[name].make(scratch / "golden")
+    scratch.mkdir(parents=True)
+    watch = Watch()
     at = os.open(scratch / "at", os.O_WRONLY | os.O_CREAT)
+    seen = os.open(scratch / "seen", os.O_WRONLY | os.O_CREAT)
+    os.write(seen, digest(golden))
     tally, faults = Counter[str](), []
     for number in range(first, first + count):
         if time.monotonic() > until:
@@ -79,7 +94,12 @@ def work(job: Job, until: float) -> None:
         os.pwrite(at, str(number).encode(), 0)
         place = scratch / "input"
         place.mkdir()
-        verdict, why = try_one(name, number, golden, place)
+        path = made(name, number, golden, place)
+        os.write(seen, digest(path))
+        watch.taken()
+        verdict, why = judged(name, path)
+        if ran := watch.taken():
+            verdict, why = "fault", f"it ran {', '.join(ran)}"
         tally[verdict] += 1
         if why:
             faults.append([number, why])
@@ -96,10 +116,11 @@ def _mapped() -> int:
 
 def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
     """Run `work` in forked processes: where one dies, the next goes on after the input it was at."""
-    name, first, count, scratch = job
+    name, first, count, scratch, golden = job
     found = []
     while count and time.monotonic() < until:
-        status = _forked((name, first, count, scratch), until)
+        status = _forked((name, first, count, scratch, golden), until)
+        seen = _words(scratch / "seen")
         if (scratch / "result.json").exists():
             found.append(json.loads((scratch / "result.json").read_text()))
             count = 0
@@ -108,8 +129,16 @@ def sacrifice(job: Job, until: float) -> list[dict[str, Any]]:
             faults = [[at, f"the process died ({status})"]]
             found.append({"tally": {"survived": at - first, "fault": 1}, "faults": faults, "peak": 0})
             first, count = at + 1, first + count - at - 1
+        found[-1]["seen"] = seen
         shutil.rmtree(scratch, ignore_errors=True)
     return [{"entry": name, **part} for part in found]
+
+
+def _words(path: Path) -> set[bytes]:
+    """The digests of the inputs of a process, and first that of the sound one, which is none."""
+    held = path.read_bytes() if path.exists() else b""
+    words = [held[i : i + WORD] for i in range(0, len(held), WORD)]
+    return set(words) - set(words[:1])
 
 
 def _forked(job: Job, until: float) -> int:
@@ -131,53 +160,65 @@ def fuzz(
     """Inputs of every entry by turns, until there are enough or the time is up: the counts as they grow."""
     until = time.monotonic() + seconds
     torch.set_num_threads(1)
-    _import_all(names)
-    counts: dict[str, Any] = {"inputs": 0, "by entry": {name: Counter() for name in names}}
-    counts |= {"peak": 0, "faults": []}
-    with tempfile.TemporaryDirectory() as folder, get_context("fork").Pool(processes) as pool:
-        jobs = _jobs(names, inputs, Path(folder), first)
-        for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
-            for part in parts:
-                _add(counts, part)
-            yield counts
+    counts: dict[str, Any] = {"inputs": 0, "distinct": 0, "by entry": {name: Counter() for name in names}}
+    counts |= {"distinct by entry": dict.fromkeys(names, 0), "peak": 0, "faults": []}
+    seen: dict[str, set[bytes]] = {name: set() for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        goldens = _prepared(names, Path(folder))
+        jobs = _jobs(goldens, inputs, Path(folder), first)
+        with get_context("fork").Pool(processes) as pool:
+            for parts in pool.imap_unordered(partial(sacrifice, until=until), jobs, chunksize=1):
+                for part in parts:
+                    seen[part["entry"]] |= part["seen"]
+                    _add(counts, part, len(seen[part["entry"]]))
+                yield counts
 
 
-def _add(counts: dict[str, Any], part: dict[str, Any]) -> None:
+def _add(counts: dict[str, Any], part: dict[str, Any], distinct: int) -> None:
+    counts["distinct by entry"][part["entry"]] = distinct
+    counts["distinct"] = sum(counts["distinct by entry"].values())
     counts["by entry"][part["entry"]].update(part["tally"])
     counts["inputs"] += sum(part["tally"].values())
     counts["peak"] = max(counts["peak"], part["peak"])
     counts["faults"] += [f"{part['entry']} {number}: {why}" for number, why in part["faults"]]
 
 
-def _import_all(names: list[str]) -> None:
-    """Import what reading and writing every entry imports, so that forked processes need not.
+def _prepared(names: list[str], folder: Path) -> dict[str, Path]:
+    """The sound input of each entry, once for all: some hold the time, and would differ from job to job.
 
-    A process of its own finds out, since libraries may start threads, which forks do not survive.
+    What reading and writing them imports is imported here, so that forked processes need not. A process of
+    its own makes them, since libraries may start threads, which forks do not survive.
     """
-    reader, writer = os.pipe()
+    told = folder / "prepared.json"
     if (child := os.fork()) == 0:
-        with suppress(Exception), tempfile.TemporaryDirectory() as folder:
-            for number, name in enumerate(names):
-                place = Path(folder) / str(number)
-                place.mkdir()
-                judged(name, ENTRIES[name].make(place))
-            os.write(writer, "\n".join(set(sys.modules)).encode()[:60_000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        missing = sorted(set(stream.read().split("\n")) - set(sys.modules))
+        try:
+            goldens = {name: _sound(name, folder / f"golden{i}") for i, name in enumerate(names)}
+            told.write_text(json.dumps([goldens, list(sys.modules)], default=str))
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
-    for module in missing:
+    if not told.exists():
+        raise SystemExit("the sound inputs cannot be made; tests/fuzz/test_corpus.py says why")
+    goldens, modules = json.loads(told.read_text())
+    for module in sorted(set(modules) - set(sys.modules)):
         with suppress(Exception):
             import_module(module)
     gc.freeze()
+    return {name: Path(path) for name, path in goldens.items()}
 
 
-def _jobs(names: list[str], inputs: int, folder: Path, first: int) -> list[Job]:
-    each = -(-inputs // len(names))
+def _sound(name: str, place: Path) -> Path:
+    place.mkdir()
+    path = ENTRIES[name].make(place)
+    judged(name, path)
+    return path
+
+
+def _jobs(goldens: dict[str, Path], inputs: int, folder: Path, first: int) -> list[Job]:
+    each = -(-inputs // len(goldens))
     chunk = min(CHUNK, each)
-    starts = range(first, first + each, chunk)
-    return [(n, start, chunk, folder / f"{i}-{start}") for start in starts for i, n in enumerate(names)]
+    starts, sound = range(first, first + each, chunk), list(goldens.items())
+    return [(n, at, chunk, folder / f"{i}-{at}", p) for at in starts for i, (n, p) in enumerate(sound)]
 
 
 def main() -> None:
@@ -224,8 +265,7 @@ def _remake(name: str, number: int, place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
     (place / "golden").mkdir(parents=True)
     golden = ENTRIES[name].make(place / "golden")
-    rng = np.random.default_rng([zlib.crc32(name.encode()), number])
-    spoil(golden, place / golden.name, rng)
+    made(name, number, golden, place)
     shutil.rmtree(place / "golden")
 
 

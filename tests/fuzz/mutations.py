@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 from tests.data.fuzzing import damaged
+from tests.fuzz.hostile import hostile
 
 Rng = np.random.Generator
 ODD: list[Any] = [
@@ -40,13 +41,27 @@ ODD += ["\0", "../../x", "é" * 300, [], {}, [[]], {"a": 1}, "9" * 5000, [1] * 3
 
 
 def odd_value(rng: Rng) -> Any:
-    """A value nobody expects; sometimes nested beyond Python's stack."""
+    """A value nobody expects; sometimes nested beyond Python's stack, half of the time drawn at random."""
     if rng.random() < 0.03:
         value: Any = 1
         for _ in range(400):
             value = [value]
         return value
-    return ODD[int(rng.integers(len(ODD)))]
+    return ODD[int(rng.integers(len(ODD)))] if rng.random() < 0.5 else _drawn(rng)
+
+
+def _drawn(rng: Rng) -> Any:
+    """A number of any size, a text of any letters, or a list of them."""
+    how = int(rng.integers(5))
+    if how == 0:
+        return int(rng.integers(-(2**62), 2**62)) >> int(rng.integers(63))
+    if how == 1:
+        return float(rng.normal() * 10.0 ** rng.integers(-30, 30))
+    if how == 2:
+        return "".join(chr(int(code)) for code in rng.integers(1, 0xD7FF, size=int(rng.integers(1, 40))))
+    if how == 3:
+        return "".join(chr(int(code)) for code in rng.integers(32, 127, size=int(rng.integers(1, 400))))
+    return [_drawn(rng) for _ in range(int(rng.integers(1, 4)))]
 
 
 def spoilt_tree(value: Any, rng: Rng) -> Any:
@@ -67,7 +82,7 @@ def spoilt_tree(value: Any, rng: Rng) -> Any:
             return value + value[at:]
         return [*value[:at], spoilt_tree(value[at], rng), *value[at + 1 :]]
     if isinstance(value, int | float) and rng.random() < 0.5:
-        return value * int(rng.choice([-1, 0, 2, 10**6, 10**12]))
+        return value * int(rng.choice([-1, 0, 2, 10**6, 10**12, int(rng.integers(10**6))]))
     return odd_value(rng)
 
 
@@ -113,12 +128,55 @@ def zip_file(path: Path, rng: Rng) -> None:
         members[at] = (str(rng.choice(["../x", "", "a/b.npy", name + "2"])), content)
     elif how == 2:
         members.append((f"{name}.again", content))
+    elif how == 3 and name.endswith(".npy"):
+        members[at] = (name, spoilt_array(content, rng))
     else:
         members[at] = (name, damaged(content, rng) if content else b"x")
     kind = zipfile.ZIP_DEFLATED if rng.random() < 0.2 else zipfile.ZIP_STORED
     with zipfile.ZipFile(path, "w", kind) as archive:
-        for member, held in members:
-            archive.writestr(member, held)
+        for member, held in members:  # under a time of its own each, the same input would never come again
+            archive.writestr(zipfile.ZipInfo(member), held, compress_type=kind)
+
+
+def spoilt_array(content: bytes, rng: Rng) -> bytes:
+    """A NumPy file with another shape, order, type or version in its head, or with objects in it."""
+    array = touched(np.load(io.BytesIO(content), allow_pickle=False), rng)
+    made, how = io.BytesIO(), int(rng.integers(6))
+    if how == 0:
+        np.save(made, np.array([hostile(rng)] * 2, dtype=object), allow_pickle=True)
+        return made.getvalue()
+    if how == 1:
+        np.save(made, array.reshape(-1) if rng.random() < 0.5 else array[None])
+        return made.getvalue()
+    if how == 2:
+        np.save(
+            made, array.astype(str(rng.choice(["f2", "f8", ">f4", "c8", "i1", "u8", "S4", "?", "M8[s]"])))
+        )
+        return made.getvalue()
+    np.lib.format.write_array_header_1_0(made, _odd_head(array, rng))
+    return made.getvalue() + array.tobytes()[: int(rng.integers(array.nbytes + 1)) if how == 5 else None]
+
+
+def touched(values: Any, rng: Rng) -> Any:
+    """Numbers with one of them drawn anew, so that one way of spoiling gives many inputs."""
+    array = np.array(values)
+    if array.size and array.dtype.kind in "fiu":
+        array.flat[int(rng.integers(array.size))] = rng.integers(0, 100)
+    return array
+
+
+def _odd_head(array: Any, rng: Rng) -> dict[str, Any]:
+    """A head that the values after it do not bear out."""
+    factors = rng.choice([-1, 0, 1, 2, 1000, 10**9, 10**18], size=array.ndim)
+    shape = tuple(int(length) * int(factor) for length, factor in zip(array.shape, factors, strict=True))
+    head = {"shape": shape, "fortran_order": bool(rng.integers(2)), "descr": array.dtype.str}
+    if rng.random() < 0.4:
+        head["descr"] = [("a", "<f4"), "O", "<f16", "V8", "<m8", f"<U{10**9}", "x", 3][int(rng.integers(8))]
+    return head
+
+
+def array_file(path: Path, rng: Rng) -> None:
+    path.write_bytes(spoilt_array(path.read_bytes(), rng))
 
 
 def h5_file(path: Path, rng: Rng) -> None:
@@ -150,17 +208,20 @@ def _replace(file: Any, node: Any, rng: Rng) -> None:
     name, shape, dtype = node.name, list(node.shape), node.dtype
     if node.nbytes > 1 << 20:  # an earlier change has blown it up
         return
-    values = node[()]
+    values = touched(node[()], rng)
     del file[name]
     how = int(rng.integers(5))
     if how == 0:
         file.create_dataset(
-            name, shape=[length * int(rng.choice([0, 3, 10**7])) for length in shape], dtype=dtype
+            name,
+            shape=[length * int(rng.choice([0, 1, 3, 10**7, rng.integers(99)])) for length in shape],
+            dtype=dtype,
         )
     elif how == 1:
         file[name] = np.asarray(values).reshape(-1)
     elif how == 2:
-        file[name] = np.asarray(values).astype(str(rng.choice(["f2", "f8", "i1", "u8", "S4", "?"])))
+        kinds = ["f2", "f8", ">f4", "i1", "i2", ">i4", "u8", "S4", "?"]
+        file[name] = np.asarray(values).astype(str(rng.choice(kinds)))
     elif how == 3:
         big = rng.choice([np.nan, np.inf, 1e300, -1e18])
         file[name] = np.where(rng.random(np.shape(values)) < 0.2, big, np.asarray(values, dtype=float))
@@ -215,9 +276,13 @@ def torch_file(path: Path, rng: Rng) -> None:
     keys = list(held) if isinstance(held, dict) else []
     if not keys or rng.random() < 0.2:
         return zip_file(path, rng)
-    key, how = keys[int(rng.integers(len(keys)))], int(rng.integers(6))
+    key, how = keys[int(rng.integers(len(keys)))], int(rng.integers(7))
     value = held[key]
-    if not isinstance(value, torch.Tensor) or how == 0:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        value = torch.from_numpy(touched(value.float().numpy(), rng)).to(value.dtype)
+    if how == 6:
+        held[key] = hostile(rng)
+    elif not isinstance(value, torch.Tensor) or how == 0:
         held[key] = odd_value(rng)
     elif how == 1:
         held[key] = value.reshape(-1)
@@ -230,9 +295,9 @@ def torch_file(path: Path, rng: Rng) -> None:
     elif how == 4:
         held.pop(key)
     else:
-        held[f"{key}.more"] = value
+        held[key], held[f"{key}.more"] = value, value
     buffer = io.BytesIO()
-    torch.save(held, buffer)
+    torch.save(held, buffer, _use_new_zipfile_serialization=bool(rng.random() < 0.8))
     path.write_bytes(buffer.getvalue())
     return None
 
@@ -265,6 +330,7 @@ BY_SUFFIX: dict[str, Callable[[Path, Rng], None]] = {
     ".zattrs": json_file,
     ".csv": table_file,
     ".npz": zip_file,
+    ".npy": array_file,
     ".h5": h5_file,
     ".parquet": parquet_file,
     ".safetensors": safetensors_file,
@@ -283,10 +349,10 @@ def spoil(golden: Path, copy: Path, rng: Rng) -> Path:
         member = Path(shutil.copy(golden, copy))
     mend = BY_SUFFIX.get(member.suffix or member.name, byte_file)
     try:
-        if rng.random() < 0.25:
+        if rng.random() < 0.3:
             byte_file(member, rng)
         else:  # libraries may crash on what bytes have damaged, so no structure is changed after that
-            for _ in range(1 + (rng.random() < 0.2)):
+            for _ in range(int(rng.geometric(0.6))):
                 mend(member, rng)
     except Exception:  # a second change of what the first one broke
         byte_file(member, rng)

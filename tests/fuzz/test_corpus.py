@@ -37,14 +37,28 @@ def test_kept_inputs(path: Path) -> None:
     assert judged(name, held)[1] == ""
 
 
+def test_code_that_an_input_runs_would_be_seen() -> None:
+    """In a process of its own: the watch stays as long as its process."""
+    lines = [
+        "import pickle",
+        "from tests.fuzz.hostile import CALLS, Watch, called",
+        "watch, spoilt = Watch(), pickle.dumps(called(*CALLS[0]))",
+        "assert watch.taken() == []",
+        "pickle.loads(spoilt)",
+        "assert watch.taken() == ['os.system']",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, env=_paths(), check=True)
+
+
+def _paths() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
+
 def test_every_entry_point_withstands_fresh_inputs() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--inputs", os.environ.get("XMIL_FUZZ", "400")]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {**_paths(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--processes", "2"], cwd=ROOT, env=env, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert found["faults"] == []
     assert found["inputs"] >= 400
+    assert found["distinct"] > 0.9 * found["inputs"]

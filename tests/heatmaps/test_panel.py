@@ -30,6 +30,7 @@ from xmil.heatmaps.panel import (
     fit_text,
     text_width,
 )
+from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.sheets import extremes
 from xmil.heatmaps.words import Caption, ends, subtitle
 from xmil.slides import open_slide
@@ -135,6 +136,22 @@ def test_what_a_panel_says(slide, several):
     assert {"low attention", "high attention", "0", "100 µm"} <= set(found)
     assert any(text.startswith("≥ ") for text in found)  # scores beyond the whiskers
     assert not any(text.startswith("≥ ") for text in words(xmil.heatmap(several[0], slide, clip="none")))
+
+
+def test_patches_beyond_the_scale_are_told(several):
+    """Heavy tails: a fifth of the patches look alike, and the legend says so; clipped less, it does not."""
+    steps = np.arange(1.0, len(XY) + 1)
+    scores = np.where(steps % 5 == 0, 10 * steps, 0.01 * steps)
+    tailed = replace(several[0], scores=scores.astype(np.float32))
+    reds = Scale.of(scores, signed=True).paint(scores[scores > 1])
+    assert (reds == reds[0]).all()
+    told = "20 % of patches beyond the scale, at full colour; clip none shows all"
+    for kind in ("overlay", "panel"):
+        figure = xmil.heatmap(tailed, picture=kind, size=300)
+        check_layout(figure)
+        assert [text.get_text() for text in texts(figure)].count(told) == 1
+    for quiet in ({"clip": "none"}, {"clip": "percentile"}, {"scale": Scale(-500, 500, True, "red-blue")}):
+        assert "beyond" not in "".join(text.get_text() for text in texts(xmil.heatmap(tailed, **quiet)))
 
 
 def test_words_of_other_tasks(several):

@@ -206,6 +206,12 @@ class Broken(Base):
         raise LookupError("no luck\nat all")
 
 
+def test_a_mask_of_padding_hides_nothing() -> None:
+    e = xmil.explain(PaddingMask(), bag(), method="gxi")
+    assert e.params["call"] == "net(x, mask=zeros)"
+    assert np.abs(e.scores).max() > 0
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -214,7 +220,6 @@ class Broken(Base):
             r"several tensors may be the logits: \[0\] of shape \(1, 2\), \[1\] of .*net\(x\)\[0\]",
         ),
         (MaybeCoords, r"depends on 'coords', which is optional.*forward=lambda net, x, \*, coords: net"),
-        (PaddingMask, r"PaddingMask masks the bag with net\(x, mask=ones\)"),
         (PerInstance, "a number for each instance"),
         (WantsLabel, r"WantsLabel.forward asks for 'label' beside the features.*net\(x, label=\.\.\.\)"),
         (Nothing, r"returned a dict without a tensor of logits.*forward=lambda net, x: net\(x\)\['logits'\]"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 import xmil
 from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
+from xmil.data import open_bag
 
 MODEL = xmil.create_model("attnmil", in_dim=8, n_classes=3, dim=6, seed=0, class_names=["a", "b", "c"])
 GOOD = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
@@ -41,6 +44,24 @@ def spoiled(value: float) -> np.ndarray:
 def test_bags(bag: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         xmil.explain(MODEL, bag)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (spoiled(np.nan), "Features of {path} are not finite"),
+        (np.zeros((5, 9)), "but {path} has width 9"),
+        (np.zeros((0, 8), np.float32), "{path} has no instances"),
+    ],
+)
+def test_a_bag_of_a_file_is_named_by_the_file(values: np.ndarray, words: str, tmp_path: Path) -> None:
+    """Its name in the cohort may be another, and whoever leaves it out needs the file."""
+    path = tmp_path / "s1.h5"
+    xmil.write_bag(xmil.Bag(values, slide_id="other"), path)
+    for bag in (path, xmil.read_bag(path), open_bag(path).read_stored()):
+        with pytest.raises(InputError, match=re.escape(words.format(path=path))) as caught:
+            xmil.explain(MODEL, bag)
+        assert str(caught.value).endswith(", or move the file away to leave the slide out.")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,9 @@ def test_against_a_background_each_place_is_measured_by_it(slide: Path) -> None:
     assert [*found.warnings, *again.warnings] == []
     without = xmil.explain_inside(None, encoder, slide, e, patches=[5], method="tokens")
     assert "not at hand" in without.warnings[0]
+    exact = xmil.explain(model, bag, method="lrp", target=1, feature_level=True, baseline=None)
+    none = xmil.explain_inside(None, encoder, slide, exact, patches=[5], method="tokens")
+    assert "against no background" in none.warnings[0]
     np.testing.assert_allclose(without.maps.sum() + without.audit.constant, e.scores[5], rtol=1e-4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,27 @@ def test_turned_maps_are_the_mean_over_views_and_add_up_as_tokens_do(step: int) 
     assert float(made.values.sum()) == pytest.approx(float(plain.values.sum()), rel=1e-4)
     assert not np.allclose(made.values, plain.values, atol=1e-3)
     assert (made.constant, made.other) == (plain.constant, plain.other)
+
+
+def test_what_a_denser_copy_of_the_ordinary_patch_has_is_shared_evenly() -> None:
+    torch.manual_seed(0)
+    net = Convolutions()
+    pixels = torch.randn(1, 3, 64, 64)
+    network, features = EncoderNetwork(net, net), net(pixels)[0].detach()
+    mean, g = torch.rand(len(features)), 100 * torch.randn(len(features))
+    plain = Tile(pixels, g, lambda *_: pixels)
+    known = replace(plain, ordinary=mean)
+    with frozen(net):
+        made = map_tile("turned", network, known, MapSettings())
+        more = map_tile("turned", network, replace(known, weights=g + 300 * mean), MapSettings())
+        along = mean * (g @ mean) / (mean @ mean)
+        slow = map_tile("turned", network, replace(plain, weights=g - along), MapSettings()).values
+    slow = slow + (along @ features) / slow.numel()
+    np.testing.assert_allclose(made.values.numpy(), slow.numpy(), rtol=1e-4, atol=1e-5)
+    assert float(made.values.sum()) + made.constant == pytest.approx(float(g @ features), rel=1e-4)
+    gained = (more.values - made.values).numpy()
+    np.testing.assert_allclose(gained, 300 * float(mean @ features) / gained.size, rtol=1e-2)
+    assert float(made.values.std()) > 0.02
 
 
 def write_onnx(path: Path) -> Path:

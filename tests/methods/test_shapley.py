@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from itertools import combinations, permutations
@@ -166,6 +167,43 @@ def test_precision_stops_the_sampling_and_a_shortfall_is_said() -> None:
     assert "progress" not in e.params
     short = xmil.explain(model, bag, method="shapley", target=1, precision=1e-4, permutations=40)
     assert "above the precision of 0.0001" in short.warnings[0]
+
+
+@pytest.mark.parametrize("n", [14, 40])
+def test_the_cost_is_told_from_the_work_itself(n: int) -> None:
+    """Measured not by a clock but by a module that counts: the estimate is the work of all sub-bags."""
+
+    class Counts(nn.Module):
+        work = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = x.shape[1]
+            Counts.work += len(x) * (300 + 7 * size + size**2)
+            return x.mean(dim=1)[:, :2]
+
+    def count(call: Callable[[], Tensor]) -> float:
+        before = Counts.work
+        call()
+        return float(Counts.work - before)
+
+    game = RunCoalitions(Network(Counts().eval()), bag_of(n).unsqueeze(0))
+    orders = torch.arange(n).repeat(8, 1)
+    assert game.seconds(8, count) == pytest.approx(count(lambda: game.prefixes(orders)), rel=0.1)
+    pooled = coalitions_of(Network(model_of("attnmil")), bag_of(n).unsqueeze(0))
+    assert isinstance(pooled, PooledCoalitions)
+    assert pooled.seconds(8, lambda call: float(len(call()))) == 8
+
+
+@pytest.mark.parametrize("precision", [0.03, 0.06, 0.5])
+def test_where_sampling_stops_is_foretold(precision: float, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+    with caplog.at_level("INFO", logger="xmil.methods.shapley"):
+        xmil.explain(
+            model_of("transmil"), bag_of(24), method="shapley", target=1, precision=precision,
+            permutations=4000, progress=lambda done, _: seen.append(done),
+        )  # fmt: skip
+    told = int(re.search(r"about (\d+) permutations for the precision", caplog.text)[1])  # type: ignore[index]
+    assert seen[-1] / 2 <= told <= 2 * seen[-1]
 
 
 def test_finer_precision_comes_nearer() -> None:

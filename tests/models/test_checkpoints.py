@@ -364,7 +364,6 @@ def dangerous(how: str, path: Path) -> None:
         torch.save(contents[how], path)
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("how", ["pickle", "old pickle", "torch", "inside", "state", "class"])
 def test_a_pickle_that_would_run_code_is_refused(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -407,6 +406,9 @@ def broken_files(folder: Path) -> dict[str, Path]:
             "missing.pt",
             "empty.pt",
             "text.pt",
+            "page.pt",
+            "noise.pt",
+            "renamed.pt",
             "cut.pt",
             "cut.safetensors",
             "features.pt",
@@ -421,6 +423,9 @@ def broken_files(folder: Path) -> dict[str, Path]:
     }
     files["empty.pt"].write_bytes(b"")
     files["text.pt"].write_text("hello")
+    files["page.pt"].write_text("<!DOCTYPE html>\n<p>Not found")
+    files["noise.pt"].write_bytes(b"I\xff\x00\x01" * 50)
+    files["renamed.pt"].write_bytes((folder / "ours.safetensors").read_bytes())
     files["cut.pt"].write_bytes((folder / "good.pt").read_bytes()[:-300])
     files["cut.safetensors"].write_bytes((folder / "ours.safetensors").read_bytes()[:100])
     torch.save(torch.zeros(3, 4), files["features.pt"])
@@ -440,10 +445,13 @@ def broken_files(folder: Path) -> dict[str, Path]:
 
 MESSAGES = {
     "missing.pt": "no such file",
-    "empty.pt": "truncated or not a checkpoint",
-    "text.pt": "not a",
-    "cut.pt": "truncated or not a checkpoint",
-    "cut.safetensors": "not a readable safetensors",
+    "empty.pt": r"is empty \(0 bytes\); download or copy it again",
+    "text.pt": r"not a checkpoint \(it begins with 'hello'\); download or copy it again",
+    "page.pt": r"not a checkpoint \(it begins with '<!DOCTYPE html>'\); download",
+    "noise.pt": r"not a checkpoint \(it does not begin like one\); download",
+    "renamed.pt": r"holds safetensors; rename it so that it ends in \.safetensors",
+    "cut.pt": r"truncated or not a checkpoint \(.*\); download or copy it again",
+    "cut.safetensors": r"not a readable safetensors file \(.*\); download or copy it again",
     "features.pt": "read_bag",
     "lacks.pt": r"missing: attention\.V\.bias",
     "extra.pt": "not expected: surprise",

@@ -101,9 +101,17 @@ def test_the_models_own_background_stays(cohort: Path) -> None:
     assert not (cohort / "run" / "background.npz").exists()
 
 
-def test_few_slides_have_none(cohort: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_slides_have_none_and_the_run_grows_without(
+    cohort: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ensemble, "ENOUGH", 7)
     assert run(command(cohort)) == 0
+    assert not (cohort / "run" / "background.npz").exists()
+    monkeypatch.setattr(ensemble, "ENOUGH", 6)  # as if there were more slides now
+    assert run(command(cohort)) == 0
+    told = capsys.readouterr().out
+    assert "began without a background" in told
+    assert "6 already done" in told
     assert not (cohort / "run" / "background.npz").exists()
 
 

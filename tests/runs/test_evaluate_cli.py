@@ -207,6 +207,12 @@ def test_ground_truth_of_every_kind(tmp_path, capsys):
     assert lrp["s1"]["mass"] > 0.5
     assert lrp["s2"]["auprc2"] is not None  # marks class 1, the slide is of class 0: evidence against
     assert "AUPRC-2" in (folder / "out" / "summary.txt").read_text()
+    np.save(truth / "s3.npy", np.array(values[::-1]))  # only its own slide is measured again
+    (truth / "s1.geojson").unlink()
+    before = {path.stem: path.stat().st_mtime_ns for path in (folder / "out" / "results").iterdir()}
+    assert run(arguments) == 0
+    after = {path.stem: path.stat().st_mtime_ns for path in (folder / "out" / "results").iterdir()}
+    assert {slide for slide in after if after[slide] != before[slide]} == {"s1", "s3"}
 
 
 def test_ground_truth_on_a_slide_with_a_bounds_offset(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from zlib import crc32
 
@@ -45,8 +46,9 @@ def test_the_cost_is_said_once(cohort: Path, caplog: pytest.LogCaptureFixture) -
     asked = ("--methods", "shapley,lrp", "--param", "shapley.exact=false")
     assert run(command(cohort, *asked, out="cost")) == 0
     said = [line for line in caplog.messages if line.startswith("shapley:")]
-    assert len(said) == 2  # of two slides: passes before the first, seconds after its first orders
-    assert "forward passes of the bag" in said[0]
+    assert len(said) == 2  # of two slides: before the first, and after its first orders
+    assert re.fullmatch(r"shapley: \d+ instances on attnmil, 64 to 1000 permutations: about \d+ s.*", said[0])
+    assert re.fullmatch(r"shapley: about \d+ permutations for the precision of 0.01, \d+ s in all", said[1])
 
 
 def test_pairs_are_in_the_folder(cohort: Path) -> None:

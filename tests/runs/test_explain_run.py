@@ -83,6 +83,38 @@ def test_the_summary_is_what_all_scores_together_give(cohort: Path) -> None:
     assert top[0]["edge"] == "256"
 
 
+def test_a_summary_is_made_again_only_where_files_changed(tmp_path: Path) -> None:
+    """Never stale, never missing: killed after the slides, between its tables, or with one of them lost."""
+    folder = make_cohort(tmp_path, 4)
+    again = command(folder, "--target", "pos")
+    assert run(again) == 0
+    summary = folder / "run" / "summary"
+    whole = {path.name: path.read_bytes() for path in summary.iterdir()}
+
+    def made() -> bool:
+        """Whether a run makes the summary, seen by a mark in a table that nothing else touches."""
+        (summary / "slides.csv").write_text("mark")
+        assert run(again) == 0
+        return (summary / "slides.csv").read_text() != "mark"
+
+    assert not made()
+    (summary / "top.csv").unlink()
+    assert made()
+    assert {path.name: path.read_bytes() for path in summary.iterdir()} == whole
+    (summary / "made_of.json").unlink()  # as a kill between its tables leaves it
+    assert made()
+    assert not made()
+    write_slide(folder / "features" / "s001.h5", np.random.default_rng(5), 20)
+    stamps = {path: path.stat() for path in summary.iterdir()}
+    other = folder / "other"
+    assert run(command(folder, "--target", "pos", out="other")) == 0
+    shutil.copy2(other / "slides" / "s001.parquet", folder / "run" / "slides")  # explained, then killed
+    assert stamps == {path: path.stat() for path in summary.iterdir()}
+    assert made()
+    ours, theirs = (table(place / "summary" / "scales.csv") for place in (folder / "run", other))
+    assert ours == theirs
+
+
 def test_a_slide_unlike_the_others_is_named(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 12)
     odd = folder / "features" / "s005.h5"

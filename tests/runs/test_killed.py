@@ -38,6 +38,9 @@ def test_what_kills_leave_behind_is_swept(tmp_path: Path) -> None:
     for folder in ("", "slides", "summary", "qupath"):
         (out / folder).mkdir(exist_ok=True)
         (out / folder / ".s1.csv.ab12.part").write_text("half")
+        (out / folder / ".s1.zarr.ab12.part" / "new").mkdir(parents=True)  # a store that is a folder
+        (out / folder / ".s1.zarr.ab12.part" / "new" / "0").write_text("half")
+        (out / folder / ".s2.csv.ab12.part").write_text("half")
         (out / folder / "mine.part").write_text("whole")
     with RunFolder(out, "explain", {}).opened({}):
         pass

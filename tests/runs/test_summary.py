@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.runs.cohorts import make_cohort
@@ -30,6 +31,7 @@ def test_known_slides_add_what_their_files_add(
     assert summary_of(out) == fresh
     for slide in ("s003", "s008"):
         (out / "slides" / f"{slide}.parquet").unlink()
+    (out / "summary" / "made_of.json").unlink()  # else the same files, made again, leave it as it is
     read: list[Path] = []
     monkeypatch.setattr(
         summary, "_summarise_file", lambda path, f=summary._summarise_file: read.append(path) or f(path)
@@ -37,3 +39,35 @@ def test_known_slides_add_what_their_files_add(
     explain_slides(folder / "m0.safetensors", folder / "features", **asked)
     assert summary_of(out) == fresh
     assert len(read) == (8 if by == "slide" else 6)  # slides of a case are explained together
+
+
+def test_lists_of_patches_and_sketches_grow_slide_by_slide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every patch of every slide were sorted at once; and points are counted as they come."""
+    for name, value in {"MOST": 2_000, "KEPT": 500}.items():
+        monkeypatch.setattr(summary, name, value)
+    rng, column, every = np.random.default_rng(0), summary._Column("lrp", True), []
+    for number in range(300):
+        scores = np.sort(rng.integers(-9, 9, size=12)).astype(float)  # many are equal
+        patches = [(f"s{number:03}", i, None, None, None, float(v)) for i, v in enumerate(scores)]
+        every += patches
+        sketch = summary.Quantiles.of(scores)
+        column.add(summary.SlideSummary(f"s{number:03}", "lrp", True, {}, sketch, patches[::-1], patches))
+        assert column.quantiles.held == sum(map(len, column.quantiles.points)) <= 2_000
+    assert column.top == sorted(every, key=lambda p: (-p[-1], p[:2]))[:100]
+    assert column.bottom == sorted(every, key=lambda p: (p[-1], p[:2]))[:100]
+
+
+def test_a_slide_whose_file_is_damaged_behind_its_head_is_named(tmp_path: Path) -> None:
+    """Its head says that it is done, so it is not explained again; nor is it left out in silence."""
+    folder, out = make_cohort(tmp_path, 3, instances=12), tmp_path / "run"
+    explain_slides(folder / "m0.safetensors", folder / "features", out=out)
+    slide = out / "slides" / "s001.parquet"
+    content = bytearray(slide.read_bytes())
+    content[4:40] = bytes(36)
+    slide.write_bytes(content)
+    run = explain_slides(folder / "m0.safetensors", folder / "features", out=out)
+    (said,) = run.warnings
+    assert said.startswith("1 slide left out of summary/")
+    assert "s001" in said
+    slide.unlink()
+    assert explain_slides(folder / "m0.safetensors", folder / "features", out=out).warnings == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -188,3 +190,23 @@ def test_the_file_used_of_several_is_named(
     said = capsys.readouterr()
     assert "1 slide with several files: a (a.h5 is used)." in said.out + said.err
     assert told(tmp_path / "run") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/", "a folder without one"),
+        ("pipe", "cannot be read"),
+        ("mine:build", ""),  # a function is not called to see what it builds
+        ("mine:" + "b" * 5000, ""),
+        ("x" * 5000, "no longer there"),
+    ],
+)
+def test_a_model_that_is_none_is_a_fault_and_nothing_else_is_read(copy: Path, path: str, why: str) -> None:
+    os.mkfifo(copy.parent / "pipe")
+    about = json.loads((copy / "run.json").read_text())
+    place = str(copy.parent / path) if path == "pipe" else path
+    about["model"]["path"] = about["models"][0]["path"] = place
+    (copy / "run.json").write_text(json.dumps(about))
+    faults = [str(fault) for fault in verify_run(xmil.open_run(copy)) if fault.what == place[:300]]
+    assert [why in fault for fault in faults] == [True] * bool(why)

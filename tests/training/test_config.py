@@ -49,7 +49,7 @@ def test_faults_are_named_in_one_line(content, words):
 
 def test_the_file_and_what_is_wrong_with_it(tmp_path):
     path = tmp_path / "c.toml"
-    with pytest.raises(FileError, match="cannot be read"):
+    with pytest.raises(FileError, match="no such file"):
         load_config(path)
     path.write_text("[train\nepochs = 1")
     with pytest.raises(FileError, match="not a valid TOML"):

@@ -184,3 +184,27 @@ def test_item_01_what_a_bent_output_leaves_is_cut(output: str, at_zero: float) -
     assert e.audit is not None
     assert e.audit.cut == pytest.approx((value - slope @ z).item() - at_zero, abs=1e-6)
     assert abs(e.audit.other) < 1e-6
+
+
+class Placed(nn.Module):
+    """Coordinates are added to the embedded features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.p, self.h = nn.Linear(6, 5), nn.Linear(2, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor, coords: Tensor) -> Tensor:
+        return self.h(torch.relu(self.e(x) + self.p(coords.float() / 1000)).mean(dim=1))
+
+
+def test_what_places_add_is_cut_and_no_bias() -> None:
+    rng = np.random.default_rng(0)
+    features, coords = rng.normal(size=(9, 6)).astype(np.float32), rng.integers(0, 9000, (9, 2))
+    near, far = (
+        xmil.explain(Placed(), xmil.Bag(features, coords=coords + shift, patch_size=256), target=1)
+        for shift in (0, 200_000)
+    )
+    assert near.audit.bias == pytest.approx(far.audit.bias, abs=0.5)
+    assert abs(far.audit.cut - near.audit.cut) > 1
+    assert any("stops at values that depend on the bag" in text for text in far.warnings)

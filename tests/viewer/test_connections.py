@@ -120,8 +120,8 @@ def test_tokens_from_a_file(
     (tmp_path / "token").write_text("a long secret\nmore\n")
     assert _token(None, tmp_path / "token") == "a long secret"
     (tmp_path / "empty").write_text("")
-    for name in ("empty", "none"):
-        with pytest.raises(InputError, match="holds no token"):
+    for name, words in {"empty": "holds no token", "none": "no such file", ".": "a folder, where"}.items():
+        with pytest.raises(InputError, match=words):
             _token(None, tmp_path / name)
     monkeypatch.setenv("XMIL_TOKEN", "from the shell")
     assert _token("from the shell", None) == "from the shell"

@@ -129,7 +129,8 @@ def test_the_next_free_port_or_a_clear_word(made: Made) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["{none}"], "not a run"),
+        (["{none}"], "none: no such folder"),
+        (["{slides}"], "not a run"),
         (["{run}", "--slides", "{none}"], "no such folder"),
         (["{run}", "--features", "{none}"], "no such folder"),
         (["{run}", "--model", "{model}"], "--features"),
@@ -143,6 +144,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(made: Made, arguments: list[st
     places = {
         "run": made.runs[0],
         "none": made.slides / "none",
+        "slides": made.slides,
         "model": made.models[0],
         "features": made.features,
     }

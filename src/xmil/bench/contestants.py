@@ -12,6 +12,7 @@ from torch import nn
 
 from xmil.bench.entries import file_digest
 from xmil.bench.problems import Problem
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.named_function import load_function, load_module, source_file
 from xmil.models import create_model, load_model
@@ -171,7 +172,7 @@ def model_entry(text: str) -> ModelEntry:
     """The entry that a text names: one of ours, a checkpoint, or `file.py:builder`."""
     if Path(text).suffix in CHECKPOINTS:
         if not Path(text).is_file():
-            raise FileError(f"{text}: no such file.")
+            raise FileError(absent(text))
         return TrainedModel(Path(text), file_digest(Path(text)))
     if ":" in text:
         return OwnModel.load(text)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import not_made
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_atomically
 
@@ -158,7 +159,7 @@ class Folder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+            raise FileError(not_made(folder, error)) from None
         return folder
 
 

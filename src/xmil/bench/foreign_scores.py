@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from xmil.bench.entries import Exam, checked, file_digest
 from xmil.bench.problems import Block
+from xmil.core.absence import absent
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_atomically
@@ -41,7 +42,7 @@ class ForeignScores:
         try:
             rows = read_parquet(path, list(COLUMNS)).to_pylist()
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
             raise FileError(f"{path}: needs the columns {', '.join(COLUMNS)} ({reason}).") from None

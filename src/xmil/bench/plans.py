@@ -14,6 +14,7 @@ from xmil.bench.entries import MethodEntry, method_entry
 from xmil.bench.folder import Folder
 from xmil.bench.runner import Referee
 from xmil.bench.suites import FULL, METHODS, QUICK_PLAN, SUITES, Plan, Suite, suite_named
+from xmil.core.absence import not_made
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_text
 
@@ -111,7 +112,7 @@ def write_settings(out: Path, asked: Asked) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{out}: cannot be made ({error.strerror}); choose another --out.") from None
+        raise FileError(not_made(out, error)) from None
     write_text(out / "run.json", json.dumps(asked.settings(), indent=1, default=str) + "\n")
 
 

@@ -22,6 +22,7 @@ import torch
 
 from xmil.bench.colour_statistics import STATISTICS, Embed, embedder, scaled
 from xmil.bench.problems import SPLITS, Block
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError, unknown_name
 
@@ -96,7 +97,7 @@ def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, d
     if source.suffix == ".csv":
         return _from_table(source)
     if not source.is_dir():
-        raise FileError(f"{source}: no such folder or table of tissue images.")
+        raise FileError(absent(source, "folder or table of tissue images"))
     listed = _listed(source, patient)
     embed = embedder(encoder, device)
     paths = [path for path, _, _ in listed]

@@ -16,6 +16,7 @@ import typer
 
 import xmil.cli as commands
 from xmil._version import __version__
+from xmil.core.absence import refused
 from xmil.core.errors import XmilError
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
@@ -90,6 +91,8 @@ def run(arguments: list[str]) -> int:
     except XmilError as error:
         return _fail(str(error), debug=debug)
     except Exception as error:
+        if isinstance(error, OSError) and (told := refused(error)) is not None:
+            return _fail(told, debug=debug)
         return _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where)", debug=debug)
 
 

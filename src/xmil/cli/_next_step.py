@@ -35,10 +35,11 @@ def next_command(results: list[Result], options: Options) -> str:
         fitting = [model for model in models if not _misfit(result, [model])]
         if _finite(result) and (fitting or not models):
             return command(*_explain(result, fitting, slides), *_given(options))
-    if features or not (patches := [result for result in results if _holds_patches(result)]):
-        known = bool(slides) and not features
-        return command("xmil", "tile", slides[0]["path"], "--out", "tiles") if known else ""
-    return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
+    if features or any("features in" in result.get("facts", {}) for result in results):
+        return ""  # they do not fit, or which of several is meant is for the user to say
+    if patches := [result for result in results if _holds_patches(result)]:
+        return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
+    return command("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""
 
 
 def embedding(tiles: Path, slides: object = None) -> str:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # patches of each sign
 PAIRS = 3
+APART = {  # what a report holds beside the model's numbers
+    *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
+}
 PASSING = ("workers", "restart")  # options that say nothing of the results
 
 
@@ -47,6 +50,8 @@ def explain_one(
     from xmil.core.interactions import Interactions
     from xmil.core.run import pairs_files
     from xmil.core.storage import read_explanations
+    from xmil.heatmaps.picture import Look
+    from xmil.heatmaps.words import beyond_scale
     from xmil.runs.explain import explain_slides
 
     screen = Quiet(as_json)
@@ -59,6 +64,7 @@ def explain_one(
         fault = _draw(found, slide, picture, run, pairs=together)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
         report |= {"explanations": [_facts(e) for e in found], "warnings": _warnings(run, found)}
+        report["beyond_scale"] = max(Look().scale(e).share_beyond(e.scores) for e in found)
         report |= {"interactions": [_pairs(each) for each in together]}
     if as_json:
         report["warnings"] += [] if fault is None else [fault]
@@ -66,6 +72,8 @@ def explain_one(
     else:
         _print(report, found)
         print(f"\nPicture: {fault or picture}")
+        if fault is None and (said := beyond_scale(report["beyond_scale"])):
+            print(f"  {said}: keep the scores as below, then xmil heatmap --clip none")
         kept = [kept_command(models, features, name, options)]
         kept += [command("--slides", slide.parent)] if slide is not None and slide.stem == name else []
         print(f"Next: {' '.join(kept)}  # keeps the scores, for xmil heatmap, view and export")
@@ -206,8 +214,7 @@ def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
 def _verdict(report: dict[str, Any]) -> str:
     """What the model says, in a line: the class with its probabilities, values, or the risk."""
     chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
-    others = ("slide", "n", "picture", "explanations", "interactions", "warnings", "predicted")
-    said = [f"{k} {v}" for k, v in report.items() if k not in others and not k.startswith("p:")]
+    said = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
     if "predicted" in report:
         told = f" (probabilities: {', '.join(chances)})" if chances else ""
         said = [f"predicted {report['predicted']}{told}", *said]

@@ -61,7 +61,6 @@ def _inspected(path: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def report(path: Path, options: dict[str, Any]) -> Report:
     """The report on one path, whatever it is."""
-    from xmil.cli._slide import inspect_slide
     from xmil.data.containers import sniff
     from xmil.data.inspection import inspect_features
 
@@ -75,8 +74,22 @@ def report(path: Path, options: dict[str, Any]) -> Report:
     if kind in ("csv", "parquet"):
         return _table(path, kind, options)
     if kind == "image" or (kind == "unknown" and path.suffix.lower() not in (".pkl", ".pickle")):
-        return inspect_slide(path)
+        return _slide(path)
     return inspect_features(path, **options)
+
+
+def _slide(path: Path) -> Report:
+    """A slide or picture; a file that is none, and is not named like one, is of no kind at all."""
+    from xmil.cli._slide import inspect_slide
+    from xmil.core.names import SLIDE_SUFFIXES
+
+    try:
+        return inspect_slide(path)
+    except FileError:
+        if path.name.lower().endswith(SLIDE_SUFFIXES):
+            raise
+        known = "features, a checkpoint, a table, an explanation or a slide"
+        raise FileError(f"{path}: not {known}, or damaged; copy it again, or name another file.") from None
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
@@ -107,11 +120,14 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _with_features(patches: Report, folder: Path) -> Report:
     """The report on a folder's patches, with where their features are."""
-    from xmil.data.whereabouts import meant_folder
+    from xmil.data.whereabouts import folders_below
 
-    meant = meant_folder(folder)
-    found = {} if meant is None else {"features in": str(meant)}
-    return replace(patches, facts={**patches.facts, **found})
+    several = [str(each.path) for each in folders_below(folder) if each.has_features]
+    if not several:
+        return patches
+    facts = {**patches.facts, "features in": several[0] if len(several) == 1 else None}
+    told = (f"features are in {' and '.join(several)}; inspect the one that is meant",) * (len(several) > 1)
+    return replace(patches, facts=facts, problems=(*patches.problems, *told))
 
 
 def _made_by(folder: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.cli import _options
+from xmil.core.absence import not_made
 from xmil.core.errors import InputError, bad_parameter
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{out}: cannot be made ({error.strerror}); choose another --out.") from None
+        raise InputError(not_made(out, error)) from None
 
 
 def _run(configurations: list[Configuration], methods: list[str], out: Path) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from xmil.cli import _options
+from xmil.core.absence import unreadable
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ def _token(given: str | None, file: Path | None) -> str | None:
         return given
     try:
         return file.read_text(encoding="utf-8").splitlines()[0].strip()
-    except (OSError, ValueError, IndexError):
+    except OSError as error:
+        raise InputError(unreadable(file, error)) from None
+    except (ValueError, IndexError):
         raise InputError(f"{file}: holds no token; its first line must be one.") from None
 
 

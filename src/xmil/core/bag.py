@@ -65,7 +65,7 @@ class Bag(Placed):
         extras: Mapping[str, Any] | None = None,
         **places: Unpack[Places],
     ) -> None:
-        name = f"bag {slide_id!r}" if slide_id else "the bag"
+        name = called(slide_id, source)
         values = as_features(features, name=name)
         where = _checked(merged(patches, coords, places), n=len(values), name=name)
         if extra is None or "slide_size" in places:  # else `extra` says what the file stores of it
@@ -104,6 +104,11 @@ class Bag(Placed):
         """Width of the feature vectors."""
         return int(self.features.shape[1])
 
+    @property
+    def called(self) -> str:
+        """What a sentence calls the bag: its file, else its name."""
+        return called(self.slide_id, self.source)
+
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
@@ -114,8 +119,7 @@ class Bag(Placed):
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
-        name = f"Bag {self.slide_id!r}" if self.slide_id else "The bag"
-        return self.patches.boxes(name)
+        return self.patches.boxes(self.source or (f"Bag {self.slide_id!r}" if self.slide_id else "The bag"))
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Bag:
         """The bag with level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge.
@@ -126,6 +130,15 @@ class Bag(Placed):
         """
         found = self.patches.placed(mpp, patch_size=patch_size)
         return replace(self, patches=found, inferred=self.inferred + found.notes)
+
+
+def called(slide_id: str | None, source: str | None = None) -> str:
+    """A bag in a sentence.
+
+    >>> called("s1"), called("s1", "features/s1.h5"), called(None)
+    ("bag 's1'", 'features/s1.h5', 'the bag')
+    """
+    return source or (f"bag {slide_id!r}" if slide_id else "the bag")
 
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
+from xmil.core.absence import absent, unreadable
 from xmil.core.errors import FileError
 
 WHOLE = 1 << 20  # bytes up to which a file is read whole
@@ -20,13 +21,16 @@ StrPath = str | PathLike[str]
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file, or of a folder's files by name."""
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    if not files:
-        raise FileError(f"{path}: no such file.")
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+    try:
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        if not files:
+            raise FileError(absent(path))
+        for file in files:
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    except OSError as error:
+        raise FileError(unreadable(path, error)) from None
     return digest.hexdigest()
 
 
@@ -41,12 +45,10 @@ def identity(path: StrPath, *, full: bool = False, times: bool = False) -> str:
     try:
         files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
         if not files:
-            special = place.exists() and not place.is_dir()
-            why = "cannot be read (a pipe, socket or device, not a file)" if special else "no such file"
-            raise FileError(f"{place}: {why}.")
+            raise FileError(absent(place))
         return f"full:{_full(place, files)}" if full else f"sampled:{_sampled(place, files, times)}"
     except OSError as error:
-        raise FileError(f"{place}: cannot be read ({error.strerror}).") from None
+        raise FileError(unreadable(place, error)) from None
 
 
 def unchanged(path: StrPath, stored: object, *, full: bool = False, times: bool = False) -> bool:

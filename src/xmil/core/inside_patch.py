@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.budget import check_archive
 from xmil.core.errors import FileError
@@ -86,7 +87,7 @@ class Inside:
                 audit = InsideAudit(**{key: held[key] for key in ("score", "spatial", "constant", "other")})
                 return cls(held["maps"], held["boxes"], held["patches"], audit, **about)
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise FileError(f"{path}: not a file of maps inside patches ({error}); make it again.") from None
 

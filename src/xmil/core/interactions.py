@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.bag import IntArray
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError, XmilError
@@ -99,11 +100,12 @@ class Interactions:
         try:
             table = read_parquet(path)
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except XmilError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+            why = str(error).splitlines()[0].rstrip(".")
+            raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
         raw = (table.schema.metadata or {}).get(KEY)
         if raw is None:
             raise FileError(f"{path}: a Parquet file, but it holds no interactions.")

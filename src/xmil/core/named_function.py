@@ -13,6 +13,7 @@ from types import CodeType, ModuleType
 from typing import Any
 from zlib import crc32
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError
 
 SUFFIX = ".py"
@@ -41,7 +42,7 @@ def load_module(place: str, *, kind: str) -> ModuleType:
     """A module by its name, or by its file where the name ends with `.py`."""
     path = Path(place)
     if path.suffix == SUFFIX and not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     try:
         if path.suffix == SUFFIX:
             return _from_file(path.resolve())
@@ -101,6 +102,13 @@ def is_function_name(text: str) -> bool:
     (True, True, False)
     """
     place, _, function = text.rpartition(":")
-    if not place or not function.isidentifier() or Path(text).exists():
+    if not place or not function.isidentifier() or _is_there(text):
         return False
     return place.endswith(SUFFIX) or all(part.isidentifier() for part in place.split("."))
+
+
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except OSError:  # too long for the name of a file
+        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -11,10 +10,20 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.interactions import Interactions
 from xmil.core.names import counted, is_plain
-from xmil.core.runfiles import RUN, SLIDES, check_own, read_failures, read_rows, read_run
+from xmil.core.runfiles import (
+    INTERACTIONS,
+    RUN,
+    SLIDES,
+    check_own,
+    pairs_by_slide,
+    read_failures,
+    read_rows,
+    read_run,
+)
 from xmil.core.storage import read_explanation
 from xmil.core.target import Target
 
@@ -25,7 +34,7 @@ if TYPE_CHECKING:
 
 TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
 NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
-INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
+EXPLAINED = ("explain", "evaluate")  # the commands whose runs hold explanations
 SHOWN = 10  # rows of a run in a notebook
 
 
@@ -175,11 +184,27 @@ def open_run(path: str | PathLike[str]) -> Run:
     """Open the folder of a run, made by a command or from Python, by this version or an earlier one."""
     place = Path(path)
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder.")
+        raise InputError(absent(place, "folder"))
     run = Run(place)
     if not run.about and not (place / "slides").is_dir():
         raise InputError(f"{place}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
     return run
+
+
+def explained_run(path: str | PathLike[str]) -> Run:
+    """Open the folder of a run that holds explanations; one of another command is refused by its name."""
+    run = open_run(path)
+    check_explained(run.path, run.about.get("kind"))
+    return run
+
+
+def check_explained(folder: Path, kind: object) -> None:
+    """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
+    if kind in (None, *EXPLAINED) or any((folder / "slides").glob("*.parquet")):
+        return
+    raise InputError(
+        f"{folder}: a run of `xmil {kind}`, which holds no explanations; give the folder of `xmil explain`."
+    )
 
 
 def pairs_file(out: Path, slide: str, target: Target) -> Path:
@@ -190,6 +215,4 @@ def pairs_file(out: Path, slide: str, target: Target) -> Path:
 
 def pairs_files(folder: Path, slide: str) -> list[Path]:
     """The files of a slide's interactions in a run's folder, one for each target; links are passed over."""
-    stem = re.compile(re.escape(slide) + r"\.\d+(-vs-\d+)?\.parquet")
-    found = sorted((folder / INTERACTIONS).glob("*.parquet"))
-    return [path for path in found if stem.fullmatch(path.name) and not path.is_symlink()]
+    return pairs_by_slide(folder / INTERACTIONS).get(slide, [])

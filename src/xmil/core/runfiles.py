@@ -11,14 +11,16 @@ import hashlib
 import io
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from xmil._version import __version__
+from xmil.core.absence import not_made
 from xmil.core.budget import check_regular
 from xmil.core.durable import sync_folder
 from xmil.core.errors import FileError, InputError, XmilError
@@ -28,7 +30,9 @@ from xmil.core.storage import read_provenance, write_text
 
 RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
 LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
-SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv")
+INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
+MADE_OF = "made_of.json"  # of a summary: the files it was made from, written last
+SUMMARY = ("scales.csv", "scales.json", "top.csv", "bottom.csv", "slides.csv", "outliers.csv", MADE_OF)
 Row = dict[str, str]
 
 
@@ -118,11 +122,12 @@ class RunFolder:
         """The files that the earlier run wrote, by its mark or its table; all others are the user's."""
         known = read_run(self.path) or {}
         rows, mark = read_rows(self.path / SLIDES), known.get("fingerprint")
+        pairs = pairs_by_slide(self.path / INTERACTIONS)
         for folder in ("slides", "results"):
             for path in (self.path / folder).glob("*.parquet"):
                 if path.stem in rows or _bears(path, mark):
                     yield path
-                    yield from (self.path / "interactions").glob(f"{escape(path.stem)}.*.parquet")
+                    yield from pairs.get(path.stem, ())
                     for suffix in (".json", ".png"):
                         yield self.path / "certificates" / f"{path.stem}{suffix}"
         if known:
@@ -197,6 +202,15 @@ def read_failures(folder: Path) -> dict[str, str]:
     return {name: row.get("error", "") for name, row in read_rows(folder / FAILURES).items()}
 
 
+def pairs_by_slide(folder: Path) -> dict[str, list[Path]]:
+    """The files of interactions in a folder by slide, one for each target; links are passed over."""
+    stem, found = re.compile(r"(.+)\.\d+(-vs-\d+)?\.parquet"), dict[str, list[Path]]()
+    for path in sorted(folder.glob("*.parquet")):
+        if (named := stem.fullmatch(path.name)) and not path.is_symlink():
+            found.setdefault(named[1], []).append(path)
+    return found
+
+
 def differences(known: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The settings of a run that differ from those asked for, with both values."""
     old = known["settings"]
@@ -228,13 +242,13 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         import fcntl
 
-        stream = _lock_file(folder / ".lock")
+        handle = _lock_file(folder / ".lock")
     except (ImportError, OSError):
         yield  # no locks on this system, or nothing can be written: the first file says so
         return
-    with stream:
+    try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
                 f"{folder}: another run is writing there; wait for it or choose another --out."
@@ -242,14 +256,22 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         yield
+    finally:
+        os.close(handle)
 
 
-def _lock_file(path: Path) -> IO[str]:
-    """The file that is locked; another user's can be read at least, which is enough to lock it."""
+def _lock_file(path: Path) -> int:
+    """The file that is locked; another user's can be read at least, which is enough to lock it.
+
+    It is opened without emptying it, following links or waiting for a pipe's other end.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise InputError(f"{path}: a link, pipe or folder where runs keep a file; remove it.")
+    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        return path.open("w")
+        return os.open(path, os.O_RDWR | os.O_CREAT | careful, 0o666)
     except PermissionError:
-        return path.open()
+        return os.open(path, os.O_RDONLY | careful)
 
 
 def make_folder(folder: Path) -> None:
@@ -260,17 +282,27 @@ def make_folder(folder: Path) -> None:
         for place in made:
             sync_folder(place.parent)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+        raise InputError(not_made(folder, error)) from None
 
 
 def _sweep(folder: Path, *, below: bool = False) -> None:
     """Remove the unfinished files of a run that was killed, from its folder and those in it."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not below:
+            folder_here = entry.is_dir(follow_symlinks=False)
+            if entry.name.startswith(".") and entry.name.endswith(".part"):
+                _remove(Path(entry.path), folder=folder_here)
+            elif folder_here and not below:
                 _sweep(Path(entry.path), below=True)
-            elif entry.name.startswith(".") and entry.name.endswith(".part"):
-                Path(entry.path).unlink(missing_ok=True)
+
+
+def _remove(path: Path, *, folder: bool) -> None:
+    """Remove an unfinished file, or a store that is a folder; one that stays does not keep the others."""
+    if folder:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 def _bears(path: Path, mark: Any) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_regular, read_parquet
 from xmil.core.durable import write_atomically as write_atomically
@@ -76,7 +77,7 @@ def is_as_written(path: Path_) -> bool:
     header, table = _open(path)
     stored = header.pop("digest", None)
     try:
-        return stored is None or stored == _digest(header, table)
+        return stored is None or stored == content_digest(header, table)
     except (TypeError, ValueError, AttributeError, NotImplementedError):  # a column of another type
         return False
 
@@ -95,10 +96,15 @@ def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
     try:
         footer = pq.read_metadata(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(
+            f"{path}: not a readable Parquet file ({why}); copy it or explain it again."
+        ) from None
     raw = (footer.metadata or {}).get(KEY)
     if raw is None:
-        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+        raise FileError(
+            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
+        )
     return _checked_header(raw, path), int(footer.num_rows)
 
 
@@ -131,11 +137,11 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
     }
     table = pa.table(arrays)
     header = json.loads(json.dumps(header, default=_plain))
-    header["digest"] = _digest(header, table)
+    header["digest"] = content_digest(header, table)
     return table.replace_schema_metadata({KEY: json.dumps(header)})
 
 
-def _digest(header: Mapping[str, Any], table: pa.Table) -> str:
+def content_digest(header: Mapping[str, Any], table: pa.Table) -> str:
     """One word for all that a file says, whatever its packing: seen is any later change of it."""
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in table.column_names:
@@ -192,14 +198,17 @@ def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any]
     try:
         table = read_parquet(path, columns, checksums=True)
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
     raw = (table.schema.metadata or {}).get(KEY)
     if raw is None:
-        raise FileError(f"{path}: a Parquet file, but not an explanation (no xmil metadata).")
+        raise FileError(
+            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
+        )
     return _checked_header(raw, path), table
 
 

@@ -70,7 +70,8 @@ def open_bag(
     ) as error:
         # a reader met something it did not foresee in a damaged file
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise FileError(f"{path}: damaged or of another layout ({reason}).") from error
+        way = "copy or extract it again, or name its layout with format="
+        raise FileError(f"{path}: damaged or of another layout ({reason}); {way}.") from error
 
 
 def write_bag(bag: Bag, path: StrPath) -> None:

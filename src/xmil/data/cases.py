@@ -114,7 +114,7 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
         _check_part(bag, name)
         if bag.dim != bags[0].dim:
             raise InputError(
-                f"Case {name!r}: {bag.slide_id} has features of width {bag.dim} and {bags[0].slide_id} of "
+                f"Case {name!r}: {_file(bag)} has features of width {bag.dim} and {_file(bags[0])} of "
                 f"width {bags[0].dim}; the slides of a case need one encoder."
             )
     shared = {key: _agreed(bags, key) for key in _SHARED}
@@ -141,16 +141,21 @@ def _check_part(bag: Bag, case: str) -> None:
     """Refuse a slide that would be lost in its case: one without instances, or with numbers that are none."""
     if not len(bag):
         raise InputError(
-            f"Case {case!r}: {bag.slide_id} has no instances; extract its features again, or take the slide "
+            f"Case {case!r}: {_file(bag)} has no instances; extract its features again, or take the slide "
             "out of the cohort."
         )
     if np.isfinite(bag.features.sum(dtype=np.float64)):
         return
     rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
     raise InputError(
-        f"Case {case!r}: features of {bag.slide_id} are not finite (NaN or inf) in {len(rows)} of {len(bag)} "
-        f"rows, the first is row {rows[0]}; extract the features again or drop those rows."
+        f"Case {case!r}: features of {_file(bag)} are not finite (NaN or inf) in {len(rows)} of {len(bag)} "
+        f"rows, the first is row {rows[0]}; extract them again, drop those rows, or take the slide out of "
+        "the cohort."
     )
+
+
+def _file(bag: Bag) -> str:
+    return bag.source or str(bag.slide_id)
 
 
 def _agreed(bags: Sequence[Bag], key: str) -> Any:
@@ -216,7 +221,8 @@ class JoinedHeader:
             for part, own, start in zip(self.parts, taken, starts, strict=True)
             if len(own)
         ]
-        return Bag(np.concatenate(read), slide_id=self.slide_id, encoder=self.encoder, source=str(self.path))
+        source = str(self.path) if len(self.parts) == 1 else None
+        return Bag(np.concatenate(read), slide_id=self.slide_id, encoder=self.encoder, source=source)
 
 
 def join_headers(headers: Sequence[Header]) -> JoinedHeader:

@@ -267,12 +267,29 @@ def inspect_run(path: Path) -> Report:
         facts |= {key: value for key, value in run.items() if isinstance(value, str | int | float)}
         problems += [f"warning of the run: {text}" for text in run.get("warnings") or ()]
     if files:
-        facts["columns"] = sorted(read_header(files[0])["columns"])
+        columns, broken = _columns_of(files)
+        facts["columns"] = columns
+        problems += broken
     failed = len(read_failures(path))
     if failed:
         told = "failed; failures.csv says why, and running again tries them again"
         problems.append(f"{counted(failed, 'slide')} {told}")
     return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
+
+
+def _columns_of(files: list[Path]) -> tuple[list[str], list[str]]:
+    """The columns of the first explanation that can be read, and a sentence on those before it."""
+    for at, file in enumerate(files):
+        try:
+            columns = sorted(read_header(file)["columns"])
+        except FileError:
+            continue
+        return columns, [_damaged(files[0])] if at else []
+    return [], [_damaged(files[0])]
+
+
+def _damaged(file: Path) -> str:
+    return f"{file.name} is damaged; `xmil verify` checks every file, and explaining again makes it anew"
 
 
 def _count_rows(path: Path) -> int:

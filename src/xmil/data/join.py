@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError
 from xmil.core.names import counted
 from xmil.data.cohort import PATH, Cohort
@@ -48,7 +49,7 @@ def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[P
     if root.is_file() or (root.is_dir() and (root.name.lower().endswith(".zarr") or _is_bag(root))):
         return [root], []
     if not root.is_dir():
-        raise FileError(f"{root}: no such folder or file of features.")
+        raise FileError(absent(root, "folder or file of features"))
     files = sorted(_bags(root))
     taken = [path for path in files if not _to_device(path) and (follow_links or inside(path, root))]
     known = set(taken)

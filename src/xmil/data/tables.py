@@ -45,7 +45,8 @@ def _read_parquet(path: Path) -> Table:
     except XmilError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise FileError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
     return {name: tuple(_text(value) for value in values) for name, values in columns.items()}
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from xmil._version import __version__
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, XmilError
+from xmil.core.runfiles import make_folder
 from xmil.core.storage import write_text
 from xmil.demo.digit_slides import (
     CLASS_NAMES,
@@ -249,8 +250,8 @@ def check_needed() -> None:
 def claim_folder(out: Path, about: dict[str, Any]) -> None:
     """Make a folder for a demonstration; one that holds another is refused."""
     path = out / "demo.json"
+    make_folder(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
     except (OSError, ValueError) as error:
         raise InputError(f"{out}: cannot be used ({error}); choose another --out.") from None

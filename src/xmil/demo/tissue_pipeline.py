@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError
 from xmil.core.storage import write_atomically, write_text
 from xmil.demo.drawn_tissue import MPP, TUMOUR, DrawnSection, draw_section
@@ -82,8 +83,8 @@ class TissueDemo:
         try:
             with path.open(encoding="utf-8", newline="") as stream:
                 rows = [(r["image"], r["cell"], float(r["x"]), float(r["y"])) for r in csv.DictReader(stream)]
-        except (OSError, KeyError, ValueError, TypeError):
-            raise FileError(f"{path}: must be a table of nuclei with columns image, cell, x and y.") from None
+        except (OSError, KeyError, ValueError, TypeError, csv.Error):
+            raise FileError(_no_nuclei(path)) from None
         found: dict[str, list[tuple[str, float, float]]] = {}
         for name, kind, x, y in rows:
             found.setdefault(name, []).append((kind, x, y))
@@ -97,7 +98,8 @@ class TissueDemo:
         kinds = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
         known = [kind for kind in KINDS_ASKED if kind in kinds]
         if not known:
-            raise InputError(f"{self.slides / NUCLEI}: has no nuclei of {' or '.join(KINDS_ASKED)}.")
+            path, asked = self.slides / NUCLEI, " or ".join(KINDS_ASKED)
+            raise InputError(f"{path}: has no nuclei of {asked}; name them in the column cell.")
         return known[0]
 
     @property
@@ -121,11 +123,13 @@ class TissueDemo:
         """Make the folder; one that holds another demonstration is refused, or pictures without nuclei."""
         check_needed()
         if self.images is not None:
+            if not self.images.is_dir():
+                raise FileError(absent(self.images, "folder"))
             counts = Counter(self.labels.values())
             if min(counts[True], counts[False]) < 10:
                 raise InputError(
                     f"{self.images}: needs ten pictures with {self.asked} nuclei and ten without. "
-                    f"Got {counts[True]} and {counts[False]}."
+                    f"Got {counts[True]} and {counts[False]}; a picture counts where {NUCLEI} names it."
                 )
         images = None if self.images is None else str(self.images.resolve())
         about = {"version": __version__, "tissue": True, "images": images}
@@ -294,6 +298,14 @@ def _write_tiff(path: str, section: DrawnSection) -> None:
                 resolutionunit="CENTIMETER",
                 metadata=None,
             )
+
+
+def _no_nuclei(path: Path) -> str:
+    fault = "not a readable table of nuclei" if path.is_file() else "no such table"
+    return (
+        f"{path}: {fault}; write a row for each nucleus, with the columns image (the picture's name without "
+        "its suffix), cell (its kind), x and y (pixels), or leave out --images: tissue is then drawn."
+    )
 
 
 def _as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

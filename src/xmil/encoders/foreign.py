@@ -8,6 +8,7 @@ state dicts hold no code.
 from __future__ import annotations
 
 import hashlib
+import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.absence import absent
 from xmil.core.errors import CheckpointError, FileError, InputError
 from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
+
+AGAIN = "download or copy it again, or save the encoder's state_dict() alone"
 
 
 def load_script(path: Path, device: str) -> tuple[Any, Transform]:
@@ -55,7 +59,8 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=kinds)
     except Exception as error:  # onnxruntime raises its own kinds
-        raise FileError(f"{path}: not an ONNX network ({' '.join(str(error).split())[:160]}).") from None
+        reason = " ".join(str(error).split())[:160]
+        raise FileError(f"{path}: not an ONNX network ({reason}); copy it again, or export it.") from None
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise FileError(f"{path}: takes {shape}; an encoder takes one batch of pictures (b, 3, h, w).")
@@ -98,7 +103,7 @@ PREFIXES = ("module.", "model.", "backbone.", "encoder.")
 def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file, out of their wrapping and without a prefix all of them share."""
     if not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     state = _loaded(path)
     while (inner := _inner(state)) is not None:
         state = inner
@@ -135,13 +140,22 @@ def _loaded(path: Path) -> Mapping[str, Any]:
 
             return load_file(path)
         check_torch_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged archives raise almost any type
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path}: not readable as weights ({reason}).") from None
+        raise CheckpointError(f"{path}: not readable as weights ({_reason(error)}); {AGAIN}.") from None
     if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path}: holds {type(found).__name__}, not a state dict.")
+        raise CheckpointError(f"{path}: holds {type(found).__name__}, not a state dict; {AGAIN}.")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, in few words; torch's advice to load without its check is never passed on."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its pickle is not one of tensors, and could run code"
+    line = " ".join(str(error).split())[:200]
+    return line if " " in line else f"{type(error).__name__} {line}".rstrip()
 
 
 def _inner(state: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, XmilError, unknown_name
 from xmil.core.named_function import load_function
 from xmil.encoders.encoder import Encoder, Transform, compile_encoder, make_encoder
@@ -105,7 +106,7 @@ def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
 
 def _file(path: Path) -> Path:
     if not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     return path
 
 

@@ -144,12 +144,16 @@ class Truth:
 
     def evidence(self, bag: Bag) -> Floats | None:
         """Evidence (n,) of a bag, or None where the folder has nothing on the slide."""
-        path = next((p for s in SUFFIXES if (p := self.folder / f"{bag.slide_id}{s}").is_file()), None)
+        path = self.file(bag.slide_id)
         if path is None:
             return None
         if path.suffix in (".csv", ".npy"):
             return _instance_values(path, len(bag))
         return self._marked(path, bag).astype(np.float64)
+
+    def file(self, slide_id: str | None) -> Path | None:
+        """The file of a slide, None where the folder has none."""
+        return next((p for s in SUFFIXES if (p := self.folder / f"{slide_id}{s}").is_file()), None)
 
     def _marked(self, path: Path, bag: Bag) -> npt.NDArray[np.bool_]:
         if bag.coords is None or bag.patch_size is None:

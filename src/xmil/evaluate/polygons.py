@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError
 from xmil.core.parsing import parse_json
 
@@ -104,7 +105,7 @@ def _read(path: Path) -> Any:
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_archive
 from xmil.core.errors import FileError
@@ -50,7 +51,7 @@ class ConceptMaps:
                 raise ValueError("values and scores do not fit")
             return cls(values, scores, str(about["method"]), str(about["target"]))
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise FileError(f"{path}: not a file of concepts ({error}); run `xmil insight` again.") from None
 

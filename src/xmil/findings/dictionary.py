@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray, IntArray
 from xmil.core.budget import check_archive
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
@@ -87,7 +88,7 @@ class Dictionary:
                 optional = {key: held[key] for key in ("weights", "biases") if key in held}
                 return cls(kind, held["atoms"], held["offset"], **optional)
         except FileNotFoundError:
-            raise FileError(f"{path}: no such file.") from None
+            raise FileError(absent(path)) from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             raise FileError(f"{path}: not a dictionary of concepts ({error}); fit it again.") from None
 

@@ -111,13 +111,15 @@ class DrawingJob:
 class Drawn:
     """Files written now and files that were current already, and what is doubtful about the slide.
 
-    `source` is what the explanations and the slide held.
+    `source` is what the explanations and the slide held, `beyond` the largest share of patches beyond the
+    colour scale of an explanation, 0 where no colours are drawn.
     """
 
     written: int = 0
     kept: int = 0
     note: str | None = None
     source: str = ""
+    beyond: float = 0.0
 
 
 def cohort_scales(run: SavedRun, order: Order) -> dict[str, Scale]:
@@ -191,7 +193,8 @@ def make_drawer(
         if job.fault:
             raise InputError(job.fault)
         if slides is not None and job.slide is None:
-            raise InputError(f"{slides}: no slide named {job.slide_id!r} in this folder.")
+            why = f"no slide named {job.slide_id!r} in this folder"
+            raise InputError(f"{slides}: {why}; put it there, or draw without --slides.")
         if job.explanations.is_symlink():
             raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
         files = [job.explanations, *run.pairs(job.slide_id)]
@@ -215,8 +218,9 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
     changed = max(path.stat().st_mtime_ns for path in sources)
     files = [*_files(job, explanations, order, out), *_pair_files(job, pairs, order, out)]
     due = [file for file in files if restart or not _current(file.path, changed)]
+    beyond = _beyond(explanations, order)
     if not due:
-        return Drawn(kept=len(files))
+        return Drawn(kept=len(files), beyond=beyond)
     caption = run.caption(job.slide_id, explanations)
     held: Any = nullcontext(None) if job.slide is None else open_slide(job.slide, order.mpp)
     with held as slide:
@@ -234,7 +238,17 @@ def draw_slide(job: DrawingJob, run: SavedRun, order: Order, out: Path, *, resta
         for file in due:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             _write(file, scene, order)
-    return Drawn(len(due), len(files) - len(due), scene.note or _spelt_out(due, scene))
+    note = scene.note or _spelt_out(due, scene)
+    return Drawn(len(due), len(files) - len(due), note, beyond=beyond)
+
+
+def _beyond(explanations: Sequence[Explanation], order: Order) -> float:
+    """The largest share of patches beyond the scale, where scores are drawn as colours."""
+    if not {*order.pictures, *order.exports} & {*KINDS, "colours"}:
+        return 0.0
+    scales = [order.scales.get(e.method) or order.look.scale(e) for e in explanations if len(e)]
+    shown = [e for e in explanations if len(e)]
+    return max((scale.share_beyond(e.scores) for scale, e in zip(scales, shown, strict=True)), default=0.0)
 
 
 def _spelt_out(due: Sequence[File], scene: Scene) -> str | None:

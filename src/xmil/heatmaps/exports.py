@@ -13,6 +13,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import absent
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.explanation import Explanation
@@ -63,7 +64,7 @@ def read_geojson(path: str | PathLike[str]) -> Tiles:
     try:
         found = parse_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
     try:

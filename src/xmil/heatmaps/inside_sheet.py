@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import TwoSlopeNorm
+from PIL import Image
 
 from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
@@ -16,7 +16,8 @@ from xmil.core.inside_patch import Inside
 from xmil.core.target import Target
 from xmil.heatmaps.exports import write_geojson
 from xmil.heatmaps.ometiff import Pyramid, write_scores
-from xmil.heatmaps.panel import Picture
+from xmil.heatmaps.panel import BLUE, GREY, RED, Heading, Picture, Ruler, Sheet
+from xmil.heatmaps.scale import Pixels, Scale
 from xmil.heatmaps.sheets import cut_patch
 from xmil.heatmaps.words import number
 from xmil.slides.frames import export_frame
@@ -24,22 +25,28 @@ from xmil.slides.frames import export_frame
 if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
-PIXELS, INCHES, ACROSS = 256, 1.7, 4
+EDGE, BETWEEN, ACROSS = 256, 6, 4  # pixels of a patch, between it and its map, patches in a row
+OUTLINED = 0.5  # of all that speaks for the target, or against it: what the outlines enclose
+LIGHT = 0.35  # how far the tissue under a map goes towards white
 SCALES = ("patch", "sheet")
+STRONG = Scale(-1.0, 1.0, signed=True, colours="red-blue").paint([-1.0, 1.0])[:, :3].astype(np.float64)
 
 
 def draw_inside(
     inside: Inside,
     slide: Slide | str | PathLike[str] | None = None,
     *,
-    alpha: float = 0.45,
+    alpha: float = 0.75,
     top: int = 16,
     scale: str = "patch",
 ) -> Picture:
-    """Each patch beside its map, red for and blue against the target.
+    """Each patch beside its map, red for and blue against the target; patches for and against apart.
 
-    Colours go to the largest value of each patch, which its title tells, or with `scale="sheet"` of all of
-    them. Maps are drawn smoothly between the places that were measured; the file keeps the places themselves.
+    The larger a place's value the denser its colour, up to `alpha` at the patch's largest value, or with
+    `scale="sheet"` at that of all of them. A red outline encloses the strongest places that together hold
+    half of all that speaks for the target in this patch, a blue one half of what speaks against it; only the
+    side of the patch's score is outlined. Maps are drawn smoothly between the places that were measured; the
+    file keeps the places themselves.
     """
     if scale not in SCALES:
         raise unknown_name("scale", scale, SCALES)
@@ -55,43 +62,121 @@ def draw_inside(
 
 def _sheet(inside: Inside, slide: Any, *, alpha: float, top: int, scale: str) -> Picture:
     shown = min(top, len(inside))
-    tissues = [None if slide is None else cut_patch(slide, inside.boxes[i], PIXELS) for i in range(shown)]
-    per_patch = 1 if slide is None else 2
-    rows = ceil(shown / ACROSS)
-    size = (ACROSS * per_patch * INCHES, rows * (INCHES + 0.35) + 0.6)
-    figure = Picture(figsize=size, layout="constrained")
-    axes = np.atleast_2d(figure.subplots(rows, ACROSS * per_patch, squeeze=False))
-    limits = np.abs(inside.maps[:shown]).max(axis=(1, 2))
-    limits = np.full_like(limits, limits.max()) if scale == "sheet" else limits
-    for axis in axes.ravel():
-        axis.set_axis_off()
-    for i in range(shown):
-        place = axes[i // ACROSS, (i % ACROSS) * per_patch :]
-        limit = float(limits[i]) or 1.0
-        _draw_one(place, inside.maps[i], tissues[i], TwoSlopeNorm(0.0, -limit, limit), alpha)
-        place[0].set_title(f"patch {inside.patches[i]}: {number(float(inside.audit.score[i]))}", fontsize=7)
-        if per_patch == 2:
-            place[1].set_title(f"colours to ±{number(limit)}", fontsize=6, color="0.4")
-    figure.suptitle(
-        f"{inside.bag or ''} inside the patches ({inside.method}), red speaks for {inside.target}, "
-        f"colours by {scale}".strip(),
-        fontsize=9,
+    limits = np.abs(inside.maps[:shown]).max(axis=(1, 2), initial=0.0)
+    limits = np.full_like(limits, limits.max(initial=0.0)) if scale == "sheet" else limits
+    made = _Patches(inside, slide, np.where(limits > 0, limits, 1.0), alpha)
+    sheet = Sheet(max(13.0, EDGE / 17))
+    wide = EDGE if slide is None else 2 * EDGE + BETWEEN
+    sheet.open([wide] * min(ACROSS, max(2, shown)))
+    about = f"inside the patches   ·   {inside.method}, {inside.encoder}   ·   {_legend(scale)}"
+    sheet.heading(Heading(inside.bag or "", about, tuple(inside.warnings)))
+    scores = inside.audit.score[:shown]
+    what = f"class {inside.target}" if inside.target.isdigit() else inside.target
+    for words, rows, colour in (
+        (f"patches that support {what}", np.flatnonzero(scores >= 0), RED),
+        (f"patches that speak against {what}", np.flatnonzero(scores < 0), BLUE),
+    ):
+        if len(rows):
+            inner = sheet.width - 2 * sheet.left[0]
+            sheet.line(words, 1.0, x=sheet.left[0], width=inner, color=colour, weight="bold")
+            made.draw(sheet, rows)
+    return sheet.close()
+
+
+def _legend(scale: str) -> str:
+    whose = "its patch" if scale == "patch" else "all patches"
+    return (
+        f"red supports, blue speaks against   ·   full colour: the strongest place of {whose}   ·   "
+        "outlined: the fewest places that hold half"
     )
-    return figure
 
 
-def _draw_one(
-    place: npt.NDArray[Any], values: npt.NDArray[Any], tissue: Any, norm: TwoSlopeNorm, alpha: float
-) -> None:
-    extent = (0, PIXELS, PIXELS, 0)
-    if tissue is not None:
-        place[0].imshow(tissue, extent=extent)
-        place[1].imshow(np.asarray(tissue).mean(axis=2), cmap="gray", vmin=0, vmax=255, extent=extent)
-    over = place[1 if tissue is not None else 0]
-    over.imshow(
-        values, cmap="RdBu_r", norm=norm, alpha=1.0 if tissue is None else alpha, extent=extent,
-        interpolation="nearest" if tissue is None else "bilinear",
-    )  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class _Patches:
+    inside: Inside
+    slide: Any
+    limits: npt.NDArray[Any]
+    alpha: float
+
+    def draw(self, sheet: Sheet, rows: npt.NDArray[Any]) -> None:
+        """These patches, row by row, with their scores and places below."""
+        for start in range(0, len(rows), len(sheet.left)):
+            for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
+                self._one(sheet, x, int(i))
+            sheet.y += EDGE + round(3.4 * sheet.unit)
+
+    def _one(self, sheet: Sheet, x: float, i: int) -> None:
+        limit, box = float(self.limits[i]), self.inside.boxes[i]
+        values = drawn_between(self.inside.maps[i], EDGE)
+        sign = -1 if self.inside.audit.score[i] < 0 else 1
+        below, second = sheet.y + EDGE + round(0.3 * sheet.unit), x
+        if self.slide is not None:
+            tissue = cut_patch(self.slide, box, EDGE)
+            axes = sheet.image(tissue, x, sheet.y)
+            _outline(axes, values, sign)
+            microns = None if self.slide.mpp is None else self.slide.mpp * float(box[2] - box[0]) / EDGE
+            if len(sheet.placed) == 1 and (ruler := Ruler.fit(EDGE, microns)) is not None:
+                sheet.ruler(axes, ruler, EDGE)  # on the first patch; all are of one size
+            second = x + EDGE + BETWEEN
+            over = sheet.image(laid_over(tissue, values, limit=limit, alpha=self.alpha), second, sheet.y)
+            _outline(over, values, sign)
+        else:
+            blank = np.full((EDGE, EDGE, 3), 255, dtype=np.uint8)
+            sheet.image(laid_over(blank, values, limit=limit, alpha=1.0), x, sheet.y)
+        score = f"score {number(float(self.inside.audit.score[i]))}"
+        sheet.text(score, 0.95, x + EDGE / 2, below, width=EDGE, ha="center")
+        lower = below + round(1.3 * sheet.unit)
+        place = f"patch {self.inside.patches[i]}   x {box[0]:,}   y {box[1]:,}"
+        sheet.text(place, 0.75, x + EDGE / 2, lower, width=EDGE, ha="center", color=GREY)
+        if second != x:
+            full = f"full colour: \u00b1{number(limit)}"
+            sheet.text(full, 0.75, second + EDGE / 2, below, width=EDGE, ha="center", color=GREY)
+
+
+def drawn_between(values: npt.NDArray[Any], edge: int) -> npt.NDArray[np.float32]:
+    """A map (h, w) at `edge` x `edge` pixels, straight lines between the centres of its places."""
+    small = Image.fromarray(np.ascontiguousarray(values, dtype=np.float32))
+    if max(values.shape) >= edge:
+        return np.asarray(small.resize((edge, edge), Image.Resampling.BOX))
+    return np.asarray(small.resize((edge, edge), Image.Resampling.BILINEAR))
+
+
+def laid_over(tissue: Pixels, values: npt.NDArray[Any], *, limit: float, alpha: float) -> Pixels:
+    """Grey tissue (h, w, 3) under red and blue that are denser the larger the value.
+
+    >>> tissue = np.full((1, 3, 3), 255, dtype=np.uint8)
+    >>> laid_over(tissue, np.array([[0.0, 1.0, -1.0]]), limit=1.0, alpha=1.0)[0].tolist()
+    [[255, 255, 255], [177, 23, 42], [32, 101, 171]]
+    """
+    grey = np.asarray(tissue, dtype=np.float64)[..., :3].mean(axis=2, keepdims=True)
+    grey = grey + LIGHT * (255 - grey)
+    share = np.clip(np.asarray(values, dtype=np.float64) / limit, -1, 1)[..., None]
+    colour = np.where(share > 0, STRONG[1], STRONG[0])
+    mixed = grey + alpha * np.abs(share) * (colour - grey)
+    return np.asarray(np.rint(mixed), dtype=np.uint8)
+
+
+def half_level(values: npt.NDArray[Any]) -> float:
+    """The level above which the largest values hold half of all that is above zero; infinite if nothing is.
+
+    >>> half_level(np.array([[5.0, 3.0], [2.0, -9.0]])), half_level(np.array([[-1.0]]))
+    (5.0, inf)
+    """
+    above = np.sort(values[values > 0])[::-1].astype(np.float64)
+    if not len(above):
+        return float("inf")
+    held = np.cumsum(above)
+    return float(above[np.searchsorted(held, OUTLINED * held[-1])])
+
+
+def _outline(axes: Any, values: npt.NDArray[Any], sign: int) -> None:
+    """A line, on a light rim, around the fewest places that hold half of what has this sign."""
+    height, width = values.shape
+    at = (np.arange(width) + 0.5, np.arange(height) + 0.5)
+    level, colour = half_level(sign * values), RED if sign > 0 else BLUE
+    if float((sign * values).min()) < level < float((sign * values).max()):
+        for ink, thick in (("white", 1.6), (colour, 0.8)):
+            axes.contour(*at, sign * values, levels=[level], colors=[ink], linewidths=thick)
 
 
 def write_inside_geojson(path: str | PathLike[str], inside: Inside, slide: Slide | None = None) -> None:

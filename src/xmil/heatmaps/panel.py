@@ -78,6 +78,7 @@ class PanelColumn:
     scale: Scale | None = None
     ends: tuple[str, str] = ("", "")
     lines: tuple[Lines, ...] = ()  # over each of the images
+    note: str = ""  # below the colour bar
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Sheet:
         if any(column.scale for column in columns):
             for i, column in enumerate(columns):
                 self._bar(i, column)
-            self.y += round(4.4 * self.unit)
+            self.y += round((5.6 if any(column.note for column in columns) else 4.4) * self.unit)
 
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
         """Text whose upper edge is at `y`, made to fit `width` pixels."""
@@ -242,10 +243,11 @@ class Sheet:
             if mark is not None:
                 _mark(axes, mark, self.unit * 72 / DPI)
             if ruler is not None and i == 0:
-                self._ruler(axes, ruler, pixels.shape[0])
+                self.ruler(axes, ruler, pixels.shape[0])
         self.y += tallest + round(0.8 * self.unit)
 
-    def _ruler(self, axes: Any, ruler: Ruler, height: int) -> None:
+    def ruler(self, axes: Any, ruler: Ruler, height: int) -> None:
+        """A bar of known length in the lower left corner of a picture."""
         u = self.unit
         wide = max(ruler.pixels, text_width(ruler.name, 0.85 * u)) + 1.2 * u
         axes.add_patch(Rectangle((0, height - 2.6 * u), wide, 2.6 * u, fc="white", ec="none", alpha=0.85))
@@ -268,6 +270,8 @@ class Sheet:
         words = self.y + round(2.65 * u)
         self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=low)
         self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=high)
+        if column.note:
+            self.text(column.note, 0.85, centre, words + round(1.25 * u), width=wide, ha="center", color=GREY)
 
     def _ticks(self, scale: Scale, x: float, wide: float, y: float) -> None:
         digits = digits_for(scale.low, scale.high)

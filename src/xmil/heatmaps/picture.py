@@ -20,7 +20,7 @@ from xmil.heatmaps.pairs import DRAWN, LEGEND, pair_lines, placed
 from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel
 from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.sheets import draw_sheet
-from xmil.heatmaps.words import Caption, ends, subtitle, title, without_repeats
+from xmil.heatmaps.words import Caption, beyond_scale, ends, subtitle, title, without_repeats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -250,7 +250,8 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
         lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
     drawn = any(len(each.segments) for each in lines)
     words = subtitle(explanation, task) + LEGEND * drawn
-    return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines)
+    note = beyond_scale(scale.share_beyond(explanation.scores))
+    return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines, note)
 
 
 def _slide_column(scene: Scene) -> PanelColumn:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
+from xmil.core.absence import absent
 from xmil.core.errors import InputError
 from xmil.core.explanation import Explanation
 from xmil.core.parsing import small_number
-from xmil.core.run import Run, pairs_files
+from xmil.core.run import Run
+from xmil.core.runfiles import INTERACTIONS, pairs_by_slide
 from xmil.core.task import TASKS
 from xmil.heatmaps.words import Caption, number
 
@@ -29,7 +32,12 @@ class SavedRun:
 
     def pairs(self, slide_id: str) -> list[Path]:
         """The files of the slide's interactions, where the run has any."""
-        return pairs_files(self.folder, slide_id)
+        return self._pairs.get(slide_id, [])
+
+    @cached_property
+    def _pairs(self) -> dict[str, list[Path]]:
+        """Listed once for all slides: a cohort's folder holds as many files."""
+        return pairs_by_slide(self.folder / INTERACTIONS)
 
     def caption(self, slide_id: str, explanations: Sequence[Explanation]) -> Caption:
         """Name, label and prediction of a slide as far as they are known."""
@@ -74,7 +82,7 @@ def open_saved(path: str | PathLike[str]) -> SavedRun:
         folder = place.parent.parent if place.parent.name == "slides" else place.parent
         return _described(folder, {place.stem: place})
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder or file.")
+        raise InputError(absent(place, "folder or file"))
     inner = place / "slides" if (place / "slides").is_dir() else place
     files = {found.stem: found for found in sorted(inner.glob("*.parquet")) if found.name[0] != "."}
     if not files:

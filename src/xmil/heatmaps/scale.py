@@ -16,6 +16,7 @@ Pixels = npt.NDArray[np.uint8]
 
 SIGNED, UNSIGNED = "red-blue", "viridis"  # red supports the explained class, blue speaks against it
 TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tissue
+TOLD = 0.1  # share of patches beyond the scale from which on pictures and commands say so
 STEPS = 257  # odd, so that zero has the middle colour to itself
 
 
@@ -51,6 +52,15 @@ class Scale:
             low = -high
         cut = (bool(values.min() < low), bool(values.max() > high))
         return cls(low, high, signed, colours or (SIGNED if signed else UNSIGNED), cut)
+
+    def share_beyond(self, scores: npt.ArrayLike) -> float:
+        """The share of scores beyond the scale's ends: they have the ends' full colour, and look alike.
+
+        >>> Scale(-1.0, 1.0, True, SIGNED).share_beyond([-2.0, -1.0, 0.5, 3.0])
+        0.5
+        """
+        values = np.asarray(scores, dtype=np.float64)
+        return float(np.mean((values < self.low) | (values > self.high))) if values.size else 0.0
 
     def paint(self, values: npt.ArrayLike) -> Pixels:
         """RGBA (..., 4) of the values; NaN is transparent."""

@@ -13,6 +13,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.method_cards import card_of
 from xmil.core.target import Target
 from xmil.core.task import TASKS, Task
+from xmil.heatmaps.scale import TOLD
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -73,6 +74,17 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
         noun = "attention" if explanation.method == "attention" else "score"
         return f"low {noun}", f"high {noun}"
     return _meaning(explanation, task).ends(explained(explanation))
+
+
+def beyond_scale(share: float) -> str:
+    """The words on patches whose scores lie beyond a colour scale; none where they are few.
+
+    >>> beyond_scale(0.34), beyond_scale(0.05)
+    ('34 % of patches beyond the scale, at full colour; clip none shows all', '')
+    """
+    if share <= TOLD:
+        return ""
+    return f"{100 * share:.0f} % of patches beyond the scale, at full colour; clip none shows all"
 
 
 def _meaning(explanation: Explanation, task: str) -> Task:

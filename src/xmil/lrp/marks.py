@@ -23,6 +23,7 @@ SEEN = "seen"  # not live, and made in this pass from the model's own constants
 CONSTANT, DEPENDENT, LIVE = 0, 1, 2
 _ATTRIBUTE = "_xmil_mark"
 _FORM = "_xmil_form"
+EVERY = -1  # the number of a mark that holds in every pass
 _numbers = itertools.count()
 
 
@@ -41,7 +42,7 @@ class Marks:
     def of(self, value: Any) -> str | None:
         """The mark of a tensor, if it has one."""
         number, mark = getattr(value, _ATTRIBUTE, (None, None))
-        return mark if number == self._pass else None
+        return mark if number in (self._pass, EVERY) else None
 
     def carry(self, sources: Iterable[Tensor], out: Any) -> None:
         """Mark a result as the gate that all of its live sources are."""
@@ -128,6 +129,12 @@ class Marks:
                 if most == LIVE:
                     break
         return most
+
+
+def part_of_bag(tensor: Tensor) -> Tensor:
+    """The tensor, marked as a part of the bag beside its features: no constant of the model."""
+    setattr(tensor, _ATTRIBUTE, (EVERY, CUT))
+    return tensor
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

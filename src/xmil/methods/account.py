@@ -14,6 +14,7 @@ from xmil.methods.outputs import Output
 
 REFUSED_OTHER, WARNED_OTHER = 0.2, 1e-3  # of the largest number that goes into the account
 WARNED_CUT = 0.1  # of the sum of all shares, each without its sign
+WARNED_GAP = 0.05  # of the change that integrated gradients have to account for
 NOTHING = 1e-6  # of the output: scores below this in all are none
 
 
@@ -41,11 +42,23 @@ def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> 
     return tuple(found)
 
 
+def gap_warnings(audit: Audit) -> tuple[str, ...]:
+    """A sentence for integrated gradients that do not add up to what they should."""
+    change = max(abs(audit.output - audit.bias), abs(audit.instances), 1e-12)
+    gap = abs(audit.other) / change
+    if gap <= WARNED_GAP or abs(audit.other) <= WARNED_OTHER * max(abs(audit.output), abs(audit.bias)):
+        return ()
+    return (
+        f"The account stays open by more than {WARNED_GAP:.0%}: more steps= are needed, or part of the "
+        "output has no gradient (detached values, argmax). Compare with method='single' or 'one_removed'.",
+    )
+
+
 def _cut_sentence(share: float, cuts: Sequence[str]) -> str:
     where = f" ({'; '.join(cuts)})" if cuts else " (the explained output is not linear in the logits)"
     return (
         f"{share:.0%} of the account stops at values that depend on the bag but carry no relevance{where}: "
-        "the scores do not show that part. Compare with method='ig' or 'single'."
+        "the scores do not show that part. Compare with method='single' or 'one_removed'."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ _KNOWN = {alias: name for name, aliases in COMPANIONS.items() for alias in alias
 Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
 
 
+MakeMask = Callable[[Tensor], Tensor]  # a mask (1, n) for a bag (1, n, d)
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to call a module with a bag (1, n, d); `text` is how a user would write it.
@@ -34,7 +38,8 @@ class Way:
     text: str
     call: Call
     names: Mapping[str, bool] = field(default_factory=dict)
-    masks: bool = False  # whether a mask of ones is handed over: all is real, or all is padding
+    batch: bool = True  # whether the bag is handed over as (1, n, d), else as (n, d)
+    with_mask: Callable[[MakeMask, str], Way] | None = None  # the same with another mask, and its name
 
 
 PLAIN = Way("net(x)", lambda module, x, _: module(x))
@@ -46,7 +51,7 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
     if wanted is None or len(wanted) <= 1:
         if not _only_keywords(module):
             yield PLAIN
-            yield Way("net(x[0])", lambda module, x, _: module(x[0]))
+            yield Way("net(x[0])", lambda module, x, _: module(x[0]), batch=False)
         else:
             yield from (_by_keyword(name, batch=batch) for name in ("data", "x") for batch in (True, False))
         if wanted is not None:
@@ -62,12 +67,13 @@ def ways_to_call(module: nn.Module, held: Sequence[str]) -> Iterator[Way]:
 
 
 def _masked(module: nn.Module, others: Mapping[str, str | None]) -> Iterator[Way]:
-    """The ways with a mask of ones, for modules that have a parameter for one."""
+    """The ways with a mask of ones or zeros, for modules that have a parameter for one."""
     name = next((name for name in _parameters(module) if name in MASKS), None)
     if name is not None:
-        yield from (
-            _with_companions({**others, name: None}, batch=batch, mask=name) for batch in (True, False)
-        )
+        asked = {**others, name: None}
+        for make, made in ((ones, "ones"), (zeros, "zeros")):
+            for batch in (True, False):
+                yield _with_companions(asked, batch=batch, mask=name, make=make, made=made)
 
 
 def required(module: nn.Module) -> list[str] | None:
@@ -124,23 +130,38 @@ def _only_keywords(module: nn.Module) -> bool:
 
 def _by_keyword(name: str, *, batch: bool) -> Way:
     text = f"net({name}={'x' if batch else 'x[0]'})"
-    return Way(text, lambda module, x, _: module(**{name: x if batch else x[0]}))
+    return Way(text, lambda module, x, _: module(**{name: x if batch else x[0]}), batch=batch)
+
+
+def ones(x: Tensor) -> Tensor:
+    """A mask that is True for every instance."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+def zeros(x: Tensor) -> Tensor:
+    """A mask that is False for every instance."""
+    return ~ones(x)
 
 
 def _with_companions(
-    others: Mapping[str, str | None], *, batch: bool, real: bool = False, mask: str | None = None
+    others: Mapping[str, str | None],
+    *,
+    batch: bool,
+    real: bool = False,
+    mask: str | None = None,
+    make: MakeMask = ones,
+    made: str = "ones",
 ) -> Way:
-    """The way with companions by keyword: in batches or not, as real numbers, with a mask of ones."""
+    """The way with companions by keyword: in batches or not, as real numbers, with a mask."""
     end = f"{'' if batch else '[0]'}{'.float()' if real else ''}"
     said = [
-        f"{name}={'ones' if name == mask else None if to is None else to + end}"
-        for name, to in others.items()
+        f"{name}={made if name == mask else None if to is None else to + end}" for name, to in others.items()
     ]
 
     def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
         named = {name: None if to is None else given[to] for name, to in others.items()}
         if mask is not None:
-            named[mask] = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            named[mask] = make(x)
         return module(x if batch else x[0], **{name: fit(value, x.dtype) for name, value in named.items()})
 
     def fit(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -149,18 +170,23 @@ def _with_companions(
 
     names = {to: True for to in others.values() if to}
     text = ", ".join(["x" if batch else "x[0]", *said])
-    return Way(f"net({text})", call, names, masks=mask is not None)
+    again = partial(_with_companions, others, batch=batch, real=real, mask=mask)
+    masked = None if mask is None else lambda make, made: again(make=make, made=made)
+    return Way(f"net({text})", call, names, batch, masked)
 
 
-def _offering(*, batch: bool, mask: bool) -> Way:
+def _offering(*, batch: bool, mask: bool, make: MakeMask = ones, made: str = "ones") -> Way:
     names = dict.fromkeys(COMPANIONS, False)
 
     def call(module: nn.Module, x: Tensor, given: Mapping[str, Tensor]) -> Any:
-        offer = Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()}, mask=mask)
-        return module(offer)
+        marks = make(x) if mask else None
+        marks = marks if marks is None or batch else marks[0]
+        return module(Offer(x if batch else x[0], {k: v if batch else v[0] for k, v in given.items()}, marks))
 
-    shape = f"{'(1, n, d)' if batch else '(n, d)'}{' and a mask of ones' if mask else ''}"
-    return Way(f"net(data) with data['x'] or data.x of shape {shape}", call, names, masks=mask)
+    shape = f"{'(1, n, d)' if batch else '(n, d)'}{f' and a mask of {made}' if mask else ''}"
+    text = f"net(data) with data['x'] or data.x of shape {shape}"
+    again = partial(_offering, batch=batch, mask=mask)
+    return Way(text, call, names, batch, (lambda make, made: again(make=make, made=made)) if mask else None)
 
 
 class LackingError(KeyError, AttributeError):
@@ -176,15 +202,15 @@ class Offer(dict[str, Any]):
     (torch.Size([3, 2]), [0, 0, 0])
     """
 
-    def __init__(self, x: Tensor, given: Mapping[str, Tensor], *, mask: bool = False) -> None:
+    def __init__(self, x: Tensor, given: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
         super().__init__()
         self._x, self._given, self._mask = x, given, mask
 
     def __missing__(self, name: str) -> Any:
         if name in FEATURES:
             return self._x
-        if name in MASKS and self._mask:
-            return torch.ones(self._x.shape[:-1], dtype=torch.bool, device=self._x.device)
+        if name in MASKS and self._mask is not None:
+            return self._mask
         if name in ("batch", "num_nodes"):
             nodes = self._x.shape[-2]
             return (

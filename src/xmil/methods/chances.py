@@ -23,8 +23,15 @@ _SAME = (
     "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
     "contiguous", "type_as",
 )  # fmt: skip
-_BOUNDED = ("clamp", "clip", "clamp_min", "clamp_max", "mean", "prod", "rsub", "__rsub__", "mul", "__mul__",
-            "cat", "concat", "stack", "amax", "amin", "max", "min")  # fmt: skip
+_SIGNED = ("tanh", "erf", "special_erf")  # with one added, probabilities times two
+_OF_CHANCES = (
+    "clamp", "clip", "clamp_min", "clamp_max", "cat", "concat", "stack", "where", "lerp",
+    "mean", "sum", "prod", "amax", "amin", "max", "min", "maximum", "minimum", "topk", "sort", "kthvalue",
+    "median", "quantile", "gather", "index_select", "take_along_dim", "masked_select", "split", "chunk",
+    "unbind", "transpose", "permute", "movedim", "rsub", "__rsub__", "sub", "__sub__", "add", "__add__",
+    "__radd__", "mul", "__mul__", "__rmul__", "div", "true_divide", "__truediv__", "pow", "__pow__", "sqrt",
+    "square", "dot", "matmul", "__matmul__", "bmm", "mm", "mv", "einsum",
+)  # fmt: skip  # of probabilities alone these give probabilities, where the result is within [0, 1]
 
 
 class ChanceWatch(TorchFunctionMode):
@@ -33,6 +40,7 @@ class ChanceWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: Any = WeakIdKeyDictionary()
+        self._signed: Any = WeakIdKeyDictionary()
 
     def __torch_function__(
         self,
@@ -45,8 +53,10 @@ class ChanceWatch(TorchFunctionMode):
         out = func(*args, **options)
         name = getattr(func, "__name__", "")
         first = args[0] if args else options.get("input")
-        if isinstance(out, Tensor):
-            self._note(out, name, first, (func, args[1:], options))
+        parts = out if isinstance(out, list | tuple) else (out,)
+        for part in parts:
+            if isinstance(part, Tensor):
+                self._note(part, name, first, (func, args[1:], options))
         return out
 
     def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
@@ -57,8 +67,21 @@ class ChanceWatch(TorchFunctionMode):
             function, others, options = operation
             source = self._made[first]
             self._made[out] = None if source is None else function(source, *others, **options)
-        elif name in _BOUNDED and self._all_chances(first, operation[1]):
+        elif name in ("clamp", "clip") and isinstance(first, Tensor) and first in self._made:
+            self._made[out] = self._made[first] if _to_unit(*operation[1:]) else None
+        elif name in _SIGNED:
+            self._signed[out] = None
+        elif self._is_chance(name, first, operation):
             self._made[out] = None
+
+    def _is_chance(self, name: str, first: Any, operation: tuple[Any, Any, Any]) -> bool:
+        """Whether an operation makes probabilities, if not by a sigmoid or softmax."""
+        _, others, options = operation
+        if name == "hardsigmoid" or (name in ("clamp", "clip") and _to_unit(others, options)):
+            return True
+        if name in ("add", "__add__", "__radd__") and isinstance(first, Tensor) and first in self._signed:
+            return [*others] == [1]
+        return name in _OF_CHANCES and self._all_chances(first, others)
 
     def _all_chances(self, first: Any, others: Sequence[Any]) -> bool:
         parts = list(first) if isinstance(first, list | tuple) else [first]
@@ -73,6 +96,14 @@ class ChanceWatch(TorchFunctionMode):
         """The logits whose softmax or sigmoid a tensor is, where that is the last thing done."""
         found: Tensor | None = self._made.get(out)
         return found
+
+
+def _to_unit(others: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether the bounds of a clamp are 0 and 1, about."""
+    bounds = [*others, *(options[name] for name in ("min", "max") if name in options)]
+    if len(bounds) != 2 or not all(isinstance(bound, int | float) for bound in bounds):
+        return False
+    return bool(0 <= bounds[0] < 0.01 and 0.99 < bounds[1] <= 1)
 
 
 def looks_like_chances(p: Tensor, *, made: bool) -> bool:

@@ -15,6 +15,7 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError
 
 DEPTH = 3
+FEW = 16  # a longer list holds numbers, or a row per instance itself
 Rows = dict[str, tuple[int, str]]
 LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
 
@@ -88,9 +89,12 @@ def _opened(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
     """The values, and those within dicts, plain objects and functions among them."""
     for name, value in values.items():
         yield name, value
-        if depth >= DEPTH or isinstance(value, Tensor | np.ndarray | Bag | list | tuple | str):
+        if depth >= DEPTH or isinstance(value, Tensor | np.ndarray | Bag | str):
             continue
-        if isinstance(value, Mapping):
+        if isinstance(value, list | tuple):
+            few = {str(i): v for i, v in enumerate(value)} if len(value) <= FEW else {}
+            yield from _prefixed(name, few, depth)
+        elif isinstance(value, Mapping):
             yield from _prefixed(name, {str(key): v for key, v in value.items()}, depth)
         elif isinstance(value, FunctionType | MethodType | partial):
             if not str(getattr(value, "__module__", "")).startswith(LIBRARIES):
@@ -109,12 +113,18 @@ def _is_plain(value: Any) -> bool:
 
 
 def plain_tensors(module: nn.Module) -> dict[str, Any]:
-    """Arrays set on a module or its parts that are neither weights nor buffers, by their path."""
-    found = {}
+    """Values set on a module or its parts that are neither weights nor buffers, by their path."""
+    found: dict[str, Any] = {}
     for path, part in module.named_modules():
-        arrays = {k: v for k, v in vars(part).items() if isinstance(v, Tensor | np.ndarray)}
-        found.update({f"{path}.{k}".lstrip("."): v for k, v in arrays.items()})
+        own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
+        opened = _opened({k: v for k, v in own.items() if _is_data(v)}, 0)
+        found.update({f"{path}.{k}".lstrip("."): v for k, v in opened})
     return found
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a module's attribute may be data of a bag: arrays, and what holds them."""
+    return isinstance(value, Tensor | np.ndarray | Mapping | list | tuple) or hasattr(value, "tocsr")
 
 
 def _rows(value: Any, n: int) -> str | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -20,7 +22,10 @@ from xmil.methods.network import Network
 from xmil.models import PooledMIL
 from xmil.models.pooling import MaxPool
 
+Clock = Callable[[Callable[[], Tensor]], float]  # seconds that a call takes
 Layers = list[tuple[Tensor, Tensor]]  # weights (out, in) and biases (out,) of linear layers
+TIMED = 4  # permutations that are run to see how long others will take
+GAUSS = (0.5 - 12**-0.5, 0.5 + 12**-0.5)  # of the unit interval
 BLOCK = 512  # instances whose sums are read at once
 WIDEST = 600.0  # attention logits that lie further apart lose their weight in double precision
 LINEAR = {  # operations, and looks at shapes, that keep a function of their input affine
@@ -39,6 +44,15 @@ LINEAR = {  # operations, and looks at shapes, that keep a function of their inp
     ),
     *("flatten", "squeeze", "unsqueeze", "reshape", "view", "permute", "transpose", "contiguous"),
 }
+
+
+def timed(run: Callable[[], Tensor]) -> float:
+    """Seconds of a call, once another like it has warmed up; the number it waits for ends a device's work."""
+    for _ in range(2):
+        start = perf_counter()
+        float(run().sum())
+        took = perf_counter() - start
+    return took
 
 
 class Coalitions(ABC):
@@ -79,10 +93,11 @@ class Coalitions(ABC):
         masks[torch.arange(len(rows), device=rows.device), rows] ^= True
         return self.logits(masks)
 
-    @property
-    @abstractmethod
-    def passes(self) -> float:
-        """What one permutation costs, in forward passes of the full bag, about."""
+    def seconds(self, permutations: int, clock: Clock = timed) -> float:
+        """What so many permutations take together on this machine, from a few of them that are run."""
+        orders = torch.arange(self.n, device=self.x.device).repeat(min(permutations, TIMED), 1)
+        took = clock(lambda: self._prefixes(orders)) if self.n > 1 else 0.0
+        return took * permutations / len(orders)
 
     @abstractmethod
     def _logits(self, masks: Tensor) -> Tensor:
@@ -100,9 +115,11 @@ class RunCoalitions(Coalitions):
         super().__init__(network, x)
         self.h = network.embed(x)  # (1, n, e)
 
-    @property
-    def passes(self) -> float:
-        return (self.n - 1) / 2  # n - 1 sub-bags of half the size in the mean
+    def seconds(self, permutations: int, clock: Clock = timed) -> float:
+        """As for any model, from sub-bags of two sizes: Gauss's points, which stand for all sizes between."""
+        rows = torch.arange(self.n, device=self.x.device).repeat(permutations, 1)
+        sizes = [min(max(1, round(share * self.n)), self.n - 1) for share in GAUSS]
+        return (self.n - 1) * sum(clock(partial(self._run, rows[:, :size])) for size in sizes) / len(sizes)
 
     def _logits(self, masks: Tensor) -> Tensor:
         sizes = masks.sum(dim=1)
@@ -148,10 +165,6 @@ class PooledCoalitions(Coalitions):
             values = torch.einsum("nke,hke->nkh", values, first)
         self.width = values.shape[-1]
         self.terms = torch.cat([weights, (weights.unsqueeze(-1) * values).flatten(1)], dim=1).T.contiguous()
-
-    @property
-    def passes(self) -> float:
-        return 0.01 if self.head is not None else 0.5
 
     def _logits(self, masks: Tensor) -> Tensor:
         return self._read(masks.double() @ self.terms.T)
@@ -227,10 +240,6 @@ class MaxCoalitions(Coalitions):
         super().__init__(network, x)
         self.model = model
         self.h = model.embed(x)[0]  # (n, e)
-
-    @property
-    def passes(self) -> float:
-        return 0.5
 
     def _logits(self, masks: Tensor) -> Tensor:
         parts = []

@@ -41,9 +41,8 @@ class Companions:
             return cls({}, n=n)
         values = {**bag.columns, "coords": bag.coords, "raw_coords": bag.raw_coords, "microns": _microns(bag)}
         values |= bag.extras
-        name = f"bag {bag.slide_id!r}" if bag.slide_id else "the bag"
         hint = f" Its coordinates are in {bag.unit}; bag.placed(mpp=...) makes them level-0." * bool(bag.unit)
-        return cls({key: v for key, v in values.items() if v is not None}, n=n, name=name, hint=hint)
+        return cls({key: v for key, v in values.items() if v is not None}, n=n, name=bag.called, hint=hint)
 
     @property
     def names(self) -> list[str]:

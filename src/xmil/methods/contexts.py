@@ -86,7 +86,7 @@ class _Contexts:
         return Attributions(
             logits,
             [
-                replace(mean, value=float(output(logits)), output=output, warnings=(*mean.warnings, said))
+                replace(mean, value=float(output(logits)), output=output, warnings=(said, *mean.warnings))
                 for mean, output in zip(means, outputs, strict=True)
             ],
         )

@@ -171,7 +171,7 @@ def _explanation(
     a: Attribution, method: Method, bag: Any, logits: Any, network: Network, params: dict[str, Any]
 ) -> Explanation:
     known = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
-    where = f"bag {known.slide_id!r}" if known.slide_id else "the bag"
+    where = known.called
     scores = a.scores.detach().float().cpu().numpy()
     if not np.isfinite(logits).all():
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
+from xmil.methods.account import gap_warnings
 from xmil.methods.baseline import described, find_baseline
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
@@ -118,7 +119,9 @@ def integrated_gradients(
         (scores,) = _path(network, x, start, output, steps=steps, integration=integration, at_once=1)
         value, constant = float(output(logits)), float(output(at_start))
         audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=constant)
-        found.append(Attribution(output, value, scores, audit, **described(centre)))
+        about = described(centre)
+        about["warnings"] += gap_warnings(audit)
+        found.append(Attribution(output, value, scores, audit, **about))
     return Attributions(logits, found)
 
 

@@ -72,7 +72,7 @@ def explain_inside(
         made = []
         for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
-                made.append(map_tile(method, network, reader.tile(row, g), chosen))
+                made.append(map_tile(method, network, reader.tile(row, g, worth.ordinary), chosen))
             if on_patch is not None:
                 on_patch(done, len(rows))
     if method in ON_TOKENS:
@@ -80,7 +80,18 @@ def explain_inside(
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in made])
     audit = _audit(made, explanation.scores[rows], worth.features)
     boxes, target = placed.boxes()[rows], str(explanation.target)
-    return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, worth.notes)
+    notes = [*worth.notes, *_without_background(explanation, method)]
+    return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
+
+
+def _without_background(e: Explanation, method: str) -> list[str]:
+    """A note where even a place that looks like all others, or like glass, has a share of the score."""
+    if method not in ON_TOKENS or e.params.get("baseline"):
+        return []
+    return [
+        "The scores are measured against no background, so that ordinary tissue and empty glass have their "
+        "share of the colour too; explain with a background to see what differs from it."
+    ]
 
 
 def _against(made: TileMap, kept: float) -> TileMap:
@@ -190,14 +201,14 @@ class _Reader:
             self.encoder.transform.scaled(batch) if isinstance(self.encoder.transform, Transform) else batch
         )
 
-    def tile(self, row: int, weights: Tensor) -> Tile:
+    def tile(self, row: int, weights: Tensor, ordinary: Tensor | None) -> Tile:
         corner = self.corners[row]
 
         def moved(dx: float, dy: float) -> Tensor:
             return self.pixels(corner + np.rint(np.array([dx, dy]) * self.edge).astype(np.int64))
 
         pixels = self.pixels(corner)
-        return Tile(pixels, weights.to(pixels), moved)
+        return Tile(pixels, weights.to(pixels), moved, None if ordinary is None else ordinary.to(pixels))
 
     @torch.no_grad()
     def features(self, rows: npt.ArrayLike) -> Tensor:

@@ -39,12 +39,22 @@ PIXELS = "pixels"  # as the name of a layer: the picture itself
 class Tile:
     """One patch as the encoder sees it: pixels (1, 3, h, w) around zero, and its features' weights g (d,).
 
-    `shifted(dx, dy)` reads the tile moved by shares of its edge, as the encoder sees it.
+    `shifted(dx, dy)` reads the tile moved by shares of its edge, as the encoder sees it. `ordinary` (d,) are
+    the features of an ordinary patch, where they are known.
     """
 
     pixels: Tensor
     weights: Tensor
     shifted: Callable[[float, float], Tensor]
+    ordinary: Tensor | None = None
+
+    def in_kind(self) -> Tensor:
+        """The weights without their part along the ordinary patch: a copy of it, pale or dense, has none."""
+        if self.ordinary is None or not float(self.ordinary.norm()):
+            return self.weights
+        along = self.ordinary.to(self.weights) / self.ordinary.to(self.weights).norm()
+        kept: Tensor = self.weights - (self.weights @ along) * along
+        return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +166,20 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 
 @MAPS.register("turned")
 def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Tokens averaged over turned, mirrored and moved views of the tile; they add up to the tile's own."""
-    return over_views(
-        lambda seen: tokens(network, seen, settings), tile, n=settings.views, reach=settings.reach
+    """Tokens averaged over turned, mirrored and moved views of the tile; they add up to the tile's own.
+
+    Where an ordinary patch is known, places differ by what they hold beside it: what a paler or denser copy
+    of it would have is shared out evenly, for any network answers to dense tissue, trained or not.
+    """
+    told = replace(tile, weights=tile.in_kind())
+    made = over_views(
+        lambda seen: tokens(network, seen, settings), told, n=settings.views, reach=settings.reach
     )
+    if tile.ordinary is None:
+        return made
+    with torch.no_grad():
+        rest = network.features(tile.pixels)[0].double() @ (tile.weights - told.weights).double()
+    return replace(made, values=made.values + (rest / made.values.numel()).to(made.values))
 
 
 @MAPS.register("lrp")

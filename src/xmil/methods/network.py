@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, XmilError, bad_parameter
 from xmil.core.task import TASKS, references
+from xmil.lrp.marks import part_of_bag
 from xmil.methods.calling import PLAIN, Way, forward_way
 from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
 from xmil.methods.closures import Rows, values_by_row
@@ -225,7 +226,7 @@ class Network:
         if not wanted:
             return {}
         at = self.rows(x, rows)
-        return {name: self.companions.given(name, at, x) for name in wanted}
+        return {name: part_of_bag(self.companions.given(name, at, x)) for name in wanted}
 
     def rows(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Rows of the full bag (b, m) for bags (b, m, .)."""

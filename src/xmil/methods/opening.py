@@ -17,6 +17,8 @@ from xmil.methods.network import ForwardFunction, Network
 from xmil.methods.trial import try_out
 from xmil.nn.frozen import frozen
 
+LEAVE = ", or move the file away to leave the slide out"
+
 
 class Calling(TypedDict, total=False):
     """How a user's module is called: see `explain`."""
@@ -63,7 +65,7 @@ def as_bag(bag: Any) -> Any:
 
 def as_tensor(bag: Any, network: Network) -> Tensor:
     """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
-    name = f"bag {bag.slide_id!r}" if isinstance(bag, Bag) and bag.slide_id else "the bag"
+    name, leave = (bag.called, LEAVE if bag.source else "") if isinstance(bag, Bag) else ("the bag", "")
     like = next(iter(network.module.parameters()), torch.zeros(0))
     if isinstance(bag, Tensor):
         x = _checked_tensor(bag, like, name)
@@ -75,14 +77,15 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
         )
     x = x.to(like.dtype) if like.is_floating_point() else x.float()
     if x.shape[0] == 0:
-        raise InputError(f"{name[0].upper()}{name[1:]} has no instances; there is nothing to explain.")
+        nothing = f"{_begin(name)} has no instances; there is nothing to explain"
+        raise InputError(f"{nothing}: extract its features again{leave}." if leave else f"{nothing}.")
     width = getattr(network.model, "in_dim", None)
     if width is not None and x.shape[1] != width:
         raise InputError(
             f"{network.name} takes features of width {width}, but {name} has width {x.shape[1]}; "
-            "use the features of the encoder the model was trained on."
+            f"use the features of the encoder the model was trained on{leave}."
         )
-    _check_finite(x, name)
+    _check_finite(x, name, leave)
     return x.detach().unsqueeze(0)
 
 
@@ -93,18 +96,21 @@ def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
             f"Features of {name} must be real, of shape (instances, width). Got {tuple(bag.shape)}."
         )
     if x.device != like.device and like.numel():
-        raise InputError(
-            f"{name[0].upper()}{name[1:]} is on {x.device} but the model on {like.device}; move one of them."
-        )
+        raise InputError(f"{_begin(name)} is on {x.device} but the model on {like.device}; move one of them.")
     return x
 
 
-def _check_finite(x: Tensor, name: str) -> None:
+def _begin(name: str) -> str:
+    """The name as a sentence begins with it; a file's stays as it is."""
+    return f"{name[0].upper()}{name[1:]}" if name.startswith(("bag ", "the bag")) else name
+
+
+def _check_finite(x: Tensor, name: str, leave: str) -> None:
     if bool(torch.isfinite(x.sum())):
         return
     rows = (~torch.isfinite(x)).any(dim=1).nonzero().squeeze(1)
     if len(rows):
         raise InputError(
             f"Features of {name} are not finite (NaN or inf) in {len(rows)} of {len(x)} rows, "
-            f"the first is row {int(rows[0])}; extract the features again or drop those rows."
+            f"the first is row {int(rows[0])}; extract the features again or drop those rows{leave}."
         )

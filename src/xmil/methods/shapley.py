@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
 
@@ -142,6 +143,20 @@ def _enumerated(game: Coalitions, outputs: Sequence[Output]) -> Estimate:
     return Estimate(means, torch.zeros_like(means), 1 << game.n)
 
 
+class _Said:
+    """Words that take time to find: a record that no one hears never asks for them."""
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        self._words = words
+
+    def __str__(self) -> str:
+        return self._found
+
+    @cached_property
+    def _found(self) -> str:
+        return self._words()
+
+
 class _Orders:
     """Permutations of a game's instances, each with its reverse, sampled until they tell enough."""
 
@@ -153,7 +168,7 @@ class _Orders:
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
-        self._announce()
+        self._announce(precision)
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:
@@ -161,11 +176,11 @@ class _Orders:
             gains = self._gains(outputs, drawn)  # (o, pairs, n)
             total, squares = total + gains.sum(dim=1), squares + gains.square().sum(dim=1)
             done += drawn
-            if done == drawn:
-                self._announce_time((perf_counter() - start) / done)
             if progress is not None:
                 progress(2 * done, 2 * self.pairs)
             found = _estimate(total, squares, done)
+            if done == drawn < self.pairs and precision is not None:
+                self._announce_end(found, precision, perf_counter() - start)
             if precision is not None and done >= FEWEST and float(found.stderr.max()) <= precision:
                 break
         return found
@@ -183,15 +198,41 @@ class _Orders:
         both: Tensor = gains.unflatten(1, (2, pairs))
         return both.mean(dim=1)
 
-    def _announce(self) -> None:
-        passes = 2 * self.pairs * self.game.passes
+    def _announce(self, precision: float | None) -> None:
         logger.info(
-            "shapley: up to %d permutations of %d instances on %s, about %.0f forward passes of the bag",
-            2 * self.pairs, self.game.n, self.game.network.name, max(1.0, passes),
+            "shapley: %d instances on %s, %s",
+            self.game.n, self.game.network.name, _Said(partial(self._ahead, precision)),
         )  # fmt: skip
 
-    def _announce_time(self, seconds: float) -> None:
-        logger.info("shapley: at most %.0f s for all permutations", seconds * self.pairs)
+    def _ahead(self, precision: float | None) -> str:
+        """How many permutations are ahead and how long they take, from the time of a few sub-bags."""
+        drawn = min(self.chunk, self.pairs)
+        pair = self.game.seconds(2 * drawn) / drawn
+        fewest = self.pairs if precision is None else min(self.pairs, max(FEWEST, drawn))
+        ends = [self.pairs] if fewest == self.pairs else [fewest, self.pairs]
+        counts, times = ([str(2 * n) for n in ends], [lasting(pair * n) for n in ends])
+        return f"{' to '.join(counts)} permutations: about {' to '.join(dict.fromkeys(times))}"
+
+    def _announce_end(self, found: Estimate, precision: float, seconds: float) -> None:
+        """Say where sampling will stop: standard errors fall with the root of the samples."""
+        wanted = found.samples * (float(found.stderr.max()) / precision) ** 2
+        chunks = -(-max(wanted, FEWEST) // self.chunk) if wanted < self.pairs else self.pairs
+        pairs = int(min(self.pairs, chunks * self.chunk))
+        logger.info(
+            "shapley: about %d permutations for the precision of %g, %s in all",
+            2 * pairs, precision, lasting(seconds / found.samples * pairs),
+        )  # fmt: skip
+
+
+def lasting(seconds: float) -> str:
+    """A time in the words of a clock, to two digits.
+
+    >>> lasting(0.3), lasting(43.4), lasting(600.0), lasting(9000.0)
+    ('1 s', '43 s', '10 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.2g} h"
 
 
 def _estimate(total: Tensor, squares: Tensor, n: int) -> Estimate:

@@ -13,12 +13,11 @@ from xmil.methods.calling import PLAIN, optional_companions, unknown_parameters,
 from xmil.methods.chances import RETURNS, ChanceWatch, chances_of, check_chances, looks_like_chances, seeded
 from xmil.methods.closures import Rows, fixed_rows
 from xmil.methods.faults import Failure, call_fault
+from xmil.methods.meaning import SAME, check_batch, check_task, distance, fast_path_remark, settle_mask
 from xmil.methods.network import Network
 from xmil.methods.reading import AmbiguousError, UnreadableError, find_logits
 
 logger = logging.getLogger(__name__)
-
-SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
 
 
 @torch.inference_mode(False)
@@ -38,6 +37,7 @@ def try_out(network: Network, x: Tensor, *, returns: str | None = None, average:
                 "returns", f"explain for {network.name}", "'logit': it returns logits", returns
             )
         return
+    check_task(network)
     x = x.clone() if x.is_inference() else x
     network.whole = x
     before = network.by_row(x.shape[1])
@@ -62,7 +62,7 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
         raise error
     else:
         ways = list(ways_to_call(network.module, held))
-    for way in ways:
+    for way, following in zip(ways, [*ways[1:], None], strict=True):
         network.way, watch, probe = way, ChanceWatch(), x.clone()
         try:
             with watch:
@@ -75,21 +75,18 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
             failures.append(Failure(way, error))
             continue
         network.copies = probe._version > 0
-        if way.masks and not _depends(network, x, logits):
-            failures.append(Failure(way, UnreadableError(f"{network.name} masks the bag with {way.text}.")))
-            continue
+        if way.with_mask is not None:
+            if not settle_mask(network, x):
+                why = UnreadableError(f"{network.name} masks the bag with {way.text}.")
+                failures.append(Failure(way, why))
+                continue
+            with watch:
+                logits = network.reading(network.raw(x))
+        elif way.batch and following is not None and not following.batch:
+            check_batch(network, x, logits, following)
         _tell(network, x)
         return watch, logits
     raise call_fault(network, x, failures) from failures[0].error
-
-
-def _depends(network: Network, x: Tensor, logits: Tensor) -> bool:
-    """Whether the output depends on the bag at all: under a mask of ones some modules see nothing of it."""
-    with seeded(0):
-        first = network.logits(x)
-    with seeded(0):
-        other = network.logits(torch.zeros_like(x))
-    return bool(torch.isfinite(logits).all()) and _distance(first, other) > 0
 
 
 def _tell(network: Network, x: Tensor) -> None:
@@ -116,7 +113,7 @@ def _places_matter(network: Network, x: Tensor) -> bool:
     with seeded(0):
         first = network.logits(x)
     with seeded(0):
-        return _distance(first, twin.logits(x)) > SAME
+        return distance(first, twin.logits(x)) > SAME
 
 
 def _settle_fixed(network: Network, before: Rows, n: int) -> None:
@@ -160,7 +157,7 @@ def _check_optional(network: Network, x: Tensor) -> None:
             other = network.reading(network.module(x.clone() if batch else x[0].clone(), **given))
     except Exception:  # it does not take them as the bag has them
         return
-    if other.shape != logits.shape or _distance(other, logits) > SAME:
+    if other.shape != logits.shape or distance(other, logits) > SAME:
         name, to = next(iter(names.items()))
         raise InputError(
             f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; say "
@@ -196,7 +193,10 @@ def _is_source(source: Tensor, p: Tensor, task: str) -> bool:
 def _settle_draws(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
     """A second pass beside the first: where they differ, seeded draws from now on, and a warning."""
     second = network.reading(network.raw(x))
-    if not _distance(first, second) > SAME:
+    if not distance(first, second) > SAME:
+        return
+    if (remark := fast_path_remark(network, x, first, second)) is not None:
+        network.remarks += (remark,)
         return
     network.draws = average or 1
     network.params["average"] = network.draws
@@ -210,7 +210,3 @@ def _settle_draws(network: Network, x: Tensor, first: Tensor, average: int | Non
         f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
         f"of {float(first.abs().max()):.3g}; {shown}.",
     )
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-3))

@@ -30,6 +30,7 @@ class Worth:
     shift: Tensor
     now: Tensor  # the features (k, d) as the encoder gives them
     notes: list[str] = field(default_factory=list)
+    ordinary: Tensor | None = None  # (d,) the mean patch of the background, where there is one
 
     @property
     def features(self) -> FloatArray:
@@ -61,14 +62,21 @@ def find_worth(
     background = background or _stored(model)
     if features is None and e.relevance is not None:
         shift, notes = shift_of(e, None, background, width=now.shape[1])
-        return Worth(_ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now - shift), shift, now, notes)
+        weights = _ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now - shift)
+        return Worth(weights, shift, now, notes, _ordinary(background, now.shape[1]))
     x = read(np.arange(len(e))) if features is None else _matrix(features, len(e))
     notes = _compare(x[rows], now)
     again = _again(model, e, x)
     shift, more = shift_of(again, x, background, width=now.shape[1])
     notes += [*more, *_same(again.scores[rows], e.scores[rows])]
     relevance = torch.from_numpy(np.asarray(again.relevance)[rows])
-    return Worth(_ratio(relevance, x[rows] - shift), shift, now, notes)
+    ordinary = _ordinary(background, now.shape[1])
+    return Worth(_ratio(relevance, x[rows] - shift), shift, now, notes, ordinary)
+
+
+def _ordinary(background: Background | None, width: int) -> Tensor | None:
+    fits = background is not None and background.dim == width
+    return torch.from_numpy(background.mean) if background is not None and fits else None
 
 
 def _stored(model: nn.Module | None) -> Background | None:

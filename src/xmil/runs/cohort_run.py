@@ -110,7 +110,7 @@ class CohortRun(ABC, Generic[Item, Result]):
         tally: Tally[Result],  # noqa: ARG002
         workers: Workers,  # noqa: ARG002
     ) -> Mapping[str, Any]:
-        """Write what is made of all results together; gives what run.json says of it."""
+        """Write what is made of all results together; gives what run.json says of it, `warnings` included."""
         return {}
 
     @property
@@ -150,7 +150,9 @@ class CohortRun(ABC, Generic[Item, Result]):
             for warning in warnings:
                 hear.warn(warning)
             made = self.finish(items, tally, workers)
-            folder.write({**about, **made, "warnings": warnings})
+            for warning in (later := list(made.get("warnings", ()))):
+                hear.warn(warning)
+            folder.write({**about, **made, "warnings": [*warnings, *later]})
         return tally
 
     def saved(self) -> Run:

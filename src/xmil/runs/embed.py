@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, StopError, bad_parameter, unknown_name
 from xmil.core.identity import file_digest, unchanged
 from xmil.core.names import counted
@@ -181,7 +182,7 @@ def _pairs(
     """Slide id to (slide, patches); the patches that have no slide, or two, with the reason."""
     folder = tiles / "patches" if (tiles / "patches").is_dir() else tiles
     if not folder.is_dir():
-        raise InputError(f"{tiles}: no such folder.")
+        raise InputError(absent(tiles, "folder"))
     files, links = feature_files(folder, follow_links=follow_links)
     named = {slide_name(path): path for path in files if path.suffix == ".h5"}
     for path in links:
@@ -194,7 +195,7 @@ def _pairs(
     missing = [name for name in named if name not in pairs and name not in refused]
     where = slides if isinstance(slides, str | PathLike) else ", ".join(map(str, slides))
     if not pairs and not refused:
-        raise InputError(f"{where}: no slide is named like a file in {folder}.")
+        raise InputError(f"{where}: no slide is named like a file in {folder}; name them alike.")
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from xmil.core.absence import absent
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import CheckpointError, FileError, InputError, StopError
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
 from xmil.core.named_function import is_function_name
+from xmil.core.runfiles import read_run
 from xmil.core.task import TASKS
 from xmil.data.averages import background_of_files
 from xmil.data.feature_facts import differing, same_encoder
@@ -25,7 +27,7 @@ from xmil.data.whereabouts import is_features
 from xmil.methods.opening import open_network
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
-from xmil.models.checkpoints.files import checkpoint_files
+from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.nn.frozen import frozen
 from xmil.runs.inputs import NOTHING, Say, Unsaid
 
@@ -127,6 +129,10 @@ def with_background(
         chosen, whose = _given_background(Path(given), width, reading), str(given)
     elif not restart and (kept := Background.load(out / BACKGROUND)) is not None and kept.dim == width:
         chosen, whose = kept, "what this run began with"
+    elif not restart and _began_without(out):
+        if len(files) >= ENOUGH:
+            say(f"{out}: began without a background, and goes on without; --restart measures against one.")
+        return models
     else:
         few = len(files) < ENOUGH
         own = None if few else background_of_files(files, width, reading, most=MOST)
@@ -140,10 +146,16 @@ def with_background(
     return models.lent(chosen)
 
 
+def _began_without(out: Path) -> bool:
+    """Whether a run is there whose slides have no background: it had too few of them when it began."""
+    known = read_run(out)
+    return known is not None and "background" not in known["settings"]
+
+
 def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:
     """The background of features that were asked for."""
     if not path.exists():
-        raise FileError(f"--background {path}: no such file or folder of features.")
+        raise FileError(f"--background {absent(path, 'file or folder of features')}")
     files = feature_files(path)[0] if path.is_dir() else [path]
     found = background_of_files(files, width, reading, most=MOST)
     if found is None:
@@ -166,8 +178,10 @@ def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, s
         own = build_own(str(path), unsaid)
         return own, _checked_digest(path, state_digest(own), wanted)
     before = _stamp(path)
-    digest = _checked_digest(path, file_digest(path), wanted)
     try:
+        if path.is_dir():
+            in_folder(path)  # refused before every file in it is read for the digest
+        digest = _checked_digest(path, file_digest(path), wanted)
         model = load_model(path, class_names=unsaid.class_names)
     except CheckpointError as error:
         raise _swapped(path, unsaid) or error from None

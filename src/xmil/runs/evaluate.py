@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import nn
 
+from xmil.core.absence import absent
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, InputError
@@ -153,7 +154,7 @@ def _truth(
         return None
     place = Path(folder)
     if not place.is_dir():
-        raise InputError(f"{place}: no such folder.")
+        raise InputError(absent(place, "folder"))
     found = {} if slides is None else find_slides(slides, follow_links=follow_links)
     return Truth(place, tuple(names), downsample, slides=found)
 
@@ -253,15 +254,14 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             if metadata.get(KEY, b"").decode() != self.fingerprint:
                 return None
             stored = parse_json(metadata.get(SOURCES, b"[]"))
-            now = [*item.paths, *self._truth_files]
+            now, rows = self._files(item), table.to_pylist()
             same = len(stored) == len(now) and all(
-                unchanged(path, word, full=self.full_digests, times=True)
+                word is None if path is None else unchanged(path, word, full=self.full_digests, times=True)
                 for path, word in zip(now, stored, strict=True)
             )
-            rows: list[Row] = table.to_pylist()
-        except (FileError, OSError, ValueError, pa.ArrowException):
-            return None
-        return rows if same and rows and all(row["label"] == item.label for row in rows) else None
+            return rows if same and rows and all(row["label"] == item.label for row in rows) else None
+        except (FileError, OSError, ValueError, LookupError, TypeError, pa.ArrowException):
+            return None  # not there, or damaged: it is measured again
 
     def rows_of(self, item: Case, result: list[Row]) -> list[TableRow]:
         """What the model says of each slide."""
@@ -301,8 +301,8 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             if not is_plain(name):
                 raise InputError(f"The name {name!r} cannot name a file; rename the slide or case.")
         start = time.perf_counter()
-        paths = [*case.paths, *self._truth_files]
-        sources = [identity(path, full=self.full_digests, times=True) for path in paths]
+        full, files = self.full_digests, self._files(case)
+        sources = [None if path is None else identity(path, full=full, times=True) for path in files]
         pairs = enumerate(zip(case.slides, case.paths, strict=True))
         bags = [named(read_bag(path, **case.reading(i, self.reading)), name) for i, (name, path) in pairs]
         bag, _ = join_bags(bags, name=case.name)
@@ -313,12 +313,13 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
         stopping(partial(self._write_slide, case, result, bags, sources))
         return result.rows
 
-    @cached_property
-    def _truth_files(self) -> list[Path]:
-        return [] if self.truth is None else [self.truth.folder]
+    def _files(self, case: Case) -> list[Path | None]:
+        """What a case is measured on: features, and the truth of its slides, None of one that has none."""
+        truth = self.truth
+        return [*case.paths, *([] if truth is None else [truth.file(slide) for slide in case.slides])]
 
     def _write_slide(
-        self, case: Case, result: SlideResult, bags: Sequence[Bag], sources: Sequence[str]
+        self, case: Case, result: SlideResult, bags: Sequence[Bag], sources: Sequence[str | None]
     ) -> None:
         """The result goes last: once it is there, the slide is done."""
         about = {"fingerprint": self.fingerprint, **self.made_of}

@@ -123,6 +123,14 @@ def explain_slides(
     return run.saved()
 
 
+def _unread_warning(unread: Mapping[str, str]) -> str:
+    """One sentence on slides whose files are damaged behind their heads, which say that they are done."""
+    return (
+        f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be read: "
+        f"{named(list(unread))}. Remove it and run the same command: the slide is explained again."
+    )
+
+
 def _checked(settings: ExplainSettings, models: Ensemble) -> ModelSpec:
     """What the models have in common, once each of them can do what the settings ask for."""
     try:
@@ -223,12 +231,13 @@ class ExplainRun(CohortRun[Case, Explained]):
         return [warning for warning in every if warning is not None]
 
     def finish(self, items: Sequence[Case], tally: Tally[Explained], workers: Workers) -> Mapping[str, Any]:
-        """The cohort at a glance."""
+        """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
         known = {slide_file(self.out, slide): found for slide, found in self.summed.items()}
-        self.far.extend(summarise_run(self.out, files, workers=workers, known=known))
-        return {}
+        far, unread = summarise_run(self.out, files, workers=workers, known=known)
+        self.far.extend(far)
+        return {"warnings": [_unread_warning(unread)]} if unread else {}
 
     def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
         """A line on slides of the folder that are not among these, and what brings them back."""

@@ -30,6 +30,7 @@ from xmil.heatmaps.drawing import (
 )
 from xmil.heatmaps.picture import Look
 from xmil.heatmaps.saved_run import SavedRun, open_saved
+from xmil.heatmaps.scale import TOLD
 from xmil.runs.cohort_run import CohortRun, TableRow, as_workers
 from xmil.runs.listener import Listener, grouped
 from xmil.runs.slide_inputs import StrPath, named_slides
@@ -38,6 +39,7 @@ from xmil.slides.open import Found
 
 PICTURES, FORMATS, EXPORTS = ("panel", "overlay", "patches"), ("png",), ("geojson",)
 SCALES, STYLE = ("slide", "cohort"), "style.json"
+SHOWN = 3  # outdated files in a sentence
 
 
 def draw_slides(
@@ -89,10 +91,42 @@ def draw_slides(
     notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
     for line in grouped(notes):
         hear.say(line)
+    for line in clipped({name: each.beyond for name, each in tally.results.items()}):
+        hear.say(line)
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     also = f", {kept} were there" if kept else ""
     hear.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {place}.")
+    for line in _outdated(place, held):
+        hear.say(line)
     return drawing.saved()
+
+
+def clipped(shares: Mapping[str, float]) -> list[str]:
+    """A line on the slides many of whose patches lie beyond the colour scale, and on what shows them apart.
+
+    >>> clipped({"a": 0.4, "b": 0.02})
+    ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
+    """
+    told = sorted((-share, name) for name, share in shares.items() if share > TOLD)
+    largest = f"{'up to ' * (len(told) > 1)}{-100 * told[0][0]:.0f} %" if told else ""
+    text = (
+        f"{largest} of the patches lie beyond the colour scale and share its full colour; "
+        "`xmil heatmap --clip none --restart` tells them apart."
+    )
+    return grouped({name: text for _, name in told})
+
+
+def _outdated(place: Path, held: SavedRun) -> list[str]:
+    """A sentence on pictures and exports that are older than every explanation of the run."""
+    beside = {path.parent for path in held.files.values()}
+    first = min(path.stat().st_mtime_ns for folder in beside for path in folder.glob("*.parquet"))
+    folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
+    files = [path for folder in folders for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    old = [str(path.relative_to(place)) for path in files if path.lstat().st_mtime_ns < first]
+    if not old:
+        return []
+    named = ", ".join(old[:SHOWN]) + f" and {len(old) - SHOWN} more" * (len(old) > SHOWN)
+    return [f"{counted(len(old), 'file')} older than the explanations there, of an earlier run: {named}."]
 
 
 def _checked(look: Look) -> Look:
@@ -190,6 +224,5 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""
         files = result.written + result.kept
-        return [
-            {"slide_id": item.slide_id, "files": files, "note": result.note or "", "source": result.source}
-        ]
+        told = {"note": result.note or "", "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
+        return [{"slide_id": item.slide_id, "files": files, **told}]

@@ -21,7 +21,8 @@ from xmil.core.background import Background
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity
 from xmil.core.inside_patch import Inside
-from xmil.core.run import Run, open_run
+from xmil.core.names import counted
+from xmil.core.run import Run, explained_run
 from xmil.core.runfiles import SLIDES, read_rows
 from xmil.data import feature_files, read_bag
 from xmil.data.siblings import slide_name
@@ -63,7 +64,7 @@ def inside_slides(
     the maps as OME-TIFF as well.
     """
     hear = listener or Listener()
-    held = run if isinstance(run, Run) else open_run(run)
+    held = run if isinstance(run, Run) else explained_run(run)
     pictures = dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides)
     choice = InsideChoice(
         encoder, None if weights is None else str(weights), method, patches,
@@ -75,7 +76,7 @@ def inside_slides(
     if not looking.items:
         raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
     tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{len(tally.done)} slides examined, {tally}. Written to {place}.")
+    hear.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {place}.")
     return looking.saved()
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from xmil.core.errors import InputError
 from xmil.core.named_function import load_function
 from xmil.data import feature_files, open_bag
+from xmil.data.whereabouts import folder_advice
 from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
@@ -67,7 +68,8 @@ def _sizes(own: nn.Module, name: str, unsaid: Unsaid) -> tuple[int, int]:
         raise InputError(f"The model {name!r} needs features to be tried out on; give --features.")
     files = feature_files(unsaid.features)[0]
     if not files:
-        raise InputError(f"{unsaid.features}: no feature files to try the model {name!r} out on.")
+        where = folder_advice(unsaid.features)
+        raise InputError(f"{unsaid.features}: no feature files to try the model {name!r} out on; {where}.")
     header = open_bag(files[0], **unsaid.reading)
     bag = header.read(np.arange(min(TRIED, len(header))))
     with torch.no_grad():

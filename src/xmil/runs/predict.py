@@ -324,5 +324,7 @@ def _outputs(model: MILModel, bag: Bag) -> npt.NDArray[np.float64]:
         network, x = open_network(model, bag)
         outputs = network(x)[0].double().cpu().numpy()
     if not np.isfinite(outputs).all():
-        raise UnsupportedError(f"The outputs of {model.spec.name} are not finite for {bag.slide_id!r}.")
+        raise UnsupportedError(
+            f"The outputs of {model.spec.name} are not finite for {bag.called}; check the model."
+        )
     return with_reference(np.asarray(outputs), vars(model.spec))

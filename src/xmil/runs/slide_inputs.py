@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 
+from xmil.core.absence import absent
 from xmil.core.errors import InputError
 from xmil.slides.open import Found, slide_files, sort_slides
 
@@ -22,7 +23,7 @@ def named_slides(
     paths = [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
-        raise InputError(f"{missing[0]}: no such file or folder.")
+        raise InputError(absent(missing[0], "file or folder"))
     files, links = [path for path in paths if not path.is_dir()], []
     for folder in (path for path in paths if path.is_dir()):
         inside, left = slide_files(folder, follow_links=follow_links)
@@ -32,7 +33,8 @@ def named_slides(
     for path in links:
         say(f"{path}: a link that was not followed (broken, in a circle, or without --follow-links).")
     if not found.slides and not found.twice:
-        raise InputError(f"{', '.join(map(str, paths))}: no slides here.")
+        named = ", ".join(map(str, paths))
+        raise InputError(f"{named}: no slides here; name slide files, or the folder that holds them.")
     for path in found.beside:
         say(f"{path}: left out, as a slide of this name is there too.")
     return found

@@ -4,22 +4,28 @@ summary/scales.csv and scales.json   quantiles and whiskers of each explanation'
 summary/top.csv, bottom.csv          the patches with the highest and lowest scores
 summary/slides.csv                   the same statistics for each slide
 summary/outliers.csv                 slides far from the others
+summary/made_of.json                 which files it was made from: while they stay, so does the summary
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from xmil._version import __version__
+from xmil.core.durable import sync_folder
 from xmil.core.explanation import Explanation
-from xmil.core.runfiles import make_folder, write_json, write_table
+from xmil.core.parsing import parse_json
+from xmil.core.runfiles import MADE_OF, SUMMARY, check_own, make_folder, read_rows, write_json, write_table
 from xmil.core.storage import read_explanations
-from xmil.runs.workers.pool import Workers, process
+from xmil.runs.workers.pool import Outcome, Workers, process
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
@@ -48,6 +54,10 @@ class Quantiles:
 
     points: list[npt.NDArray[np.float32]] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)  # of each point of an array
+    held: int = field(init=False)  # points: counting them anew for each slide would take the square of slides
+
+    def __post_init__(self) -> None:
+        self.held = sum(map(len, self.points))
 
     @classmethod
     def of(cls, ordered: npt.NDArray[Any]) -> Quantiles:
@@ -62,10 +72,11 @@ class Quantiles:
         """Take in another slide's points."""
         self.points += other.points
         self.weights += other.weights
-        if sum(map(len, self.points)) > MOST:
+        self.held += other.held
+        if self.held > MOST:
             total = sum(len(p) * w for p, w in zip(self.points, self.weights, strict=True))
             kept = self.at(_middles(KEPT).tolist())
-            self.points, self.weights = [kept.astype(np.float32)], [total / KEPT]
+            self.points, self.weights, self.held = [kept.astype(np.float32)], [total / KEPT], KEPT
 
     def at(self, levels: Sequence[float]) -> Floats:
         """The scores below which the given shares of all scores lie, linear between points."""
@@ -106,8 +117,8 @@ class _Column:
     def add(self, one: SlideSummary) -> None:
         self.quantiles.add(one.quantiles)
         self.slides[one.slide] = one.statistics
-        self.top = sorted([*self.top, *one.top], key=lambda p: (-p[-1], p[:2]))[:PATCHES]
-        self.bottom = sorted([*self.bottom, *one.bottom], key=lambda p: (p[-1], p[:2]))[:PATCHES]
+        self.top = _first_of(self.top, one.top, lambda p: (-p[-1], p[:2]))
+        self.bottom = _first_of(self.bottom, one.bottom, lambda p: (p[-1], p[:2]))
 
     def scale(self) -> dict[str, Any]:
         """The explanation's statistics over all slides and patches."""
@@ -139,31 +150,70 @@ def summarise_run(
     *,
     workers: Workers | None = None,
     known: Mapping[Path, list[SlideSummary]] | None = None,
-) -> list[str]:
-    """Write `summary/` from the files of the slides; gives the slides that stand out in some explanation.
+) -> tuple[list[str], dict[str, str]]:
+    """Write `summary/` from the files of the slides.
 
+    Gives the slides that stand out in some explanation, and those whose file cannot be read, with the reason.
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
-    Files that are `known` are not read again.
+    Files that are `known` are not read again; a summary of the same files is left as it is.
     """
-    columns: dict[str, _Column] = {}
-    for summaries in _summaries(files, known or {}, workers):
+    folder = out / "summary"
+    mark = _made_of(files) if len(files) <= MANY else {}
+    if mark and (far := _standing(folder, mark)) is not None:
+        return far, {}
+    columns, unread = dict[str, _Column](), dict[str, str]()
+    for path, summaries, error in _summaries(files, known or {}, workers):
+        if error is not None:
+            unread[path.stem] = error
         for one in summaries:
             columns.setdefault(one.column, _Column(one.column, one.signed)).add(one)
-    folder = out / "summary"
     make_folder(folder)
-    return _write(folder, [columns[name] for name in sorted(columns)])
+    with suppress(OSError):  # a kill before the end must not leave the old mark beside new tables
+        (folder / MADE_OF).unlink()
+        sync_folder(folder)
+    far = _write(folder, [columns[name] for name in sorted(columns)])
+    if mark and not unread:
+        write_json(folder / MADE_OF, mark)
+    return far, dict(sorted(unread.items()))
+
+
+def _made_of(files: Sequence[Path]) -> dict[str, Any]:
+    """The slides' files in one word, by every byte: one that is damaged since is found out."""
+    digest = sha256()
+    for path in files:
+        digest.update(f"{path.name}|".encode())
+        with suppress(OSError), path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return {"version": __version__, "slides": len(files), "files": digest.hexdigest()}
+
+
+def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
+    """The slides that stand out by a whole summary of the same files; None where it must be made."""
+    if not all((folder / name).is_file() for name in SUMMARY):
+        return None
+    try:
+        check_own(folder / MADE_OF)
+        stored = parse_json((folder / MADE_OF).read_text(encoding="utf-8"))
+        return sorted(read_rows(folder / "outliers.csv")) if stored == mark else None
+    except (OSError, ValueError):
+        return None
 
 
 def _summaries(
     files: Sequence[Path], known: Mapping[Path, list[SlideSummary]], workers: Workers | None
-) -> Iterator[list[SlideSummary]]:
+) -> Iterator[_Added]:
     """What each file adds; of very many, those of a run are not all held at once, but read as they come."""
     if len(files) > MANY:
-        yield from (outcome.result or [] for outcome in process(files, _reader, workers))
+        yield from map(_added, process(files, _reader, workers))
         return
     unread = [path for path in files if path not in known]
-    found = {outcome.item: outcome.result or [] for outcome in process(unread, _reader)}
-    yield from (known[path] if path in known else found[path] for path in files)
+    found = {outcome.item: _added(outcome) for outcome in process(unread, _reader)}
+    yield from ((path, known[path], None) if path in known else found[path] for path in files)
+
+
+def _added(outcome: Outcome[Path, list[SlideSummary]]) -> _Added:
+    return outcome.item, outcome.result or [], outcome.error
 
 
 def summarise_slide(e: Explanation) -> SlideSummary:
@@ -224,6 +274,14 @@ def _summarise_file(path: Path) -> list[SlideSummary]:
     return [summarise_slide(e) for e in read_explanations(path) if len(e)]
 
 
+def _first_of(held: list[Patch], more: list[Patch], key: Callable[[Patch], Any]) -> list[Patch]:
+    """The first patches of both lists; of a long cohort most slides have none among them."""
+    if len(held) == PATCHES:
+        last = key(held[-1])
+        more = [patch for patch in more if key(patch) < last]
+    return sorted([*held, *more], key=key)[:PATCHES] if more else held
+
+
 def _patch(e: Explanation, name: str, i: int) -> Patch:
     x0, y0 = (None, None) if e.coords is None else (int(e.coords[i, 0]), int(e.coords[i, 1]))
     return name, i, x0, y0, e.patch_size, float(e.scores[i])
@@ -266,6 +324,7 @@ POINTS = 1_000  # of one slide
 MOST = 2_000_000  # kept at a time
 KEPT = 200_000  # after thinning out
 Floats = npt.NDArray[np.float64]
+_Added = tuple[Path, list[SlideSummary], str | None]  # a slide's file, what it adds, why it cannot be read
 
 
 def _middles(n: int) -> Floats:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from xmil.core.errors import XmilError
 from xmil.core.identity import file_digest
+from xmil.core.named_function import is_function_name
 from xmil.core.run import Run
 from xmil.core.runfiles import RUN
 from xmil.data import feature_files
 from xmil.data.siblings import slide_name
+from xmil.models.checkpoints.files import IN_FOLDER
 from xmil.runs.verify_files import file_faults
 from xmil.runs.verify_slides import Fault, exists, slide_faults
 
@@ -40,10 +42,27 @@ def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
 
 def _models(run: Run) -> Iterator[Fault]:
     for path, digest in _model_paths(run):
-        if not exists(path):
-            yield Fault(str(path)[:300], "the model is no longer there")
-        elif digest and file_digest(path) != digest:
-            yield Fault(str(path), "the model has changed since")
+        why = _model_fault(path, digest)
+        if why:
+            yield Fault(str(path)[:300], why)
+
+
+def _model_fault(path: Path, digest: str) -> str:
+    """What is wrong with a model.
+
+    A folder that holds none is not read: run.json may name any. A function is not called, so that of a model
+    it builds nothing is said.
+    """
+    if is_function_name(str(path)):
+        return ""
+    if not exists(path):
+        return "the model is no longer there"
+    if path.is_dir() and not any(exists(path / name) for name in IN_FOLDER):
+        return "the model is no longer there: a folder without one"
+    try:
+        return "the model has changed since" if digest and file_digest(path) != digest else ""
+    except (XmilError, OSError) as error:  # a pipe, a file that may not be read
+        return f"the model cannot be read ({' '.join(str(error).split())[:200]})"
 
 
 def _model_paths(run: Run) -> list[tuple[Path, str]]:

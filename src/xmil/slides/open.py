@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from xmil.core.absence import absent, unreadable
 from xmil.core.errors import FileError
 from xmil.core.names import SLIDE_SUFFIXES, bare_name
 from xmil.slides.backends import UnreadableSlideError
@@ -54,13 +55,13 @@ def _file(path: Path) -> Path:
             raise FileError(f"{path}: a folder without DICOM files; give a slide file.")
         return parts[0]
     if not path.is_file():
-        raise FileError(f"{path}: no such file.")
+        raise FileError(absent(path))
     try:
         empty = path.stat().st_size == 0
         with path.open("rb"):
             pass
     except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise FileError(unreadable(path, error)) from None
     if empty:
         raise FileError(f"{path}: the file is empty; copy it again.")
     return path
@@ -76,7 +77,10 @@ def _opened(path: Path) -> Slide:
         except UnreadableSlideError as error:
             reasons.append(str(error))
     told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-    raise FileError(f"{path}: not a slide or image that can be read, or damaged or cut off ({told}).")
+    raise FileError(
+        f"{path}: not a slide or image that can be read, or damaged or cut off ({told}); copy it again, or "
+        "move it away to leave it out."
+    )
 
 
 def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:
@@ -126,7 +130,7 @@ def slide_files(
     """Every slide file in a folder and the folders below it, and the links that were left out."""
     root = Path(folder)
     if not root.is_dir():
-        raise FileError(f"{root}: no such folder.")
+        raise FileError(absent(root, "folder"))
     left: list[Path] = []
     return list(_walk(root, left, follow_links)), left
 

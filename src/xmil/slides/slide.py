@@ -136,11 +136,14 @@ class Slide(ABC):
         except FileError:
             raise
         except MemoryError:
-            raise FileError(f"{self.path}: no memory for {size} px of level {level}.") from None
+            raise FileError(
+                f"{self.path}: no memory for {size} px of level {level}; use fewer --workers."
+            ) from None
         except Exception as error:  # decoders raise almost any type on damaged data
             reason = " ".join(str(error).split()) or type(error).__name__
             where = f"level {level} at {x}, {y}"
-            raise FileError(f"{self.path}: damaged, {where} cannot be read ({reason}).") from error
+            told = f"damaged, {where} cannot be read ({reason})"
+            raise FileError(f"{self.path}: {told}; copy the slide again.") from error
 
     def _resized(self, level: int, box: Box, size: Size) -> Pixels:
         """A box of a level at another size; large ones are read band by band, so memory stays bounded."""

@@ -106,7 +106,10 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     corners = grid(slide.bounds, edge0, step0, over=settings.keep_edge)
     if not len(corners):
         width, height = slide.bounds[2:]
-        raise FileError(f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px.")
+        raise FileError(
+            f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px; choose a smaller "
+            "--size, or --keep-edge."
+        )
     tissue = find_tissue(slide, mpp=mpp, min_area=min(SMALLEST, (edge0 * mpp / 1000) ** 2))
     if not tissue.mask.any():
         raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import absent
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.registry import Registry
@@ -90,7 +91,7 @@ def read_npz(path: Path) -> tuple[FloatArray, Codes]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             x, y = file["x"].astype(np.float32), file["y"].astype(np.int64)
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except KeyError:
         raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
     except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
@@ -252,6 +253,6 @@ def _read(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
+        raise FileError(absent(path)) from None
     except (OSError, EOFError, zlib.error) as error:
         raise FileError(f"{path}: cannot be read ({error}).") from None

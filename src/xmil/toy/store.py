@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from xmil.core import runfiles
+from xmil.core.absence import not_made
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
 from xmil.core.parsing import parse_json
@@ -82,7 +83,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"{folder}: cannot be made ({error.strerror}); choose another --out.") from None
+            raise FileError(not_made(folder, error)) from None
         return folder / f"{configuration.name}{suffix}"
 
 

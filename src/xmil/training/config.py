@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from xmil.core.absence import unreadable
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.task import TASKS
 from xmil.training.toml import parse_value
@@ -223,9 +224,13 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
+        raise FileError(unreadable(path, error)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: not a valid TOML file ({error}).") from None
+        way = "give settings as in docs/training.md"
+        raise FileError(f"{path}: not a valid TOML file ({error}); {way}.") from None
+    changes = list(changes)
+    if not content and not changes:
+        raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
     for change in changes:
         content = changed(content, *_parted(change))
     return make_config(content, source=str(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,7 @@ def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
 
 def _read(path: Path, layout: str) -> Bag:
     try:
-        return read_bag(path, layout)
+        return replace(read_bag(path, layout), source=path.name)  # what the page is told names no folder
     except XmilError as error:
         raise type(error)(str(error).replace(str(path), path.name)) from None
 

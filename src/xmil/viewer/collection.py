@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.parsing import small_number
 from xmil.core.task import TASKS, Task
@@ -350,7 +351,7 @@ def feature_paths(folder: Path, *, follow_links: bool) -> dict[str, Path]:
 
 def _checked(folder: Path) -> Path:
     if not folder.is_dir():
-        raise FileError(f"{folder}: no such folder.")
+        raise FileError(absent(folder, "folder"))
     return folder
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Any
 
+from xmil.core.absence import absent
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError, XmilError
+from xmil.core.run import check_explained
 from xmil.core.runfiles import FAILURES, RUN, SLIDES, read_rows, read_run
 from xmil.core.task import TASKS
 from xmil.data.siblings import is_plain
@@ -24,8 +27,12 @@ class ShownRun:
     """One folder of `xmil explain` or `xmil evaluate`; it may still be growing."""
 
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
+        if not folder.is_dir():
+            raise FileError(absent(folder, "folder"))
         if not (folder / "slides").is_dir() and not (folder / RUN).is_file():
             raise FileError(f"{folder}: not a run (no slides/ and no run.json); run `xmil explain` first.")
+        with suppress(FileError):  # a damaged run.json hides no slides
+            check_explained(folder, _read_about(folder / RUN).get("kind"))
         self.folder, self.follow_links = folder, follow_links
         self.name = folder.resolve().name
         self._about = Files(_read_about, limit=1, patience=PATIENCE)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.absence import not_made
 from xmil.core.errors import InputError, XmilError
 from xmil.core.parsing import parse_json
 from xmil.core.storage import write_atomically, write_text
@@ -79,7 +80,7 @@ def _prepare(folder: Path, names: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose another --export.") from None
+        raise InputError(not_made(folder, error, "--export")) from None
     old = _written(folder)
     foreign = [name for name in there if name not in (*old, MARK)]
     if foreign:

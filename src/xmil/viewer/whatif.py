@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.core.absence import absent
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.core.task import TASKS, Floats, Task
 from xmil.viewer.case_bags import CaseBag, CaseBags
@@ -43,7 +44,7 @@ class WhatIf:
             raise InputError("What-if needs the features of the slides; give --features beside --model.")
         for path in models:
             if not path.exists():
-                raise FileError(f"{path}: no such file.")
+                raise FileError(absent(path))
         self.collection, self.bags = collection, bags
         self._paths = assign(models, collection.runs)
         self._models: dict[Path, MILModel] = {}

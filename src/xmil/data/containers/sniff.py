@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from xmil.core.absence import absent, unreadable
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
 
@@ -32,14 +33,12 @@ def sniff(path: Path) -> str:
     if path.is_dir():
         return _folder_kind(path)
     if _is_special(path):  # opening a pipe would wait for ever
-        raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
+        raise FileError(absent(path))
     try:
         with open(path, "rb") as stream:
             head = stream.read(16)
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file.") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+        raise FileError(unreadable(path, error)) from None
     if not head:
         raise FileError(f"{path}: is empty (0 bytes); write or copy it again.")
     return _by_magic(path, head) or _by_suffix(path)
@@ -88,7 +87,8 @@ _WHAT_ELSE = {
     "safetensors": "a safetensors file, not a feature file; models are read by xmil.load_model.",
     "image": "an image or slide, not a feature file; cut and embed it first.",
     "json": "a JSON file, not a feature file.",
-    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; it is of an unknown layout or damaged.",
+    "unknown": "neither HDF5, torch, NumPy, zarr nor CSV; it is of an unknown layout, or damaged and to be "
+    "copied again.",
 }
 
 

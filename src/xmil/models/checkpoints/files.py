@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xmil.core.absence import absent, unreadable
 from xmil.core.background import Background
 from xmil.core.budget import check_budget
 from xmil.core.errors import CheckpointError, FileError
@@ -30,7 +32,9 @@ BACKGROUND = {
     "patches": "xmil_background.patches",
 }  # tensors beside the weights
 IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
-_REFUSED = re.compile(r"unsupported\s+(global|class|operand):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
+AGAIN = "download or copy it again, or give what torch.save or save_model wrote"
+UNKNOWN = "its pickle is not one of tensors"
+_REFUSED = re.compile(r"unsupported\s+(global|class):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
 _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
 
 
@@ -61,9 +65,10 @@ def checkpoint_files(path: Path) -> list[Path]:
 def read_weights(path: Path) -> StoredWeights:
     """The tensors of a checkpoint file, or of the checkpoint in a folder."""
     if path.is_dir():
-        path = _in_folder(path)
+        path = in_folder(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file.")
+        raise CheckpointError(absent(path))
+    _check_head(path)
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     content = _load_tensors(path)
@@ -84,12 +89,14 @@ def _check_state(state: Mapping[str, Tensor], path: Path) -> None:
         raise CheckpointError(str(error)) from None
 
 
-def _in_folder(folder: Path) -> Path:
+def in_folder(folder: Path) -> Path:
+    """The checkpoint in a folder of a model."""
     for name in IN_FOLDER:
         if (folder / name).is_file():
             return folder / name
     raise CheckpointError(
-        f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file."
+        f"{folder}: a folder without any of {', '.join(IN_FOLDER)}; name the checkpoint file, or a folder of "
+        "`xmil train`."
     )
 
 
@@ -103,7 +110,8 @@ def _read_safetensors(path: Path) -> StoredWeights:
         spec = dict(parse_json(metadata[SPEC_KEY])) if SPEC_KEY in metadata else None
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({_first_line(error)}).") from None
+        told = _first_line(error)
+        raise CheckpointError(f"{path}: not a readable safetensors file ({told}); {AGAIN}.") from None
     settings = read_settings(path.parent)
     if spec is None and isinstance(settings.get(SPEC_KEY), Mapping):
         spec = settings[SPEC_KEY]  # the folder's config.json: another tool has written the weights anew
@@ -122,7 +130,8 @@ def _load_tensors(path: Path) -> Any:
     """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
     try:
         check_torch_file(path)
-        with torch.serialization.safe_globals(_numpy_scalars()):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_scalars()):
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileError as error:
         raise CheckpointError(str(error)) from None
@@ -130,8 +139,8 @@ def _load_tensors(path: Path) -> Any:
         if zipfile.is_zipfile(path) and (content := _inert(path)) is not None:
             return content
         reason = _reason(error)
-        if reason.startswith("unsupported operand") and not _begins_as_checkpoint(path):
-            raise CheckpointError(f"{path}: not a readable checkpoint ({reason}).") from None
+        if reason == UNKNOWN and not _begins_as_checkpoint(path):
+            raise _damaged(path, error, "") from None
         raise CheckpointError(
             f"{path}: refused, it holds more than tensors and loading it could run code "
             f"({reason}). Save the model's state_dict() alone and load that."
@@ -145,9 +154,9 @@ def _load_tensors(path: Path) -> Any:
         AttributeError,
         zipfile.BadZipFile,
     ) as error:
-        raise CheckpointError(f"{path}: truncated or not a checkpoint ({_first_line(error)}).") from None
+        raise _damaged(path, error, "truncated or not a checkpoint") from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
-        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {_first_line(error)}).") from None
+        raise _damaged(path, error, "damaged") from None
 
 
 def _inert(path: Path) -> dict[str, Any] | None:
@@ -214,10 +223,45 @@ def _first_line(error: BaseException) -> str:
 def _reason(error: BaseException) -> str:
     """What torch refused, in few words; its advice to load without the check is never passed on."""
     found = _REFUSED.search(str(error))
-    return f"unsupported {found[1].lower()} {found[2]}" if found else "its pickle is not one of tensors"
+    return f"unsupported {found[1].lower()} {found[2]}" if found else UNKNOWN
+
+
+def _check_head(path: Path) -> None:
+    """Name what is no torch file at a glance: one that cannot be opened, an empty one, safetensors."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise CheckpointError(unreadable(path, error)) from None
+    if not head:
+        raise CheckpointError(f"{path}: is empty (0 bytes); {AGAIN}.")
+    if (
+        path.suffix != ".safetensors"
+        and head[8:] == b"{"
+        and int.from_bytes(head[:8], "little") < path.stat().st_size
+    ):
+        raise CheckpointError(f"{path}: holds safetensors; rename it so that it ends in .safetensors.")
+
+
+def _damaged(path: Path, error: BaseException, fault: str) -> CheckpointError:
+    """The error for a file that does not load, by how it begins: as a checkpoint, or as something else."""
+    if not _begins_as_checkpoint(path):
+        return CheckpointError(f"{path}: not a checkpoint ({_beginning(path)}); {AGAIN}.")
+    line = _first_line(error)
+    told = line if " " in line else f"{type(error).__name__} {line}"
+    return CheckpointError(f"{path}: {fault} ({told}); {AGAIN}.")
+
+
+def _beginning(path: Path) -> str:
+    """How a file begins, where that can be read: often it is a web page, or a pointer to the file."""
+    with path.open("rb") as file:
+        line = file.read(60).split(b"\n")[0].decode("ascii", "replace").strip()
+    plain = line and line.isprintable() and line.isascii()
+    return f"it begins with {line!r}" if plain else "it does not begin like one"
 
 
 def _begins_as_checkpoint(path: Path) -> bool:
     """Whether the first bytes are those of a zip or a pickle: both could hold code."""
     with path.open("rb") as file:
-        return file.read(1) == b"\x80" or zipfile.is_zipfile(path)
+        head = file.read(2)
+    return head[:1] == b"\x80" or head == b"PK" or zipfile.is_zipfile(path)

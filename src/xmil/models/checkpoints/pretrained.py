@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
+from xmil.core.absence import not_made
 from xmil.core.errors import CheckpointError
 from xmil.core.storage import write_text
 from xmil.models.base import MILModel, ModelSpec
@@ -32,7 +33,7 @@ def write_config(model: MILModel, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror}).") from None
+        raise CheckpointError(not_made(folder, error, "name")) from None
     write_text(folder / CONFIG, json.dumps(config(model.spec), indent=2) + "\n")
     if not (folder / CARD).exists():
         write_text(folder / CARD, card(model))

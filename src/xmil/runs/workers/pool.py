@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+from xmil.core.absence import refused
 from xmil.core.durable import OPEN_FILES
 from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
 
@@ -240,6 +241,8 @@ def told(error: BaseException) -> str:
     words = " ".join(str(error).split())
     if isinstance(error, XmilError) and words:
         return words
+    if isinstance(error, OSError) and (system := refused(error)) is not None:
+        return system
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
