@@ -21,7 +21,7 @@ def ranked(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     name = name_of(function)
     default = {"median": None, "nanmedian": None, "msort": 0}.get(name, -1)
     dim = dim_of(args, kwargs, place=_PLACES.get(name, 0), default=default)
-    if dim is None or input.ndim == 0:  # of all elements: autograd shares already
+    if dim is None or input.ndim == 0 or not input.numel():  # of all elements: autograd shares already
         return function(input, *args, **kwargs)
     return function(_Tied.apply(input, dim), *args, **kwargs)  # type: ignore[no-untyped-call]
 
