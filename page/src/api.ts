@@ -177,9 +177,17 @@ export const patchUrl = (key: number, run: number, i: number): string => `api/sl
 export const tileUrl = (key: number, level: number, column: number, row: number): string =>
   `tiles/${key}/${level}/${column}_${row}.jpeg`;
 
-export async function getScores(key: number, set: EvidenceSet): Promise<Scores> {
+async function getScores(key: number, set: EvidenceSet): Promise<Scores> {
   const response = await answered(await reached(`api/slides/${key}/evidence-${set.run}.bin`));
   return parseScores(await response.arrayBuffer(), set);
+}
+
+/** Puts a slide's scores of all runs into a map; what is wrong with the slide or with them is given back. */
+export async function fetchScores(info: SlideInfo, into: Map<number, Scores>): Promise<string[]> {
+  const answers = await Promise.allSettled(info.sets.map((set) => getScores(info.key, set)));
+  for (const answer of answers) if (answer.status === "fulfilled") into.set(answer.value.set.run, answer.value);
+  const missing = answers.flatMap((answer) => (answer.status === "rejected" ? [(answer.reason as Error).message] : []));
+  return [...(info.error ? [info.error] : []), ...missing];
 }
 
 /** Cuts the buffer: x0, y0 (int32, where placed), then one float32 array for each column. */
@@ -321,9 +329,12 @@ const notesUrl = (key: number, reader: string) => `api/slides/${key}/annotations
 
 export const getNotes = (key: number, reader: string): Promise<KeptNotes> => json(notesUrl(key, reader));
 
-/** Keeps annotations drawn over a revision; a conflict gives what is there now. */
-export async function postNotes(key: number, reader: string, revision: number, document: unknown, leaving = false): Promise<{ revision: number; conflict: KeptNotes | null }> {
-  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ revision, document }), keepalive: leaving });
+const OUTLIVING = 30_000; // bytes: browsers let requests of up to 64 kB in all outlive the page
+
+/** Keeps annotations drawn over a revision, also where the page is left meanwhile; a conflict gives what is there now. */
+export async function postNotes(key: number, reader: string, revision: number, document: unknown): Promise<{ revision: number; conflict: KeptNotes | null }> {
+  const body = JSON.stringify({ revision, document });
+  const response = await reached(notesUrl(key, reader), { method: "POST", headers: { "Content-Type": "application/json" }, body, keepalive: new Blob([body]).size < OUTLIVING });
   if (response.status === 409) return { revision, conflict: (await response.json()) as KeptNotes };
   return { revision: ((await (await answered(response)).json()) as { revision: number }).revision, conflict: null };
 }

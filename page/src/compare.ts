@@ -4,7 +4,9 @@ import type OpenSeadragon from "openseadragon";
 import { inverse, moved as laidOver, scaleOf, similarity, turnOf, type Similarity } from "./alignment";
 import type { Run, SlideRow } from "./api";
 import { compareHash, parseCompare, type CompareLink } from "./compare_address";
-import { button, el, put } from "./dom";
+import { CompareFigures } from "./compare_figures";
+import { button, el, openDialog, put } from "./dom";
+import { figureDialog } from "./figure_dialog";
 import type { Point } from "./geometry";
 import { GammaFilter } from "./image_settings";
 import { AddressBar } from "./linking";
@@ -37,6 +39,7 @@ export class CompareView implements SideListener {
   readonly store = new Store<CompareState>({ points: NONE, before: [], placing: false, active: 0 });
   readonly sides: [Side, Side];
   readonly link = new AddressBar(() => this.hash());
+  readonly figures = new CompareFigures(this);
   /** Whether both slides are open. */
   ready = false;
   private leader: 0 | 1 = 0;
@@ -221,7 +224,7 @@ export class CompareView implements SideListener {
     const range = el("input", { type: "range", min: 0, max: 1, step: 0.02, value: opacity, ariaLabel: "Opacity of the evidence", name: "opacity", oninput: () => this.setOpacity(Number(range.value)) });
     put(
       this.bar,
-      el("span", { class: linked ? "linked" : "muted", role: "status" }, linked ? linkText(linked, this.sides.map((side) => side.info.mpp)) : this.told()),
+      el("span", { class: linked ? "linked" : "muted", role: "status" }, this.linkText() ?? this.told()),
       el("span", { class: "space" }),
       !linked && button(placing ? "Stop marking" : "Mark places", () => this.place(), { class: placing ? "" : "primary", title: "Click on both slides, or Enter for the middle (P)", ariaPressed: String(placing), data: { action: "place" } }),
       button("Undo", () => this.undo(), { disabled: !before.length, title: "Take the last place back (U)", data: { action: "undo-place" } }),
@@ -229,7 +232,20 @@ export class CompareView implements SideListener {
       button("Evidence", () => this.setDisplay({ shown: !shown }), { ariaPressed: String(shown), title: "Show or hide the evidence (H)", data: { action: "evidence" } }),
       range,
       button("Copy link", () => void this.link.copy(this.say), { title: "A link to this view", data: { action: "copy-link" } }),
+      button("Figure…", () => this.askFigure(), { title: "Both slides in one figure, as PNG or SVG (E)", data: { action: "figure" } }),
     );
+  }
+
+  /** Asks how a figure of both slides is wanted. */
+  askFigure(): void {
+    this.link.keep(); // the figure names its address
+    openDialog(this.element, figureDialog((dpi, kind) => this.figures.save(dpi, kind)));
+  }
+
+  /** How the second slide lies; null where the two are not linked. */
+  linkText(): string | null {
+    const { linked } = this;
+    return linked && linkText(linked, this.sides.map((side) => side.info.mpp));
   }
 
   /** The slider stays in the hand while it is moved. */
@@ -258,7 +274,8 @@ export class CompareView implements SideListener {
     return compareHash(slides, this.state());
   }
 
-  private state(): CompareLink {
+  /** What a link to this view carries. */
+  state(): CompareLink {
     const [first, second] = this.sides;
     const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = first.display;
     const display = { threshold, clip, sign, shown, brightness, contrast, gamma, rotation };

@@ -16,11 +16,15 @@ import type { SlideState, Store } from "./store";
 export interface ControlsHost extends ImageHost {
   readonly store: Store<SlideState>;
   readonly layers: LayerStore;
+  /** When the slide was opened, and how long it took until it was seen. */
+  readonly began: number;
+  readonly firstPaint: number | null;
   visible(pane: Pane): number[];
   jump(pane: Pane, index: number): void;
 }
 
 const BINS = 64;
+const PATIENCE = 3000; // milliseconds that galleries wait for the slide's first picture
 
 export class Controls {
   readonly element = el("div", { class: "panel-body" });
@@ -100,12 +104,13 @@ export class Controls {
     this.drawChart(evidence, display, limit);
   }
 
-  /** The galleries follow a moment later, so that switching stays instant. */
+  /** The galleries follow a moment later, so that switching stays instant; the slide's own tiles come first. */
   refreshGallery(): void {
     clearTimeout(this.waiting);
     this.waiting = window.setTimeout(() => {
       const pane = this.view.active;
       if (!pane?.evidence) return;
+      if (this.view.firstPaint === null && performance.now() - this.view.began < PATIENCE) return this.refreshGallery();
       put(this.gallery, ...galleries(this.view.info, pane.evidence, this.view.display, (i) => this.view.jump(pane, i)));
     }, 60);
   }

@@ -96,3 +96,10 @@ export function download(blob: Blob, name: string): void {
 export function fileName(text: string): string {
   return text.replace(/[^\w.-]+/g, "_").slice(0, 120) || "slide";
 }
+
+/** Shows a dialog that goes when it is closed. */
+export function openDialog(parent: HTMLElement, dialog: HTMLDialogElement): void {
+  dialog.addEventListener("close", () => dialog.remove());
+  parent.append(dialog);
+  dialog.showModal();
+}

@@ -2,11 +2,12 @@
 
 import { asFeature, asGeoJson, originOf, patchFeature } from "./annotations";
 import { download, fileName } from "./dom";
-import { counted, percentile, rank, shown, type Evidence } from "./evidence";
+import { captionOf, choiceName, countRemoved } from "./caption";
+import { counted, percentile, rank } from "./evidence";
 import { rectangle } from "./geometry";
-import { figure, unitOf } from "./figure";
-import { filterOf, imageText } from "./image_settings";
-import { drawCaption, drawLegend, title } from "./legend";
+import { beside, figure, GAP, unitOf } from "./figure";
+import { filterOf } from "./image_settings";
+import { drawCaption, drawLegend } from "./legend";
 import { indices, Layout, limitOf } from "./overlay";
 import { table } from "./palette";
 import type { Pane } from "./pane";
@@ -26,7 +27,7 @@ export interface ExportHost {
   readonly display: Display;
   readonly marks: Marks;
   readonly removed: ReadonlyMap<number, Uint8Array>;
-  readonly link: { state(): ViewState };
+  readonly link: { state(): ViewState; keep(): void };
   visible(pane: Pane): number[];
   say(text: string, problem?: boolean): void;
 }
@@ -69,45 +70,31 @@ export class Exports {
   /** What the panes show, with slide, method, scale and colour bar; what is only being selected is left out. */
   picture(): void {
     const { view } = this;
-    const parts = view.panes.map((pane) => this.paneCanvas(pane));
-    const whole = document.createElement("canvas");
-    whole.width = parts.reduce((sum, part) => sum + part.width, 0) + 8 * (parts.length - 1);
-    whole.height = Math.max(...parts.map((part) => part.height));
-    const context = whole.getContext("2d")!;
-    context.fillStyle = "#fff";
-    context.fillRect(0, 0, whole.width, whole.height);
-    let x = 0;
-    for (const part of parts) {
-      context.drawImage(part, x, 0);
-      x += part.width + 8;
-    }
+    const whole = beside(view.panes.map((pane) => this.paneCanvas(pane)), GAP);
     this.save(whole, 96 * (devicePixelRatio || 1), `${this.name()}.png`);
   }
 
   private save(canvas: HTMLCanvasElement, dpi: number, name: string): void {
-    const texts = { Title: this.view.info.id, Description: this.view.panes.map((pane) => this.caption(pane).join("; ")).join(" | "), Software: `xmil ${this.view.run.version}`, xmil: this.facts() };
+    const texts = { Title: this.view.info.id, Description: this.view.panes.map((pane) => captionOf(pane).join("; ")).join(" | "), Software: `xmil ${this.view.run.version}`, xmil: this.facts() };
     canvas.toBlob((blob) => blob && void withFacts(blob, dpi, texts).then((file) => download(file, name)), "image/png");
   }
 
   /** A figure of each pane at a resolution, as PNG or SVG. */
   async figures(dpi: number, kind: "png" | "svg"): Promise<void> {
     for (const pane of this.view.panes) {
-      const lines = this.caption(pane);
+      const lines = captionOf(pane);
       const name = [this.name([pane]), kind === "png" ? `${dpi}dpi` : "", this.view.panes.length > 1 ? pane.letter : ""].filter(Boolean).join(".");
-      if (kind === "svg") download(await svgFigure(pane, dpi, lines, this.facts()), `${name}.svg`);
-      else this.save(await figure(pane, dpi, lines), (96 * unitOf(pane, dpi)), `${name}.png`);
+      if (kind === "svg") download(await svgFigure([{ pane, lines }], dpi, this.facts()), `${name}.svg`);
+      else this.save(await figure([{ pane, lines }], dpi), 96 * unitOf([pane], dpi), `${name}.png`);
     }
-  }
-
-  private shownIn(pane: Pane): Evidence | null {
-    return this.view.display.shown ? pane.evidence : null;
   }
 
   /** Every setting that the figure depends on, as JSON. */
   private facts(): string {
     const { view } = this;
-    const removed = Object.fromEntries([...view.removed].map(([run, gone]) => [run, count(gone)]));
+    const removed = Object.fromEntries([...view.removed].map(([run, gone]) => [run, countRemoved(gone)]));
     const { panes, display, area, layers, left } = view.link.state();
+    view.link.keep();
     return JSON.stringify({ xmil: view.run.version, slide: view.info.id, runs: view.run.runs.map((run) => run.name), panes, display: { ...view.display, ...display }, area, layers, removed, explained: left ? "what is left" : "the whole slide", address: location.hash });
   }
 
@@ -130,41 +117,16 @@ export class Exports {
     pane.markOn(context, { ...view.marks, selection: null, draft: null, hovered: null }, unit);
     const evidence = view.display.shown ? pane.evidence : null;
     drawLegend(context, view.info, pane.transform().scale, evidence, view.display, evidence ? limitOf(evidence, view.display) : 1, unit);
-    drawCaption(context, this.caption(pane), unit);
+    drawCaption(context, captionOf(pane), unit);
     return canvas;
-  }
-
-  /** The slide, the run where there are several, and what is shown. */
-  private caption(pane: Pane): string[] {
-    const { info, run } = this.view;
-    const evidence = this.shownIn(pane);
-    const image = imageText(this.view.display);
-    if (!evidence) return [info.id, ...(image ? [image] : [])];
-    const name = run.runs.length > 1 ? run.runs[evidence.choice.run]?.name : null;
-    const settings = this.settings(evidence);
-    return [name ? `${info.id} · ${name}` : info.id, title(evidence), ...pane.notes(), ...(settings ? [settings] : []), ...(image ? [image] : []), ...evidence.column.warnings];
-  }
-
-  /** What of the scores is not drawn: threshold, signs, and patches removed by a what-if. */
-  private settings(evidence: Evidence): string {
-    const { display, removed } = this.view;
-    const limit = limitOf(evidence, display);
-    const gone = count(removed.get(evidence.choice.run));
-    return [
-      display.threshold > 0 && `scores weaker than ${shown(evidence.smallest + display.threshold * (limit - evidence.smallest))} hidden`,
-      display.sign !== "both" && evidence.signed && `only ${display.sign} scores`,
-      gone > 0 && `${counted(gone, "patch", "patches")} removed (what if)`,
-    ]
-      .filter(Boolean)
-      .join(" · ");
   }
 
   /** A file name that tells pictures of one slide apart. */
   private name(panes: readonly Pane[] = this.view.panes): string {
     const { view } = this;
-    const choices = panes.flatMap((pane) => (pane.evidence ? [pane.evidence.choice] : []));
+    const shownMaps = panes.flatMap((pane) => pane.evidence ?? []);
     const { threshold, sign, shown: seen } = view.display;
-    const gone = choices.map((c) => count(view.removed.get(c.run)));
+    const gone = shownMaps.map(({ choice }) => countRemoved(view.removed.get(choice.run)));
     const settings = [
       !seen && "hidden",
       threshold > 0 && `above-${Number((100 * threshold).toFixed(1))}`,
@@ -173,12 +135,8 @@ export class Exports {
       panes.some((pane) => pane.evidence?.without) && "explained-again",
       ...panes.flatMap((pane) => pane.notes().flatMap((note) => /concept \d+$/.exec(note)?.[0].replace(" ", "-") ?? [])),
     ].filter((part): part is string => Boolean(part));
-    return [view.info.id, ...choices.map((c) => `${c.method}-${c.target}${c.against === null ? "" : `-vs-${c.against}`}${c.minus ? `-minus-${c.minus.run === c.run ? "" : `run${c.minus.run + 1}-`}${c.minus.method}-${c.minus.target}` : ""}`), ...settings].map(fileName).join(".");
+    return [view.info.id, ...shownMaps.map(choiceName), ...settings].map(fileName).join(".");
   }
-}
-
-function count(removed: Uint8Array | undefined): number {
-  return removed?.reduce((sum, one) => sum + one, 0) ?? 0;
 }
 
 /** Takes the colour out of what has been drawn. */

@@ -17,10 +17,18 @@ function canvas(width: number, height: number): [HTMLCanvasElement, CanvasRender
   return [made, made.getContext("2d")!];
 }
 
-/** Pixels of the figure per CSS pixel of the stage: screens are taken to have 96 dots per inch. */
-export function unitOf(pane: Pane, dpi: number): number {
-  const { clientWidth, clientHeight } = pane.stage;
-  return Math.min(dpi / 96, Math.sqrt(MOST_PIXELS / Math.max(1, clientWidth * clientHeight)));
+/** A pane and what its caption says. */
+export interface Part {
+  pane: Pane;
+  lines: string[];
+}
+
+export const GAP = 8; // CSS pixels between two panes
+
+/** Pixels of the figure per CSS pixel of the stages: screens are taken to have 96 dots per inch. */
+export function unitOf(panes: readonly Pane[], dpi: number): number {
+  const pixels = panes.reduce((sum, { stage }) => sum + stage.clientWidth * stage.clientHeight, 0);
+  return Math.min(dpi / 96, Math.sqrt(MOST_PIXELS / Math.max(1, pixels)));
 }
 
 /** The slide's image, grey and adjusted as on the screen. */
@@ -74,9 +82,13 @@ export async function plainFigure(pane: Pane, unit: number): Promise<HTMLCanvasE
   return whole;
 }
 
-/** The whole figure: layers, annotations, scales and caption on top. */
-export async function figure(pane: Pane, dpi: number, lines: string[]): Promise<HTMLCanvasElement> {
-  const unit = unitOf(pane, dpi);
+/** The whole figure: layers, annotations, scales and captions on top; panes stand side by side. */
+export async function figure(parts: readonly Part[], dpi: number): Promise<HTMLCanvasElement> {
+  const unit = unitOf(parts.map(({ pane }) => pane), dpi);
+  return beside(await Promise.all(parts.map((part) => paneFigure(part, unit))), GAP * unit);
+}
+
+async function paneFigure({ pane, lines }: Part, unit: number): Promise<HTMLCanvasElement> {
   const whole = await plainFigure(pane, unit);
   const context = whole.getContext("2d")!;
   const { host } = pane;
@@ -84,5 +96,19 @@ export async function figure(pane: Pane, dpi: number, lines: string[]): Promise<
   const evidence = host.display.shown ? pane.evidence : null;
   drawLegend(context, host.info, pane.transform().scale, evidence, host.display, evidence ? limitOf(evidence, host.display) : 1, unit);
   drawCaption(context, lines, unit);
+  return whole;
+}
+
+/** Pictures in a row, on white. */
+export function beside(parts: readonly HTMLCanvasElement[], gap: number): HTMLCanvasElement {
+  const space = Math.round(gap);
+  const [whole, context] = canvas(parts.reduce((sum, part) => sum + part.width, 0) + space * (parts.length - 1), Math.max(...parts.map((part) => part.height)));
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, whole.width, whole.height);
+  let x = 0;
+  for (const part of parts) {
+    context.drawImage(part, x, 0);
+    x += part.width + space;
+  }
   return whole;
 }

@@ -1,9 +1,11 @@
 /** Where annotations are kept: with the run on the server, one file per reader; else in this browser. */
 
-import { annotation, asFeature, contentOf, fromFeature, originOf, type Annotation } from "./annotations";
+import { asFeature, fromFeature, originOf, type Annotation } from "./annotations";
 import { getNotes, postNotes, type KeptNotes, type SlideInfo } from "./api";
 import { moved } from "./geometry";
+import { contents, merged, type Contents } from "./merging";
 import { store, stored } from "./settings";
+import { WaitingRoom } from "./waiting";
 
 const PAUSE = 400; // milliseconds after the last change
 const RETRY = 2000; // milliseconds until what could not be written is tried again
@@ -18,16 +20,26 @@ export function setReader(name: string): boolean {
   return /^[A-Za-z0-9_-]{1,40}$/.test(name) && store("xmil:reader", name);
 }
 
+/** Asks for what this reader has drawn on a slide. */
+export function readNotes(key: number): Promise<KeptNotes> {
+  const asked = getNotes(key, readerName());
+  asked.catch(() => undefined); // whoever waits for it is told
+  return asked;
+}
+
 /** One slide's annotations: read at the start, written a moment after each change, merged where two windows write. */
 export class Keeping {
   notes: Annotation[] = [];
   readers: string[] = [];
   /** Whether the server keeps them. */
   shared = false;
+  private readonly reader = readerName(); // as it was when the slide was opened
   private revision = 0;
-  private known = new Map<string, string>(); // what the server had when it was last read, by id
+  private known: Contents = new Map(); // what the server had when it was last read
   private timer = 0;
   private writing: Promise<void> | null = null;
+  private readonly waiting = new WaitingRoom(() => `xmil:waiting:${location.origin}:${this.run}:${this.info.id}:${this.reader}`);
+  private taken: string[] = []; // what waited, and is written with the next write
 
   constructor(
     private readonly live: boolean,
@@ -37,29 +49,38 @@ export class Keeping {
     private readonly tell: (text: string, problem?: boolean) => void,
     private readonly changed: () => void,
   ) {
+    addEventListener("beforeunload", this.ask);
     addEventListener("pagehide", this.leave);
   }
 
-  /** The page goes away: what is not written yet goes out with it. */
+  private get unsent(): boolean {
+    return this.shared && Boolean(this.timer || this.writing);
+  }
+
+  /** The page is about to go: where what is not written can wait nowhere, the reader is asked to stay. */
+  private readonly ask = (event: BeforeUnloadEvent): void => {
+    if (this.unsent && !this.waiting.put(this.notes, this.known)) event.preventDefault();
+  };
+
+  /**
+   * The page goes away: what is not written goes out with it, and waits here until it is seen to have arrived. A write that
+   * is under way may be of an older state; another beside it would be refused.
+   */
   private readonly leave = (): void => {
-    if (!this.timer || !this.shared) return;
-    clearTimeout(this.timer);
-    void postNotes(this.info.key, readerName(), this.revision, this.document(), true).catch(() => undefined);
+    if (!this.unsent) return;
+    this.waiting.put(this.notes, this.known);
+    if (!this.writing) void postNotes(this.info.key, this.reader, this.revision, this.document()).catch(() => undefined);
   };
 
   private get localKey(): string {
     return `xmil:notes:${location.pathname}:${this.run}:${this.info.id}`;
   }
 
-  /** Where what the server has not got yet is kept meanwhile. */
-  private get waitingKey(): string {
-    return `xmil:waiting:${location.origin}:${this.run}:${this.info.id}:${readerName()}`;
-  }
-
-  async load(): Promise<void> {
+  /** Reads what is kept; `asked` where that is under way already. */
+  async load(asked: Promise<KeptNotes> | null = null): Promise<void> {
     try {
       if (!this.live) throw new Error("an exported copy");
-      const kept = await getNotes(this.info.key, readerName());
+      const kept = await (asked ?? getNotes(this.info.key, this.reader));
       this.shared = kept.writable;
       this.take(kept);
       this.notes = this.parsed(kept);
@@ -73,14 +94,20 @@ export class Keeping {
     }
   }
 
-  /** What could not be written before the page was left joins what is there. */
+  /** What could not be written before a page was left joins what is there. */
   private takeWaiting(): void {
-    const waiting = this.shared ? stored<Annotation[]>(this.waitingKey) : null;
-    if (!Array.isArray(waiting)) return;
-    const known = new Set(this.notes.flatMap((note) => [note.id, contentOf(note)]));
-    const fresh = waiting.filter((note) => note && Array.isArray(note.polygons) && !known.has(note.id) && !known.has(contentOf(note)));
-    if (fresh.length) this.keep([...this.notes, ...fresh]);
-    else localStorage.removeItem(this.waitingKey);
+    const waiting = this.shared ? this.waiting.all() : new Map();
+    if (!waiting.size) return;
+    for (const { base, notes } of waiting.values()) this.notes = merged(base, notes, this.notes).notes;
+    this.taken = [...waiting.keys()];
+    if (same(contents(this.notes), this.known)) this.arrived();
+    else this.keep(this.notes);
+  }
+
+  /** All is on the server: nothing waits. */
+  private arrived(): void {
+    this.waiting.clear(this.taken);
+    this.taken = [];
   }
 
   private take(kept: KeptNotes): void {
@@ -120,46 +147,30 @@ export class Keeping {
     try {
       for (let tries = 0; tries < 5; tries++) {
         const sent = contents(this.notes);
-        const { revision, conflict } = await postNotes(this.info.key, readerName(), this.revision, this.document());
+        const { revision, conflict } = await postNotes(this.info.key, this.reader, this.revision, this.document());
         if (!conflict) {
           this.revision = revision;
           this.known = sent;
-          localStorage.removeItem(this.waitingKey);
+          this.arrived();
           return;
         }
         this.merge(conflict);
       }
       this.tell("The annotations are being changed in many windows at once; they are kept here and tried again with the next change.", true);
     } catch (error) {
-      const safe = store(this.waitingKey, this.notes) ? " They wait in this browser." : "";
+      const safe = this.waiting.put(this.notes, this.known) ? " They wait in this browser." : "";
       this.tell(`The annotations are not kept yet: ${(error as Error).message}${safe}`, true);
       this.timer = window.setTimeout(() => void this.write(), RETRY);
     }
   }
 
-  /**
-   * Theirs and mine; what I deleted stays deleted, what they deleted goes unless I have just drawn or changed it.
-   * Of a note changed in both places both versions stay, mine under its id.
-   */
   private merge(kept: KeptNotes): void {
-    const theirs = new Map(this.parsed(kept).map((note) => [note.id, note]));
-    const mine = new Set(this.notes.map((note) => note.id));
-    const added = [...theirs.values()].filter((note) => !mine.has(note.id) && !this.known.has(note.id));
-    const stayed = this.notes.flatMap((note) => this.reconciled(note, theirs.get(note.id)));
+    const { notes, added, doubled } = merged(this.known, this.notes, this.parsed(kept));
     this.take(kept);
-    this.notes = [...stayed, ...added];
-    if (added.length) this.tell(`${added.length} annotation${added.length === 1 ? "" : "s"} from another window joined.`);
+    this.notes = notes;
+    for (const note of doubled) this.tell(`${note.name || note.kind} was changed in another window too: both versions are kept.`, true);
+    if (added) this.tell(`${added} annotation${added === 1 ? "" : "s"} from another window joined.`);
     this.changed();
-  }
-
-  private reconciled(mine: Annotation, theirs: Annotation | undefined): Annotation[] {
-    const before = this.known.get(mine.id);
-    const changed = before !== contentOf(mine);
-    if (!theirs) return before === undefined || changed ? [mine] : [];
-    if (!changed || contentOf(theirs) === contentOf(mine)) return [theirs];
-    if (contentOf(theirs) === before) return [mine];
-    this.tell(`${mine.name || mine.kind} was changed in another window too: both versions are kept.`, true);
-    return [mine, { ...theirs, id: annotation("", "Other", []).id, name: `${theirs.name || theirs.kind} (other window)` }];
   }
 
   private document(): unknown {
@@ -168,14 +179,20 @@ export class Keeping {
     return { type: "FeatureCollection", xmil: { version: this.version, slide: this.info.id, origin, level: 0 }, features };
   }
 
+  /** The slide is left: what is not written is written now; until then the page's end is listened for. */
   destroy(): void {
-    removeEventListener("pagehide", this.leave);
     if (this.timer) this.keep(this.notes, true);
+    void this.settled().then(() => {
+      removeEventListener("beforeunload", this.ask);
+      removeEventListener("pagehide", this.leave);
+    });
+  }
+
+  private async settled(): Promise<void> {
+    while (this.unsent) await (this.writing ?? new Promise((done) => setTimeout(done, RETRY)));
   }
 }
 
-
-
-function contents(notes: Annotation[]): Map<string, string> {
-  return new Map(notes.map((note) => [note.id, contentOf(note)]));
+function same(one: Contents, other: Contents): boolean {
+  return one.size === other.size && [...one].every(([id, content]) => other.get(id) === content);
 }

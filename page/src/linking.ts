@@ -46,6 +46,10 @@ export interface LinkHost {
   readonly info: SlideInfo;
   readonly panes: readonly Pane[];
   readonly store: Store<SlideState>;
+  /** Whether the slide shows what it is to show. */
+  readonly loaded: boolean;
+  /** What it was opened with. */
+  readonly wanted: ViewState | null;
   say(text: string, problem?: boolean): void;
 }
 
@@ -77,13 +81,20 @@ export class Linking {
     };
   }
 
+  /** What goes along to another slide; of one that is still opening, what was to be shown. */
+  along(): ViewState | null {
+    const { loaded, wanted } = this.view;
+    if (loaded) return carried(this.state());
+    return wanted ? carried(wanted) : this.page.state.carried;
+  }
+
   moved(): void {
     this.bar.moved();
   }
 
   private hash(): string | null {
-    const { info, panes } = this.view;
-    if (!panes.length || parseHash(location.hash)?.slide !== info?.id) return null;
+    const { info, loaded } = this.view;
+    if (!loaded || parseHash(location.hash)?.slide !== info?.id) return null;
     const state = this.state();
     this.page.set({ carried: carried(state) });
     return slideHash(info.id, state);
@@ -102,6 +113,6 @@ export class Linking {
 
   destroy(): void {
     this.bar.destroy();
-    if (this.view.panes.length) this.page.set({ carried: carried(this.state()) });
+    if (this.view.loaded) this.page.set({ carried: carried(this.state()) });
   }
 }

@@ -46,11 +46,15 @@ declare global {
 }
 window.xmil = handle;
 
+/** Tells something for a while; what is told already stays longer. */
 function say(text: string, problem = false): void {
-  const line = el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
-  messages.append(line);
-  setTimeout(() => line.remove(), problem ? 12_000 : 5_000);
+  const told = [...messages.children].find((each) => each.textContent === text);
+  const line = told ?? el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
+  if (!told) messages.append(line);
+  clearTimeout(leaving.get(line));
+  leaving.set(line, window.setTimeout(() => line.remove(), problem ? 12_000 : 5_000));
 }
+const leaving = new WeakMap<Element, number>();
 
 function drawBar(): void {
   const dark = isDark();
@@ -175,7 +179,7 @@ function onKey(event: KeyboardEvent): void {
 function handled(event: KeyboardEvent): boolean {
   if (event.key === "?") help.showModal();
   else if (event.key.toLowerCase() === "t") toggleTheme();
-  else if (view) return (view.panes.length > 0 || LEAVING.includes(event.key)) && slideKey(view, event);
+  else if (view) return (view.loaded || LEAVING.includes(event.key)) && slideKey(view, event);
   else if (compare) return compare.ready && compareKey(compare, event);
   else if (event.key === "/") document.querySelector<HTMLInputElement>("input[type=search]")?.focus();
   else return false;

@@ -104,12 +104,23 @@ function drawLabel(context: CanvasRenderingContext2D, note: Annotation, t: Trans
   context.font = `600 ${12 * unit}px system-ui, sans-serif`;
   const width = context.measureText(label).width;
   if (!always && room < 2 * (width + 10 * unit)) return;
-  const [x, y] = note.polygons[0][0].reduce((top, point) => (point[1] < top[1] ? point : top));
-  const [left, top] = [t.x + x * t.scale, t.y + y * t.scale - 20 * unit];
-  context.fillStyle = colour;
-  context.fillRect(left, top, width + 10 * unit, 18 * unit);
-  context.fillStyle = luminance(note.colour) > 150 ? "#111" : "#fff";
-  context.fillText(label, left + 5 * unit, top + 13 * unit);
+  const height = ([x, y]: Point) => x * Math.sin(t.angle) + y * Math.cos(t.angle); // on the screen, however the slide is turned
+  const top = note.polygons[0][0].reduce((best, point) => (height(point) < height(best) ? point : best));
+  upright(context, top, t, () => {
+    context.fillStyle = colour;
+    context.fillRect(0, -20 * unit, width + 10 * unit, 18 * unit);
+    context.fillStyle = luminance(note.colour) > 150 ? "#111" : "#fff";
+    context.fillText(label, 5 * unit, -7 * unit);
+  });
+}
+
+/** Draws from a place of the slide on, level with the screen. */
+function upright(context: CanvasRenderingContext2D, [x, y]: Point, t: Transform, draw: () => void): void {
+  context.save();
+  context.translate(t.x + x * t.scale, t.y + y * t.scale);
+  context.rotate(-t.angle);
+  draw();
+  context.restore();
 }
 
 /** Handles on the corners of the annotation whose shape is being edited. */
@@ -155,13 +166,15 @@ function drawDraft(context: CanvasRenderingContext2D, draft: NonNullable<Marks["
 }
 
 /** A length beside the end of a line. */
-function drawText(context: CanvasRenderingContext2D, text: string, [x, y]: Point, t: Transform, unit: number): void {
+function drawText(context: CanvasRenderingContext2D, text: string, place: Point, t: Transform, unit: number): void {
   context.font = `600 ${13 * unit}px system-ui, sans-serif`;
-  const [left, top, width] = [t.x + x * t.scale + 10 * unit, t.y + y * t.scale + 6 * unit, context.measureText(text).width];
-  context.fillStyle = "rgba(255, 255, 255, .92)";
-  context.fillRect(left, top, width + 10 * unit, 20 * unit);
-  context.fillStyle = "#111";
-  context.fillText(text, left + 5 * unit, top + 14 * unit);
+  const width = context.measureText(text).width;
+  upright(context, place, t, () => {
+    context.fillStyle = "rgba(255, 255, 255, .92)";
+    context.fillRect(10 * unit, 6 * unit, width + 10 * unit, 20 * unit);
+    context.fillStyle = "#111";
+    context.fillText(text, 15 * unit, 20 * unit);
+  });
 }
 
 function box(context: CanvasRenderingContext2D, layout: Layout, i: number, t: Transform, unit: number, colour: string, width: number): void {

@@ -63,7 +63,7 @@ export class NotesPanel {
 
   private append(note: Annotation): void {
     this.change([...this.notes, note], note.id);
-    this.element.querySelector<HTMLInputElement>(`[data-note="${note.id}"] input`)?.focus();
+    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(note.id)}"] input`)?.focus();
   }
 
   /** Gives the annotation in focus other corners; one step of undo for each drag. */
@@ -135,6 +135,12 @@ export class NotesPanel {
   }
 
   refresh(): void {
+    const back = typedIn(this.element);
+    this.fill();
+    back();
+  }
+
+  private fill(): void {
     const { notes } = this;
     const rows = notes.slice(0, MOST_ROWS).map((note) => this.row(note));
     const more = notes.length > MOST_ROWS ? el("p", { class: "muted" }, `… and ${(notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`) : null;
@@ -268,4 +274,17 @@ export class NotesPanel {
 
 function touches(a: Bounds, b: Bounds): boolean {
   return a.x <= b.x + b.width && b.x <= a.x + a.width && a.y <= b.y + b.height && b.y <= a.y + a.height;
+}
+
+/** Where the reader is typing; gives what brings focus and caret back when the panel has been drawn anew. */
+function typedIn(panel: HTMLElement): () => void {
+  const node = document.activeElement as HTMLInputElement | HTMLTextAreaElement | null;
+  const row = node?.closest<HTMLElement>("[data-note]");
+  if (!node || !row || !panel.contains(node) || !node.matches("input, textarea")) return () => undefined;
+  const { selectionStart, selectionEnd, tagName } = node;
+  return () => {
+    const again = panel.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(row.dataset.note!)}"] ${tagName.toLowerCase()}`);
+    again?.focus();
+    again?.setSelectionRange(selectionStart, selectionEnd);
+  };
 }

@@ -32,6 +32,8 @@ export interface PaneHost extends ToolHost {
   moved(): void;
   /** The evidence as the state wants it: the run's own, or that of what a what-if left. */
   present(evidence: Evidence): Evidence;
+  /** False while scores are on their way. */
+  readonly loaded?: boolean;
   /** Which slide a pane shows, where it is not the page's one. */
   readonly title?: HTMLElement;
 }
@@ -283,7 +285,7 @@ export class Pane {
 
   private drawHead(): void {
     const { evidence, host } = this;
-    if (!evidence) return put(this.head, el("span", { class: "muted" }, "No evidence for this slide."));
+    if (!evidence) return put(this.head, el("span", { class: "muted" }, host.loaded === false ? "Reading the evidence…" : "No evidence for this slide."));
     const { choice, scores } = evidence;
     const targets = targetsOf(scores, choice.method);
     const list = (values: string[]) => values.map((value) => ({ value, text: value }));
@@ -316,6 +318,8 @@ export class Pane {
   }
 
   destroy(): void {
+    const { world } = this.viewer;
+    for (let i = 0; i < world.getItemCount(); i++) Object.assign(world.getItemAt(i), { _onTileLoad: () => undefined }); // late tiles are no news
     this.viewer.destroy();
     this.element.remove();
   }

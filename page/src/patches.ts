@@ -71,7 +71,7 @@ export function patchPicture(info: SlideInfo, evidence: Evidence, index: number,
 /** A small picture that jumps to its patch. */
 export function patchButton(info: SlideInfo, evidence: Evidence, index: number, display: Display, caption: string, jump: (index: number) => void): HTMLElement {
   const layout = evidence.scores.x ? Layout.of(evidence.scores) : null;
-  const entry = indices(evidence, { ...display, threshold: 0, sign: "both" })[index];
+  const [entry] = indices(evidence, { ...display, threshold: 0, sign: "both" }, Float32Array.of(evidence.values[index]));
   const colour = css(table(display.palette, evidence.signed), entry);
   const picture =
     info.image && layout

@@ -6,6 +6,7 @@ const PAUSE = 2000; // milliseconds between questions
 
 export class Reconnection {
   private waiting = false;
+  private blamed = false; // the slide, once
   private gone = false;
 
   constructor(
@@ -18,9 +19,15 @@ export class Reconnection {
     if (this.waiting || this.gone) return;
     this.waiting = true;
     void getRun().then(
-      () => this.say("Part of the slide's image could not be read.", true),
+      () => this.blame(),
       () => this.wait(),
     );
+  }
+
+  private blame(): void {
+    this.waiting = false;
+    if (!this.blamed) this.say("Part of the slide's image could not be read.", true);
+    this.blamed = true;
   }
 
   private wait(): void {

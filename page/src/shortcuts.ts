@@ -174,6 +174,7 @@ const COMPARING: Record<string, (view: CompareView, held: { active: Pane }) => v
   m: (_, held) => nextMethod(held),
   c: (_, held) => nextTarget(held),
   f: (view) => toggleFullScreen(view),
+  e: (view) => view.askFigure(),
   Escape: (view) => view.place(false),
   Backspace: () => history.back(),
 };

@@ -2,7 +2,7 @@
 
 import { slideHash } from "./address";
 import { annotation } from "./annotations";
-import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
+import { fetchScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { el, put } from "./dom";
 import type { Choice, Evidence } from "./evidence";
 import type { Point } from "./geometry";
@@ -63,11 +63,9 @@ export class Side implements PaneHost {
   /** Fetches the slide; what is wrong with it is given back. */
   async load(): Promise<string[]> {
     this.info = await getSlideNamed(this.row);
-    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
-    for (const answer of answers) if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
+    const problems = await fetchScores(this.info, this.scores);
     this.bounds = wholeBounds(this.info, this.scores);
-    const missing = answers.flatMap((answer) => (answer.status === "rejected" ? [(answer.reason as Error).message] : []));
-    return [...(this.info.error ? [this.info.error] : []), ...missing];
+    return problems;
   }
 
   build(parent: HTMLElement, choice: Partial<Choice>): void {

@@ -1,18 +1,18 @@
 /** A slide with its evidence: one or two panes, the panels beside them, and what links them. */
 
 import type { ViewState } from "./address";
-import { getScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
+import { fetchScores, getSlideNamed, type Run, type Scores, type SlideInfo, type SlideRow } from "./api";
 import { CertificatePanel } from "./certificate";
 import type { Shape } from "./annotations";
 import { Controls } from "./controls";
-import { el, put } from "./dom";
+import { el, openDialog, put } from "./dom";
 import { nextChoice, type Choice, type Evidence } from "./evidence";
 import { Exports } from "./exports";
 import { figureDialog } from "./figure_dialog";
 import { outline, patchesIn, type Point, type Polygon } from "./geometry";
 import { GammaFilter } from "./image_settings";
 import { Inspector, summary } from "./inspector";
-import { Keeping } from "./keeping";
+import { Keeping, readNotes } from "./keeping";
 import { INITIAL_LAYERS, LayerStore } from "./layers";
 import { besideDialog } from "./beside_dialog";
 import { Linking } from "./linking";
@@ -29,8 +29,10 @@ import { slideHead, SelectionBar, toolBar } from "./slidebar";
 import { initialState, Store, type SlideState } from "./store";
 import { Tip } from "./tip";
 import type { Tool } from "./tools";
-import { show, together, wholeBounds, type Bounds } from "./viewport";
+import { show, showOnceOpen, together, wholeBounds, type Bounds } from "./viewport";
 import { WhatIfPanel } from "./whatif";
+
+const SETTLING = 120; // milliseconds until a pane has its new width
 
 export class SlideView implements PaneHost {
   readonly element = el("main", { class: "slide" });
@@ -65,8 +67,9 @@ export class SlideView implements PaneHost {
     },
     (name) => this.show(name),
   );
+  loaded = false; // whether scores have come, or are known not to
   private gone = false;
-
+  private readonly banner = el("div", {});
   private readonly gamma = new GammaFilter();
   readonly link: Linking;
   private readonly server = new Reconnection((text, problem) => this.say(text, problem), () => this.reload());
@@ -76,7 +79,7 @@ export class SlideView implements PaneHost {
     readonly row: SlideRow,
     readonly say: (text: string, problem?: boolean) => void,
     readonly page: PageStore,
-    private readonly wanted: ViewState | null = null,
+    readonly wanted: ViewState | null = null,
   ) {
     this.link = new Linking(this, page);
     const start = wanted ?? page.state.carried;
@@ -131,31 +134,36 @@ export class SlideView implements PaneHost {
 
   /** Fetches the slide and shows it; what is damaged becomes a message and the rest goes on. */
   async load(): Promise<void> {
-    this.info = await getSlideNamed(this.row);
-    this.keeping = new Keeping(this.run.live, this.run.name, this.run.version, this.info, this.say, () => this.notes.merged());
-    const noted = this.keeping.load();
-    const answers = await Promise.allSettled(this.info.sets.map((set) => getScores(this.info.key, set)));
-    const problems = this.info.error ? [this.info.error] : [];
-    for (const answer of answers) {
-      if (answer.status === "fulfilled") this.scores.set(answer.value.set.run, answer.value);
-      else problems.push((answer.reason as Error).message);
-    }
-    await noted;
-    this.store.set({ annotations: [...this.keeping.notes] });
-    this.bounds = wholeBounds(this.info, this.scores);
+    const { run, row } = this;
+    const asked = { key: row.key, notes: run.live ? readNotes(row.key) : null };
+    this.info = await getSlideNamed(row);
+    this.keeping = new Keeping(run.live, run.name, run.version, this.info, this.say, () => this.notes.merged());
+    const noted = this.keeping.load(this.info.key === asked.key ? asked.notes : null);
+    const scored = fetchScores(this.info, this.scores);
+    if (this.info.image && !this.gone) this.openImage();
+    const [problems] = await Promise.all([scored, noted]);
     if (!this.gone) this.build(problems);
   }
 
-  private build(problems: string[]): void {
-    const problem = problems.length ? el("div", { class: "problem banner", role: "alert" }, problems.join(" ")) : null;
+  /** The image comes while the scores are still on their way. */
+  private openImage(): void {
+    this.bounds = wholeBounds(this.info, this.scores);
     const work = el("div", { class: "work" }, this.tools, el("div", { class: "centre" }, this.stages, this.bar.element), this.panels.element);
-    put(this.element, this.head, problem, work, this.tip.element, this.gamma.element);
+    put(this.element, this.head, this.banner, work, this.tip.element, this.gamma.element);
     this.gamma.set(this.display.gamma);
     put(this.tools, ...toolBar(this));
     this.drawHead();
+    this.addPane({});
+  }
+
+  private build(problems: string[]): void {
+    this.loaded = true;
+    this.store.set({ annotations: [...this.keeping.notes] });
+    if (!this.panes.length) this.openImage();
+    if (problems.length) put(this.banner, el("div", { class: "problem banner", role: "alert" }, problems.join(" ")));
     const state = this.wanted ?? this.page.state.carried;
     const [first, second] = state?.panes ?? [];
-    this.addPane(first ?? {});
+    this.panes[0].choose(first ?? {});
     if (second) this.split(true, second);
     const panel = PANELS.find(([name]) => name === this.wanted?.panel)?.[0] ?? "evidence";
     this.show(panel);
@@ -166,7 +174,7 @@ export class SlideView implements PaneHost {
   /** Places that a link names: the area in view, the patch that is looked at. */
   private restore({ area, picked, selected, removed, left }: ViewState): void {
     const pane = this.panes[0];
-    if (area) pane.viewer.addOnceHandler("open", () => requestAnimationFrame(() => show(pane.viewer, this.bounds, area, true)));
+    if (area) showOnceOpen(pane.viewer, this.bounds, area, this.panes.length > 1 ? SETTLING : 0);
     const n = pane.evidence?.scores.set.n ?? 0;
     if (picked !== null && picked < n) this.pick(pane, picked);
     if (selected?.length) this.select(selected.filter((i) => i < n));
@@ -181,18 +189,12 @@ export class SlideView implements PaneHost {
 
   /** Asks how a figure is wanted. */
   askFigure(): void {
-    this.open(figureDialog((dpi, kind) => this.exports.figures(dpi, kind)));
+    openDialog(this.element, figureDialog((dpi, kind) => this.exports.figures(dpi, kind)));
   }
 
   /** Asks which slide is wanted beside this one. */
   askBeside(): void {
-    this.open(besideDialog(this.run, this.row, this.link.state()));
-  }
-
-  private open(dialog: HTMLDialogElement): void {
-    dialog.addEventListener("close", () => dialog.remove());
-    this.element.append(dialog);
-    dialog.showModal();
+    openDialog(this.element, besideDialog(this.run, this.row, this.link.state()));
   }
 
   present(evidence: Evidence): Evidence {
@@ -203,7 +205,7 @@ export class SlideView implements PaneHost {
   private renew(): void {
     const others = this.panes.filter((pane) => pane.renew());
     this.repaint();
-    if (others.length) this.refresh();
+    if (others.length) this.panels.refresh();
   }
 
   tileFailed(): void {
@@ -232,7 +234,7 @@ export class SlideView implements PaneHost {
     }
     this.stages.classList.toggle("two", two);
     this.showActive();
-    if (whole) setTimeout(() => this.panes[0]?.home(true), 120);
+    if (whole && !(choice && this.wanted?.area)) setTimeout(() => this.panes[0]?.home(true), SETTLING);
     this.moved();
   }
 
@@ -243,14 +245,14 @@ export class SlideView implements PaneHost {
   private showActive(): void {
     for (const each of this.panes) each.element.classList.toggle("active", each === this.active && this.panes.length > 1);
     this.drawHead();
-    this.refresh();
+    this.panels.refresh();
   }
 
   // what panes tell
 
   chosen(pane: Pane): void {
     this.leave();
-    queueMicrotask(() => pane === this.active && this.refresh());
+    queueMicrotask(() => pane === this.active && this.panels.refresh());
     this.moved();
   }
 
@@ -258,7 +260,7 @@ export class SlideView implements PaneHost {
     if (milliseconds) this.repaints.push(milliseconds);
     const pane = this.panes[0];
     const drawn = pane?.viewer.isOpen() && (pane.pictured || !this.info.image) && (pane.evidence || !this.scores.size);
-    if (this.firstPaint === null && drawn) this.firstPaint = performance.now() - this.began;
+    if (this.firstPaint === null && drawn && this.loaded) this.firstPaint = performance.now() - this.began;
   }
 
   private leave(): void {
@@ -373,10 +375,6 @@ export class SlideView implements PaneHost {
     }
     this.store.set({ panel: name });
     this.panels.show(name, focus);
-  }
-
-  private refresh(): void {
-    this.panels.refresh();
   }
 
   private pickedIn(pane: Pane): number {

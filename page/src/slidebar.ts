@@ -1,6 +1,6 @@
 /** The line above a slide, the tools beside it, and what can be done with a selection. */
 
-import { carried, slideHash } from "./address";
+import { slideHash } from "./address";
 import type { Run, SlideInfo, SlideRow } from "./api";
 import { correctLabel } from "./cohort";
 import { button, el, put, svg } from "./dom";
@@ -93,12 +93,12 @@ export function slideHead(view: HeadHost): HTMLElement[] {
       "div",
       { class: "facts" },
       asked !== null ? fact("What if", asked) : null,
-      info.case && info.case !== info.id ? fact("Case", info.case) : null,
       info.label !== null ? fact("Label", info.label) : null,
       info.predicted !== null ? fact("Prediction", info.predicted, row?.probability != null ? ` ${(100 * row.probability).toFixed(0)} %` : "") : null,
       value(view) !== null ? fact(info.sets[0].noun, shown(value(view))) : null,
       info.correct !== null && asked === null ? correctLabel(info.correct) : null,
       row?.verdict && asked === null ? verdictLabel(row.verdict, row.verdict_method) : null,
+      info.case && info.case !== info.id ? fact("Case", info.case) : null, // the first to go where there is no room
     ),
     el(
       "div",
@@ -128,7 +128,7 @@ export function neighbour(view: StepHost, step: number): SlideRow | undefined {
 
 /** Goes to another slide; what is shown of it stays as it was. */
 export function goTo(view: StepHost, slide: SlideRow | undefined): void {
-  if (slide) location.hash = slideHash(slide.id, carried(view.link.state()));
+  if (slide) location.hash = slideHash(slide.id, view.link.along());
 }
 
 function step(view: StepHost, by: 1 | -1): HTMLElement {

@@ -4,27 +4,47 @@ import { svg } from "./dom";
 import { ends, scaleLength, ticks } from "./legend";
 import { limitOf } from "./overlay";
 import { css, LAST, table } from "./palette";
-import { plainFigure, unitOf } from "./figure";
+import { GAP, plainFigure, unitOf, type Part } from "./figure";
 import type { Pane } from "./pane";
 
 const FONT = "system-ui, sans-serif";
 
-/** The figure's SVG text; `facts` go into its metadata. */
-export async function svgFigure(pane: Pane, dpi: number, lines: string[], facts: string): Promise<Blob> {
-  const { clientWidth: width, clientHeight: height } = pane.stage;
-  const picture = (await plainFigure(pane, unitOf(pane, dpi))).toDataURL("image/png");
+/** The figure's SVG text, panes side by side; `facts` go into its metadata. */
+export async function svgFigure(parts: readonly Part[], dpi: number, facts: string): Promise<Blob> {
+  const unit = unitOf(parts.map(({ pane }) => pane), dpi);
+  const groups: SVGElement[] = [];
+  let [x, height] = [0, 0];
+  for (const { pane, lines } of parts) {
+    groups.push(await drawn(pane, lines, unit, x));
+    x += pane.stage.clientWidth + GAP;
+    height = Math.max(height, pane.stage.clientHeight);
+  }
+  const width = x - GAP;
   const root = svg(
     "svg",
     { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT, "font-size": 12 },
-    svg("title", {}, lines[0]),
-    svg("desc", {}, lines.join("\n")),
+    svg("title", {}, parts.map(({ lines }) => lines[0]).join(" beside ")),
+    svg("desc", {}, parts.map(({ lines }) => lines.join("\n")).join("\n\n")),
     svg("metadata", {}, facts),
+    ...groups,
+  );
+  return new Blob([new XMLSerializer().serializeToString(root)], { type: "image/svg+xml" });
+}
+
+/** One pane; what lies beyond its stage is cut off. */
+async function drawn(pane: Pane, lines: string[], unit: number, x: number): Promise<SVGElement> {
+  const { clientWidth: width, clientHeight: height } = pane.stage;
+  const picture = (await plainFigure(pane, unit)).toDataURL("image/png");
+  const cut = `stage-${pane.letter}`;
+  return svg(
+    "g",
+    { class: `pane-${pane.letter}`, transform: `translate(${x} 0)`, "clip-path": `url(#${cut})` },
+    svg("clipPath", { id: cut }, svg("rect", { width, height })),
     svg("image", { href: picture, width, height }),
     annotations(pane),
     legend(pane, width, height),
-    caption(lines),
+    caption(lines, width),
   );
-  return new Blob([new XMLSerializer().serializeToString(root)], { type: "image/svg+xml" });
 }
 
 function annotations(pane: Pane): SVGElement {
@@ -45,9 +65,14 @@ function plate(x: number, y: number, width: number, height: number): SVGElement 
   return svg("rect", { x, y, width, height, fill: "#fff", "fill-opacity": 0.88 });
 }
 
-function caption(lines: string[]): SVGElement {
-  const widest = Math.max(...lines.map((line) => 7.2 * line.length));
-  const rows = lines.map((line, i) => svg("text", { x: 20, y: 29 + 18 * i, "font-size": 13, "font-weight": 600 }, line));
+const LETTER = 7.2; // its width, in pixels, on the safe side
+
+/** A line that would run out of the pane is made narrower. */
+function caption(lines: string[], width: number): SVGElement {
+  const room = width - 40;
+  const long = (line: string): Record<string, string | number> => (LETTER * line.length > room ? { textLength: room, lengthAdjust: "spacingAndGlyphs" } : {});
+  const widest = Math.min(room, Math.max(...lines.map((line) => LETTER * line.length)));
+  const rows = lines.map((line, i) => svg("text", { x: 20, y: 29 + 18 * i, "font-size": 13, "font-weight": 600, ...long(line) }, line));
   return svg("g", { class: "caption" }, plate(10, 10, widest + 20, 12 + 18 * lines.length), ...rows);
 }
 
@@ -70,8 +95,8 @@ function legend(pane: Pane, width: number, height: number): SVGElement {
     { class: "legend" },
     ...scale,
     plate(x, y, 240, 56),
-    svg("linearGradient", { id: "colours" }, ...stops),
-    svg("rect", { x: x + 10, y: y + 22, width: 220, height: 12, fill: "url(#colours)" }),
+    svg("linearGradient", { id: `colours-${pane.letter}` }, ...stops),
+    svg("rect", { x: x + 10, y: y + 22, width: 220, height: 12, fill: `url(#colours-${pane.letter})` }),
     ...row(ends(evidence), 16),
     ...row(ticks(evidence, limitOf(evidence, display)), 48),
   );

@@ -145,3 +145,10 @@ export function together(a: Movable, b: Movable): void {
   }
   follow(a, b);
 }
+
+/** Shows a part of the slide as soon as the viewer can; one that is open may first have to get its new size. */
+export function showOnceOpen(viewer: OpenSeadragon.Viewer, bounds: Bounds, area: Bounds, pause: number): void {
+  const go = () => viewer.isOpen() && show(viewer, bounds, area, true);
+  if (viewer.isOpen()) setTimeout(go, pause);
+  else viewer.addOnceHandler("open", () => requestAnimationFrame(go));
+}

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import pytest
 import xmil
 from xmil.core import registry
 from xmil.core.errors import InputError, UnknownNameError
+from xmil.core.explanation import Explanation
 from xmil.core.registry import Registry
+from xmil.core.target import Target
 
 
 def test_bag_normalises() -> None:
@@ -52,6 +55,21 @@ def test_target() -> None:
     with pytest.raises(InputError, match="no class index yet"):
         int(xmil.Target())
     assert xmil.Target("1").resolve(n_classes=2, predicted=0) == 1
+
+
+@pytest.mark.parametrize("name", ["e.csv", "e.JSON", "e.npz"])
+def test_an_explanation_is_saved_under_no_other_format(name: str, tmp_path: Path) -> None:
+    e = Explanation(np.array([0.5, -1.0], np.float32), np.zeros(2, np.float32), 0.0, "lrp", Target(1), True)
+    with pytest.raises(InputError, match=r"saved as Parquet.*\.parquet.*to_pandas\(\)\.to_csv"):
+        e.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    for good in ("e.parquet", "plain", "TCGA.DX1"):
+        e.save(tmp_path / good)
+        assert Explanation.load(tmp_path / good).scores.tolist() == [0.5, -1.0]
+    for k in ("a", 2.5, 0, True):
+        with pytest.raises(InputError, match=r"'k' parameter of Explanation\.top"):
+            e.top(k)  # type: ignore[arg-type]
+    assert e.top(np.int64(1)).index.tolist() == [0]  # type: ignore[arg-type]
 
 
 def test_audit_closes() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import xmil
-from xmil.core.errors import XmilError
+from xmil.core.errors import InputError, XmilError
 from xmil.core.interval import bootstrap
 from xmil.evaluate.flip import Flips
 from xmil.evaluate.measures import necessity, random_band, sufficiency, top_instances
@@ -75,3 +75,15 @@ def test_bootstrap_edges():
         random_band(Flips(Sum(), X), orders=1)
     with pytest.raises(XmilError, match="share in the range"):
         sufficiency(Sum(), X, [1, 2, 3, 4], top=0)
+
+
+@pytest.mark.parametrize("measure", [xmil.flip, xmil.srg, xmil.sufficiency, xmil.necessity])
+def test_an_explanation_of_another_slide_is_refused(measure) -> None:
+    net = xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=0)
+    one, two, nameless = (xmil.Bag(np.eye(4), slide_id=name) for name in ("s1", "s2", None))
+    e = xmil.explain(net, one, target=1)
+    with pytest.raises(InputError, match="of the bag 's1', but the bag here is 's2'"):
+        measure(net, two, e)
+    expected = measure(net, two, e.scores, target=1)
+    for bag in (one, nameless):
+        assert repr(measure(net, bag, e)) == repr(expected)

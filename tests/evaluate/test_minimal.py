@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -160,7 +161,10 @@ def test_a_foreign_module_and_its_known_answer() -> None:
     assert (flip.lower, flip.upper, keep.lower, keep.upper) == (3, 3, 3, 3)
     assert flip.instances is not None
     assert set(flip.instances) <= {1, 4, 6, 9, 10}
-    assert "has 3 of 12" in flip.sentence
+    assert flip.sentence == "The smallest set of patches whose removal flips the decision on 1 has 3 of 12."
+    loose = replace(flip, lower=2)
+    assert loose.sentence.startswith("The smallest set found of patches whose removal flips")
+    assert loose.sentence.endswith("has 3 of 12; a smaller one, of 2 or more, is not ruled out.")
     assert flip.as_dict()["instances"] == flip.instances.tolist()
 
 

@@ -38,6 +38,9 @@ def spoiled(value: float) -> np.ndarray:
         (torch.zeros(2, 5, 8), r"\(instances, width\)"),
         (torch.zeros(5, 8, dtype=torch.complex64), "must be real"),
         (np.array([["x"] * 8] * 5), "must be numbers"),
+        ((GOOD, np.zeros((5, 2))), r"Bag\(features, coords=\.\.\.\)\. Got a tuple"),
+        (None, "Got a NoneType"),
+        (torch.eye(8).to_sparse(), r"sparse tensor; pass it as tensor\.to_dense"),
         (torch.zeros(5, 8, device="meta"), "is on meta but the model on cpu"),
     ],
 )
@@ -137,6 +140,21 @@ def test_attention_layers_are_checked() -> None:
 def test_modules_that_do_not_fit(net: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         xmil.explain(net, GOOD, target=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["ig", "gxi"])
+def test_the_way_out_is_not_the_method_that_failed(method: str) -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.requires_grad:
+                raise RuntimeError("no gradients here")
+            return super().forward(x.mean(dim=1))
+
+    with pytest.raises(UnsupportedError, match="no gradients here; try another") as caught:
+        xmil.explain(Picky(8, 2), GOOD, target=0, method=method)
+    others = str(caught.value).split("try another: ")[1].strip(".").split(", ")
+    assert method not in others
+    assert "one_removed" in others
 
 
 def test_scores_that_are_not_finite_are_an_error() -> None:

@@ -115,13 +115,23 @@ def test_mean_and_standard_error_are_the_formula(name: str, method: str) -> None
     np.testing.assert_allclose(e.stderr, stderr, rtol=1e-3, atol=1e-6)
     np.testing.assert_array_equal(e.stable, np.abs(mean) > stats.t.ppf(0.975, m - 1) * stderr)
     assert e.output == pytest.approx(float(model(bag[None])[0, 1].detach()), abs=1e-6)
-    assert "means over 8 sub-bags of 5 instances" in e.warnings[0]
+    (said,) = (line for line in e.warnings if "sub-bags of" in line)
+    assert "means over 8 sub-bags of 5 instances" in said
+    assert "compare the order" in said
+    assert ("their sum is about 2.2 times audit.instances" in said) == (method != "gxi")
     if method == "gxi":
         assert e.audit is None
     else:
         assert e.audit is not None
         assert e.audit.bias == pytest.approx(np.mean([a.bias for a in audits if a]), abs=1e-6)
         assert e.audit.output == pytest.approx(np.mean([a.output for a in audits if a]), abs=1e-6)
+
+
+def test_the_warning_says_what_the_scores_add_up_to() -> None:
+    e = xmil.explain(model_of("attnmil"), bag_of(10), target=1, contexts=4, keep=0.5)  # each patch in two
+    assert e.audit is not None
+    assert float(e.scores.sum()) == pytest.approx(2 * e.audit.instances, abs=1e-5)
+    assert "sum is about 2 times audit.instances" in e.warnings[0]
 
 
 def test_the_target_is_that_of_the_full_bag() -> None:

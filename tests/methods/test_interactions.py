@@ -124,6 +124,14 @@ def test_pairs_are_among_the_strongest() -> None:
     assert len(found) == 6
     given = xmil.interactions(model, bag, target=1, top=2, by=np.arange(30), precision=0.5)
     assert given.pairs.tolist() == [[28, 29]]
+    held = xmil.explain(model, xmil.Bag(bag.numpy(), slide_id="s1"), target=1)
+    same = xmil.interactions(model, bag, target=1, top=4, by=held, precision=0.5)
+    assert set(same.pairs.ravel()) == set(found.pairs.ravel())
+    with pytest.raises(InputError, match="of the bag 's1'"):
+        xmil.interactions(model, xmil.Bag(bag.numpy(), slide_id="s2"), top=4, by=held)
+    for wrong in (np.arange(29), None, ["a"] * 30):
+        with pytest.raises(InputError, match=r"'by' parameter of interactions must be .* or 30 scores"):
+            xmil.interactions(model, bag, target=1, top=4, by=wrong)
 
 
 def test_saved_placed_and_read_again(tmp_path: Path) -> None:

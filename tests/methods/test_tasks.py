@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -251,6 +253,49 @@ def test_a_users_network_may_name_its_task(bag: Tensor) -> None:
     assert e.column == "lrp:age"
     assert e.output == pytest.approx(net(bag[None]).item() - 2.0, abs=1e-6)
     assert xmil.flip(net, bag, e.scores, target="age").values[0] == pytest.approx(e.output, abs=1e-6)
+
+
+@pytest.mark.parametrize("wrap", [np.array, torch.tensor, tuple, list])
+def test_an_array_of_references_is_taken(wrap: Any, bag: Tensor) -> None:
+    net = Regressor()
+    net.linear, net.class_names = torch.nn.Linear(WIDTH, 2), np.array(["age", "size"])
+    net.reference = wrap([1.0, 3.0])
+    e = xmil.explain(net, bag, target="size", method="gxi")
+    assert e.output == pytest.approx(net(bag[None])[0, 1].item() - 3.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("reference", [[1.0], np.array([1.0, 2.0, 3.0]), "two", {"age": 1.0}, float("nan")])
+def test_a_reference_that_does_not_fit_is_refused(reference: Any, bag: Tensor) -> None:
+    net = Regressor()
+    net.linear, net.class_names, net.reference = torch.nn.Linear(WIDTH, 2), None, reference
+    with pytest.raises(InputError, match=r"'reference' parameter of Regressor must be .* list of 2"):
+        xmil.explain(net, bag, target=1)
+    net.task = "classification"  # which has none: the attribute is the module's own affair
+    assert xmil.explain(net, bag, target=1, method="gxi").scores.any()
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs", "fault"),
+    [
+        (np.array(["b", "a"]), 2, None),
+        (np.array([4, 7]), 1, None),  # one logit has two classes
+        ({0: "b", 1: "a"}, 2, "must be a list of 2 different names"),
+        ({"b", "a"}, 2, "must be a list of 2 different names"),
+        ("ba", 2, "must be a list of 2 different names"),
+        (["a", "a"], 2, "must be a list of 2 different names"),
+        (["a", "b", "c"], 2, "2 outputs, but there are 3 class names"),
+        (["a"], 1, "1 output, but there is 1 class name; set class_names to 2"),
+    ],
+)
+def test_class_names_of_a_users_network(names: Any, outputs: int, fault: str | None, bag: Tensor) -> None:
+    net = Regressor()
+    net.task, net.linear, net.class_names = "classification", torch.nn.Linear(WIDTH, outputs), names
+    if fault is None:
+        e = xmil.explain(net, bag, target=str(names[1]), method="gxi")
+        assert (int(e.target), e.target.name) == (1, str(names[1]))
+    else:
+        with pytest.raises(InputError, match=fault):
+            xmil.explain(net, bag, target=1)
 
 
 def test_explanations_are_saved_with_their_target(bag: Tensor, tmp_path) -> None:

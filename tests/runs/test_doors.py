@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import xmil
 from tests.runs.cohorts import command, make_cohort, table
@@ -203,3 +204,13 @@ def test_the_route_of_explain(tmp_path: Path) -> None:
     assert calls.count(("identity", "file_digest")) == 2
     assert calls.count(("ensemble", "_loaded")) == 2
     assert calls.count(("files", "read_weights")) == 2
+
+
+@pytest.mark.parametrize("door", ["predict_slides", "explain_slides", "evaluate_slides"])
+@pytest.mark.parametrize("given", [nn.Linear(4, 2), [nn.Linear(4, 2)], nn.Sequential(), None])
+def test_a_module_is_no_path(door: str, given: object, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"not a (Linear|Sequential|NoneType).*\"mine\.py:build\".*xmil\.explain"
+    ):
+        getattr(xmil, door)(given, tmp_path, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

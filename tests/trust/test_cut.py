@@ -135,8 +135,8 @@ def test_item_01_scores_that_are_all_zero_are_refused(name: str) -> None:
 
 def test_item_01_the_warning_goes_where_the_scores_go(tmp_path: Path) -> None:
     e = xmil.explain(Head(lambda h: CONSTANTS["softmax"](h) + mean(h)), X, target=1)
-    e.save(tmp_path / "e.json")
-    again = xmil.Explanation.load(tmp_path / "e.json")
+    e.save(tmp_path / "e.parquet")
+    again = xmil.Explanation.load(tmp_path / "e.parquet")
     assert list(again.warnings) == list(e.warnings)
     assert subtitle(e) == "for class 1; has warnings"
     summary = audit_summary([e])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +37,14 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def served(collection: Any, models: list[Path] | None = None) -> Iterator[str]:
-    """The address of a server on loopback."""
+def served(collection: Any, models: list[Path] | None = None, *, port: int = 0) -> Iterator[str]:
+    """The address of a server on loopback, on any free port or a given one."""
     from xmil.viewer.app import create_app
     from xmil.viewer.security import Rules
     from xmil.viewer.serve import BackgroundServer, address, open_socket
 
     rules = Rules("127.0.0.1", None)
-    listening = open_socket("127.0.0.1", 0)
+    listening = open_socket("127.0.0.1", port)
     server = BackgroundServer(create_app(collection, models=models or [], rules=rules), listening)
     yield address(listening, rules)
     server.stop()
@@ -63,6 +64,11 @@ def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: An
     yield page
     context.close()
     assert expect_errors or not faults, faults
+
+
+def port_of(url: str) -> int:
+    """The port of a server's address."""
+    return urlsplit(url).port or 80
 
 
 def open_slide(page: Any, url: str, key: int = 0) -> None:

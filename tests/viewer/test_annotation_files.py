@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.viewer.asking import ask
-from tests.viewer.browser import chromium, open_slide, opened, served
+from tests.viewer.browser import chromium, open_slide, opened, port_of, served
 from tests.viewer.given_scores import grid, write_run
+from tests.viewer.make_run import Made
 from xmil.core.errors import InputError, WriteError
 from xmil.viewer.annotation_files import AnnotationFiles, ConflictError
 from xmil.viewer.app import create_app
@@ -121,38 +122,44 @@ def kept(run: Path) -> list[Any]:
 
 
 def test_item_17_fault_03_two_windows_on_one_slide_lose_nothing(browser: Any, tmp_path: Path) -> None:
+    """Two tabs of one browser, and one of another machine, draw in turn; each of them sees it all."""
     run = run_of(tmp_path)
     with (
         served(Collection([run])) as url,
         opened(browser, url, expect_errors=True) as first,  # a conflict is logged by the browser
-        opened(browser, url, expect_errors=True) as second,
+        opened(browser, url, expect_errors=True) as third,
     ):
-        for page in (first, second):
+        pages = [first, first.context.new_page(), third]
+        for page in pages:
             open_slide(page, url)
-        for k in range(3):
-            first.evaluate(ADD, [10 + 70 * k, "a"])
-            second.evaluate(ADD, [15 + 70 * k, "b"])
-        first.wait_for_timeout(1500)
-        second.evaluate("() => window.xmil.view.keeping.keep(window.xmil.view.keeping.notes, true)")
-        second.wait_for_timeout(1000)
+        for k in range(2):
+            for i, page in enumerate(pages):
+                page.evaluate(ADD, [10 + 10 * i + 100 * k, "a"])
+        first.wait_for_timeout(2500)
+        for page in pages:
+            page.reload()
+            page.wait_for_function("() => window.xmil.view?.firstPaint")
+            assert page.evaluate(COUNT) == 6
         assert len(kept(run)) == 6
-        first.reload()
-        first.wait_for_function("() => window.xmil.view?.firstPaint")
-        assert first.evaluate(COUNT) == 6
 
 
 def test_item_17_fault_03_annotations_belong_to_their_run_not_to_a_name_or_port(
     browser: Any, tmp_path: Path
 ) -> None:
+    """One browser: another run of the same name on the same port, then the first run on another port."""
     one, other = run_of(tmp_path / "a" / "run"), run_of(tmp_path / "b" / "run")
     with served(Collection([one])) as url, opened(browser, url) as page:
         open_slide(page, url)
         page.evaluate(ADD, [10, "a"])
         page.wait_for_timeout(1000)
-    with served(Collection([other])) as url, opened(browser, url) as page:
+        state = page.context.storage_state()
+    with (
+        served(Collection([other]), port=port_of(url)) as url,
+        opened(browser, url, storage_state=state) as page,
+    ):
         open_slide(page, url)
         assert page.evaluate(COUNT) == 0
-    with served(Collection([one])) as url, opened(browser, url) as page:  # another port, another visit
+    with served(Collection([one])) as url, opened(browser, url, storage_state=state) as page:
         open_slide(page, url)
         assert page.evaluate(COUNT) == 1
 
@@ -172,27 +179,88 @@ def test_item_17_fault_03_a_deletion_is_undone(browser: Any, tmp_path: Path) -> 
         assert len(kept(run)) == 1
 
 
-def test_fault_07_the_page_goes_on_when_the_server_is_back(browser: Any, tmp_path: Path) -> None:
-    from xmil.viewer.security import Rules
-    from xmil.viewer.serve import BackgroundServer, address, open_socket
+HELD = """when => {
+  const fetched = window.fetch, never = new Promise(() => undefined);
+  window.fetch = (at, init) => {
+    if (init?.method !== "POST") return fetched(at, init);
+    return when === "before" ? never : fetched(at, init).then(() => never);
+  };
+}"""
 
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_changed_while_a_write_is_under_way_outlives_the_page(
+    browser: Any, tmp_path: Path, when: str
+) -> None:
+    """A write hangs before the server has it, or before its answer; changes go on; then a reload."""
     run = run_of(tmp_path)
-    rules = Rules("127.0.0.1", None)
-    listening = open_socket("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    server = BackgroundServer(create_app(Collection([run]), rules=rules), listening)
-    url = address(listening, rules)
-    with opened(browser, url, expect_errors=True) as page:
+    with served(Collection([run])) as url, opened(browser, url, expect_errors=True) as page:
         open_slide(page, url)
-        server.stop()
+        page.locator("[data-panel=notes]").click()
+        for k in range(2):
+            page.evaluate(ADD, [10 + 70 * k, "a"])
+        page.wait_for_timeout(800)
+        assert len(kept(run)) == 2
+        page.evaluate(HELD, when)
+        page.evaluate(ADD, [150, "a"])
+        page.wait_for_timeout(600)  # the write hangs now
+        page.locator("[data-action=delete-note]").first.click()
+        page.locator(".note-row input").first.fill("renamed")
+        page.reload()
+        page.wait_for_function("() => window.xmil.view?.firstPaint")
+        names = "() => window.xmil.view.marks.annotations.map((note) => note.name)"
+        assert page.evaluate(names) == ["renamed", ""]
+        page.wait_for_timeout(800)
+        assert [feature["properties"]["name"] for feature in kept(run)] == ["renamed", ""]
+        assert page.evaluate("() => Object.keys(localStorage).filter((k) => k.includes('waiting'))") == []
+
+
+def test_typing_goes_on_while_another_window_writes(browser: Any, tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    with (
+        served(Collection([run])) as url,
+        opened(browser, url, expect_errors=True) as one,
+        opened(browser, url) as two,
+    ):
+        for page in (one, two):
+            open_slide(page, url)
+            page.locator("[data-panel=notes]").click()
+        two.evaluate(ADD, [10, "a"])
+        two.wait_for_timeout(800)
+        one.evaluate(ADD, [150, "a"])  # over a revision that is gone: theirs joins while the name is typed
+        one.keyboard.type("first half, ")
+        one.wait_for_function("() => window.xmil.view.marks.annotations.length === 2")
+        one.keyboard.type("second half")
+        assert one.evaluate("() => document.activeElement.value") == "first half, second half"
+
+
+def test_fault_07_the_page_goes_on_when_the_server_is_back(browser: Any, tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    with opened(browser, "about:blank", expect_errors=True) as page:
+        with served(Collection([run])) as url:
+            open_slide(page, url)
         page.evaluate(ADD, [10, "a"])
         page.locator(".message.problem").wait_for()
         assert "server" in page.locator(".message.problem").first.inner_text().lower()
-        again = open_socket("127.0.0.1", port)
-        server = BackgroundServer(create_app(Collection([run]), rules=rules), again)
-        for _ in range(40):
-            if (run / "annotations" / "s" / "reader.geojson").exists():
-                break
-            page.wait_for_timeout(250)
-        assert len(kept(run)) == 1
-    server.stop()
+        with served(Collection([run]), port=port_of(url)):
+            for _ in range(40):
+                if (run / "annotations" / "s" / "reader.geojson").exists():
+                    break
+                page.wait_for_timeout(250)
+            assert len(kept(run)) == 1
+
+
+def test_fault_07_tiles_are_tried_again_and_the_slide_is_not_blamed(browser: Any, made: Made) -> None:
+    """The server goes away before the finer tiles are asked for, and comes back."""
+    loaded = "() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()"
+    with opened(browser, "about:blank", expect_errors=True) as page:
+        with served(Collection(made.runs, slides=made.slides)) as url:
+            open_slide(page, url)
+        page.evaluate("() => window.xmil.view.panes[0].viewer.viewport.zoomTo(3, undefined, true)")
+        page.locator(".message.problem").wait_for()
+        said = page.locator(".message.problem").first.inner_text()
+        assert "server" in said
+        assert "could not be read" not in said
+        assert not page.evaluate(loaded)
+        with served(Collection(made.runs, slides=made.slides), port=port_of(url)):
+            page.wait_for_function(loaded)

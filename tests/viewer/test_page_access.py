@@ -66,7 +66,7 @@ def test_axe_finds_no_violation(browser: Any, url: str, scheme: str) -> None:
         page.wait_for_function("() => window.xmil.view.panes[1]?.viewer.isOpen()")
         page.wait_for_timeout(200)
         found["two panes"] = page.evaluate(VIOLATIONS)
-        page.locator("[data-action=delete-note]").click()
+        page.locator(".note-row button", has_text="Delete").click()
         page.wait_for_timeout(600)
     assert {place: broken for place, broken in found.items() if broken} == {}
 

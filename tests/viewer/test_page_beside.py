@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.viewer.browser import chromium, open_slide, opened, served
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from tests.viewer.test_page_access import AXE, VIOLATIONS
+from tests.viewer.test_page_compare import saved
 from xmil.viewer.collection import Collection
 
 COLUMNS, ROWS, EDGE = 12, 8, 64
@@ -182,3 +186,35 @@ def test_places_that_are_one_and_slides_that_are_not_there_are_told(
         page.mouse.click(x, y)
         page.mouse.click(x + 40, y)
         assert "Two places are marked on A" in page.locator(".messages").inner_text()
+
+
+LINK = "points=" + ";".join(
+    ",".join(f"{v:.1f}" for v in places.ravel()) for places in (MARKED, laid_over(MARKED))
+)
+
+
+def test_a_figure_shows_both_slides_and_says_how_they_lie(browser: Any, url: str, tmp_path: Path) -> None:
+    said = ["A: he", "lrp: evidence for tumour", "scores weaker than", "B: ihc", "Linked: B is turned by 30°"]
+    with opened(browser, f"{url}#/compare/he/ihc?{LINK}&threshold=0.25", accept_downloads=True) as page:
+        wait(page)
+        boxes = [page.locator(".stage").nth(i).bounding_box() for i in range(2)]
+        places = [screen(page, 1, ((c + 0.5) * EDGE, (r + 0.5) * EDGE)) for r, c in ((3, 5), (4, 6), (2, 7))]
+        png, svg = saved(page, "96", "png", tmp_path), saved(page, "96", "svg", tmp_path)
+    assert png.name == "he.lrp-tumour.ihc.above-25.linked.96dpi.png"
+    with Image.open(png) as picture:
+        pixels, facts = np.asarray(picture.convert("RGB"), dtype=float), json.loads(picture.info["xmil"])
+        assert picture.width == pytest.approx(boxes[0]["width"] + boxes[1]["width"] + 8, abs=2)
+        assert all(text in picture.info["Description"] for text in said)
+    assert [each["slide"] for each in facts["slides"]] == ["he", "ihc"]
+    np.testing.assert_allclose(facts["slides"][1]["points"], laid_over(MARKED), atol=0.06)
+    colours = patch_colours(96, seed=2).reshape(ROWS, COLUMNS, 3)
+    for (row, column), (x, y, *_) in zip(((3, 5), (4, 6), (2, 7)), places, strict=True):
+        left = x - boxes[1]["x"] + boxes[0]["width"] + 8
+        seen = pixels[round(y - boxes[1]["y"]), round(left)]
+        np.testing.assert_allclose(seen, colours[row, column], atol=12)
+    root = ElementTree.parse(svg).getroot()  # noqa: S314
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(list(root.iter(f"{space}image"))) == 2
+    words = " ".join(text.text or "" for text in root.iter(f"{space}text"))
+    assert all(text in words for text in said)
+    assert json.loads(root.findtext(f"{space}metadata") or "")["slides"] == facts["slides"]

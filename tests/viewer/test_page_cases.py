@@ -187,9 +187,13 @@ def test_fault_15_the_risk_of_an_ensemble_is_the_mean_of_risks(browser: Any, tmp
         open_slide(page, url)
         said = page.locator(".facts").inner_text().replace("\n", "")
         assert f"Risk{whole:.3g}".replace("-", "\u2212") in said
+        value = page.evaluate("() => window.xmil.view.info.sets[0].value")
+        assert value == pytest.approx(whole, rel=1e-5)  # the risk of the mean output is 5e-4 off
         page.evaluate("() => window.xmil.view.whatif.apply([0, 1, 2, 3, 4], 'remove')")
         told = f"without 5 patches: {left:.3g}".replace("-", "\u2212")
         page.locator(".facts", has_text=told).wait_for()
+        after = page.evaluate("() => window.xmil.view.whatif.history.at(-1).answer.after")
+        assert after == pytest.approx([left], rel=1e-5)
         page.keyboard.press("4")
         page.locator("[data-action=explain-left]").click()
         page.locator(".pane-note", has_text="Explained without 5 patches").wait_for()

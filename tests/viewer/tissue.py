@@ -74,7 +74,8 @@ def _bag(name: str, tissue: Floats, nests: Floats, seed: int) -> Bag:
     return Bag(features, coords=coords, patch_size=EDGE, mpp=0.5, slide_id=name)
 
 
-def _write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
+def write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
+    """A pyramid of five levels at 0.5 microns per pixel."""
     with tifffile.TiffWriter(path) as file:
         for step in range(5):
             file.write(
@@ -116,7 +117,7 @@ def make_tissue_run(folder: Path, *, slides: int = 4, models: tuple[str, ...] = 
     bags = []
     for i, name in enumerate(names):
         picture, tissue, nests = draw_tissue(i, tumour=bool(i % 2))
-        _write_tiff(made.slides / f"{name}.tif", picture)
+        write_tiff(made.slides / f"{name}.tif", picture)
         bags.append(_bag(name, tissue, nests, i))
         xmil.write_bag(bags[-1], made.features / f"{name}.h5")
     for name, run, file in zip(models, runs, files, strict=True):

@@ -143,7 +143,15 @@ def called(slide_id: str | None, source: str | None = None) -> str:
 
 def as_features(values: Any, *, name: str = "the bag") -> FloatArray:
     """A contiguous float32 (n, d) array of real numbers; integers and half precision are widened."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths, or several arrays
+        array = np.empty(0, dtype=object)
+    if array.dtype == object:
+        raise InputError(
+            f"Features of {name} must be numbers, in one array (instances, width); coordinates go beside it, "
+            f"as Bag(features, coords=...). Got a {type(values).__name__} instead."
+        )
     if array.dtype.kind not in "fiub":
         raise InputError(f"Features of {name} must be numbers. Got dtype {array.dtype} instead.")
     if array.ndim == 3 and array.shape[0] == 1:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from os import PathLike
+from pathlib import PurePath
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEWEST_PAIRS = 32  # of orders and their reverse before sampled Shapley values may stop
+OTHER_FORMATS = (  # endings that would lie about a Parquet file
+    *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".geojson", ".xls", ".xlsx"),
+    *(".npz", ".npy", ".h5", ".hdf5", ".zarr", ".pkl", ".pickle", ".pt", ".safetensors"),
+)
 DRAWING = "xmil.heatmaps.inline"  # a higher layer: found by name when a picture is asked for
 
 
@@ -194,6 +199,11 @@ class Explanation(Placed):
         """Write this explanation as a Parquet table; see `xmil.core.storage` for several in one."""
         from xmil.core.storage import write_explanations
 
+        if PurePath(path).suffix.lower() in OTHER_FORMATS:
+            raise InputError(
+                f"{path}: an explanation is saved as Parquet, with its account; end the name in .parquet, or "
+                "write its table alone with e.to_pandas().to_csv(...)."
+            )
         write_explanations([self], path)
 
     @classmethod
@@ -225,9 +235,9 @@ class Explanation(Placed):
         >>> e.top(2).index.tolist()
         [2, 0]
         """
-        if k < 1:
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise bad_parameter("k", "Explanation.top", "an int in the range [1, inf)", k)
-        return self.to_pandas().sort_values("score", ascending=False, kind="stable").head(k)
+        return self.to_pandas().sort_values("score", ascending=False, kind="stable").head(int(k))
 
     def plot(self, slide: Any = None, **look: Any) -> Any:
         """Draw the scores: a heatmap where the patches have places, else by rank; see `xmil.heatmap`."""

@@ -20,7 +20,7 @@ from xmil.core.task import TASKS
 from xmil.evaluate.parts import MODES, parts_of
 from xmil.methods.explain import Bags as Bags
 from xmil.methods.network import Network
-from xmil.methods.opening import Calling, open_network
+from xmil.methods.opening import Calling, as_bag, check_same_bag, open_network
 from xmil.methods.outputs import Question
 from xmil.nn.frozen import frozen
 
@@ -99,7 +99,9 @@ class Flips:
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
+        bag = as_bag(bag)
         self.network, x = open_network(model, bag, **how)
+        self.bag: str | None = getattr(bag, "slide_id", None)
         self.mode = mode
         for line in self.network.remarks:
             logger.warning("%s", line)
@@ -201,8 +203,9 @@ class Flips:
         )
 
     def checked(self, scores: Scores) -> Floats:
-        """Scores (n,) in double precision; an explanation must be of the target that is measured."""
+        """Scores (n,) in double precision; an explanation must be of this bag and this target."""
         if isinstance(scores, Explanation):
+            check_same_bag(scores, self.bag)
             check_same_target(scores, self.output.target)
             scores = scores.scores
         return checked_scores(scores, self.n)

@@ -63,12 +63,15 @@ class MinimalSet:
     @property
     def sentence(self) -> str:
         """The finding for a reader."""
-        does = "removing flips" if self.kind == "flip" else "that alone keep"
+        does = "whose removal flips" if self.kind == "flip" else "that alone keep"
         if self.upper is None:
-            found = "There is no set" if self.exact else f"No set was found, and none of under {self.lower},"
-            return f"{found} of patches {does} the decision on {self.target}."
-        size = f"{self.upper}" if self.exact else f"{self.upper} (at least {self.lower})"
-        return f"The smallest set of patches {does} the decision on {self.target} has {size} of {self.n}."
+            found = "There is no set" if self.exact else "No set was found"
+            open_ = "" if self.exact else f"; one of {self.lower} or more is not ruled out"
+            return f"{found} of patches {does} the decision on {self.target}{open_}."
+        what = f"of patches {does} the decision on {self.target} has {self.upper} of {self.n}"
+        if self.exact:
+            return f"The smallest set {what}."
+        return f"The smallest set found {what}; a smaller one, of {self.lower} or more, is not ruled out."
 
     def as_dict(self) -> dict[str, Any]:
         """The finding in plain types, as files hold it."""

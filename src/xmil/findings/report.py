@@ -81,7 +81,7 @@ def report_html(found: Findings) -> str:
     held = {name: part for name, part in sections.items() if part}
     links = "".join(f"<a href='#{name.lower()}'>{name}</a>" for name in held)
     parts = [f"<section id='{name.lower()}'>{part}</section>" for name, part in held.items()]
-    return page(found.title, "\n".join([_head(found), f"<nav class='small'>{links}</nav>", *parts]))
+    return page(_title(found), "\n".join([_head(found), f"<nav class='small'>{links}</nav>", *parts]))
 
 
 def verdict(found: Findings) -> str:
@@ -99,12 +99,16 @@ def verdict(found: Findings) -> str:
     )
 
 
+def _title(found: Findings) -> str:
+    return f"What the model looks at: {found.title}"
+
+
 def _head(found: Findings) -> str:
     told = "".join(f"<li>{line}</li>" for line in _in_short(found))
     notes = "".join(f"<li>{escape(note)}</li>" for note in found.notes)
     notes = f"<div class='notes'><b>Mind this</b><ul>{notes}</ul></div>" if notes else ""
     data = escape(str(found.about.get("data") or f"{len(found.slides)} slides"))
-    title = f"<h1>{escape(found.title)}</h1><p class='small'>{data}</p>"
+    title = f"<h1>{escape(_title(found))}</h1><p class='small'>{data}</p>"
     return f"{title}<div class='short'><ul>{told}</ul></div>{notes}"
 
 

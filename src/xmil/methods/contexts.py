@@ -82,7 +82,7 @@ class _Contexts:
         found = [self._sub_bag(rows, fixed) for rows in hands]
         each = [[parts[k] for parts in found] for k in range(len(outputs))]
         means = [self._mean(parts, hands) for parts in each]
-        said = _said(hands, audited=means[0].audit is not None)
+        said = _said(hands, self.x.shape[1], audited=means[0].audit is not None)
         return Attributions(
             logits,
             [
@@ -137,9 +137,16 @@ def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
     )
 
 
-def _said(hands: Sequence[Rows], *, audited: bool) -> str:
-    what = "scores and the audit" if audited else "scores"
-    return f"The {what} are means over {len(hands)} sub-bags of {len(hands[0])} instances."
+def _said(hands: Sequence[Rows], n: int, *, audited: bool) -> str:
+    what, size = "scores and the audit" if audited else "scores", len(hands[0])
+    said = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
+    if size == n:
+        return f"{said}."
+    total = f", so their sum is about {n / size:.3g} times audit.instances" if audited else ""
+    return (
+        f"{said}; a score is the mean over those that hold its patch{total}: compare the order of these "
+        "scores with that of plain ones, not their size."
+    )
 
 
 def _checked(n: int, contexts: Any, keep: Any) -> int:

@@ -145,9 +145,10 @@ def _run(method: Method, network: Network, x: Tensor, question: Question, params
     except Exception as error:  # a foreign module may raise anything
         if network.model is not None:
             raise
+        others = ", ".join(name for name in PLAIN_METHODS if name != method.name)
         raise UnsupportedError(
             f"{network.name} runs on this bag, but the method {method.name!r} failed on it with "
-            f"{first_line(error)}; try another: {', '.join(PLAIN_METHODS)}."
+            f"{first_line(error)}; try another: {others}."
         ) from error
 
 

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter
+from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.methods.coalitions import Coalitions, coalitions_of
 from xmil.methods.explain import Bags, explain
-from xmil.methods.opening import Calling, as_bag, open_network
+from xmil.methods.opening import Calling, as_bag, check_same_bag, open_network
 from xmil.methods.outputs import Output, Question
 from xmil.methods.registry import seed_words
 from xmil.methods.shapley import LARGEST, bits_of
@@ -53,7 +54,7 @@ def interactions(
     top: int = 50,
     groups: npt.ArrayLike | None = None,
     output: str | None = None,
-    by: str | npt.ArrayLike = "lrp",
+    by: str | Explanation | npt.ArrayLike = "lrp",
     precision: float | None = 0.01,
     draws: int = 500,
     exact: bool | None = None,
@@ -63,10 +64,10 @@ def interactions(
 ) -> Interactions:
     """Which pairs of patches act together: Shapley interaction indices with standard errors.
 
-    Pairs are those among the `top` patches with the largest scores by a method's name or given scores
-    (`by`), whatever their sign; with `groups`, a label for each patch, those among the groups. Up to twelve
-    patches or groups are enumerated (`exact=False` asks against it); more are sampled until the largest
-    standard error is at most `precision`, in units of the output, or after so many `draws`.
+    Pairs are those among the `top` patches with the largest scores by a method's name, an explanation or
+    given scores (`by`), whatever their sign; with `groups`, a label for each patch, those among the groups.
+    Up to twelve patches or groups are enumerated (`exact=False` asks against it); more are sampled until the
+    largest standard error is at most `precision`, in units of the output, or after so many `draws`.
     `progress(done, total)` is called as draws are done. `how` a module of your own is called is as for
     `explain`.
 
@@ -87,7 +88,7 @@ def interactions(
         raise InputError("Interactions need a bag of two instances or more.")
     members, names = _members(groups, game.n)
     if groups is None and game.n > top:
-        chosen = _strongest(network.module, bag, by, top, target=asked.target, output=output, **how)
+        chosen = _strongest(network.module, bag, by, top, n=game.n, target=asked.target, output=output, **how)
     else:
         chosen = np.arange(len(members) if members is not None else game.n)
     players = _Players(game, asked, members, torch.from_numpy(chosen).to(x.device))
@@ -269,9 +270,17 @@ def _members(groups: Any, n: int) -> tuple[Tensor | None, tuple[str, ...] | None
     return torch.from_numpy(index == np.arange(len(names))[:, None]), tuple(names.tolist())
 
 
-def _strongest(model: nn.Module, bag: Any, by: Any, top: int, **options: Any) -> npt.NDArray[np.int64]:
+def _strongest(
+    model: nn.Module, bag: Any, by: Any, top: int, *, n: int, **options: Any
+) -> npt.NDArray[np.int64]:
     """The instances with the largest absolute scores, ascending."""
+    if isinstance(by, Explanation):
+        check_same_bag(by, getattr(bag, "slide_id", None))
+        by = by.scores
     scores = explain(model, bag, method=by, **options).scores if isinstance(by, str) else np.asarray(by)
+    if scores.shape != (n,) or scores.dtype.kind not in "fiub":
+        must = f"a method's name, an Explanation of the bag, or {n} scores"
+        raise bad_parameter("by", "interactions", must, by)
     return np.sort(np.argsort(-np.abs(scores), kind="stable")[:top]).astype(np.int64)
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, XmilError, bad_parameter
-from xmil.core.task import TASKS, references
+from xmil.core.task import TASKS
 from xmil.lrp.marks import part_of_bag
 from xmil.methods.calling import PLAIN, Way, forward_way
 from xmil.methods.chances import ChanceWatch, as_log_odds, seeded
 from xmil.methods.closures import Rows, values_by_row
 from xmil.methods.companions import Companions, named_companions
+from xmil.methods.declared import declared_names, declared_references
 from xmil.methods.faults import sub_bag_fault
 from xmil.methods.reading import Reading
 from xmil.models import MILModel
@@ -95,11 +96,13 @@ class Network:
 
     def references(self, n_outputs: int) -> list[float]:
         """The value of each output that a regression is explained against."""
-        return references(None if self._spec("relative") else self._spec("reference"), n_outputs)
+        value = None if self._spec("relative") else self._spec("reference")
+        return declared_references(value, n_outputs, task=self.task, owner=self.name)
 
     def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
         """Names of what can be explained, where they are known."""
-        return TASKS[self.task].target_names(n_outputs, self.class_names, self._spec("time_bins"))
+        names = self._class_names(n_outputs)
+        return TASKS[self.task].target_names(n_outputs, names, self._spec("time_bins"))
 
     def _spec(self, name: str) -> Any:
         """A setting of a model's spec, or an attribute of another's module."""
@@ -111,11 +114,12 @@ class Network:
         own = self.module.warnings if isinstance(self.module, MILModel) else ()
         return (*own, *self.remarks)
 
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, where the model knows them."""
+    def _class_names(self, n_outputs: int) -> tuple[str, ...] | None:
+        """Names of the classes, where the model knows them; those of a spec are checked already."""
+        if isinstance(self.module, MILModel) and hasattr(self.module, "spec"):
+            return self.module.class_names
         names = getattr(self.module, "class_names", None)
-        return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+        return declared_names(names, n_outputs, task=self.task, owner=self.name)
 
     @property
     def is_built_in(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from xmil.core.bag import Bag, as_features
 from xmil.core.errors import InputError, unknown_name
+from xmil.core.explanation import Explanation
 from xmil.core.stored_bag import StoredBag
 from xmil.methods.companions import Companions
 from xmil.methods.network import ForwardFunction, Network
@@ -63,6 +64,15 @@ def as_bag(bag: Any) -> Any:
     return read_bag(bag)
 
 
+def check_same_bag(e: Explanation, name: str | None) -> None:
+    """Refuse the explanation of another bag, where both are known by name."""
+    if e.bag is not None and name is not None and e.bag != name:
+        raise InputError(
+            f"The explanation is of the bag {e.bag!r}, but the bag here is {name!r}; explain that one, or "
+            "pass the explanation's scores where the two are the same."
+        )
+
+
 def as_tensor(bag: Any, network: Network) -> Tensor:
     """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
     name, leave = (bag.called, LEAVE if bag.source else "") if isinstance(bag, Bag) else ("the bag", "")
@@ -90,6 +100,8 @@ def as_tensor(bag: Any, network: Network) -> Tensor:
 
 
 def _checked_tensor(bag: Tensor, like: Tensor, name: str) -> Tensor:
+    if bag.layout != torch.strided:
+        raise InputError(f"{name[0].upper()}{name[1:]} is a sparse tensor; pass it as tensor.to_dense().")
     x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
     if x.ndim != 2 or x.is_complex():
         raise InputError(

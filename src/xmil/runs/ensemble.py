@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from xmil.core.absence import absent
 from xmil.core.background import Background
@@ -226,9 +227,16 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
     """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
-    listed = [given] if isinstance(given, str | PathLike) else list(given)
-    if not all(isinstance(path, str | PathLike) for path in listed):
-        raise InputError("Runs over slides take paths of model files; write one with save_model.")
+    listed: list[Any] = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | PathLike | nn.Module):
+        listed = list(given)
+    for path in listed:
+        if not isinstance(path, str | PathLike):
+            raise InputError(
+                f"Runs over slides take the path of a model, not a {type(path).__name__}: write a model of "
+                "xmil with save_model, name the function that builds a module of yours as "
+                '"mine.py:build", or explain one bag with xmil.explain.'
+            )
     return tuple(
         file
         for path in listed

@@ -114,8 +114,11 @@ def _colour_bar(figure: Any, scale: Scale, e: Explanation, *, top: float) -> Non
     axis.imshow(scale.paint(np.linspace(scale.low, scale.high, 256))[None], aspect="auto")
     axis.set_axis_off()
     low, high = ends(e)
-    for at, words, value, side in ((0.52, low, scale.low, "left"), (0.94, high, scale.high, "right")):
-        figure.text(at, top - 0.026, f"{words} ({number(value)})", fontsize=6, ha=side)
+    below, above = (
+        " and " + word if cut else "" for word, cut in zip(("below", "above"), scale.cut, strict=True)
+    )
+    figure.text(0.52, top - 0.026, f"{low} ({number(scale.low)}{below})", fontsize=6, ha="left")
+    figure.text(0.94, top - 0.026, f"{high} ({number(scale.high)}{above})", fontsize=6, ha="right")
 
 
 def _image(figure: Any, place: tuple[float, float, float, float], pixels: Any, words: str) -> None:

@@ -45,7 +45,7 @@ def write_insight(
     strategies = find_strategies(profiles, seed=run.chosen.seed) if len(profiles) else None
     shortcuts = _shortcuts(run, slides, results)
     found = Findings(
-        title=f"What the model looks at: {run.run.path.name}",
+        title=run.run.path.resolve().name,
         about=_about(run, results),
         concepts=_concepts(run, with_profile, [r for r in results if "profile" in r], profiles),
         slides=with_profile or list(slides),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from torch import nn
 
 from xmil.core.errors import InputError
 from xmil.core.named_function import load_function
+from xmil.core.task import TASKS
 from xmil.data import feature_files, open_bag
 from xmil.data.whereabouts import folder_advice
+from xmil.methods.declared import declared_names, declared_references
 from xmil.methods.opening import open_network
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
@@ -35,18 +38,15 @@ def build_own(name: str, unsaid: Unsaid) -> MILModel:
     own = made.eval()
     if isinstance(own, MILModel) and hasattr(own, "spec"):
         return own
-    names = unsaid.class_names or _names(own)
     n_classes, in_dim = _sizes(own, name, unsaid)
-    if names is not None and len(names) != n_classes:
-        raise InputError(
-            f"The model {name!r} has {n_classes} outputs, but there are {len(names)} class names."
-        )
-    held: dict[str, Any] = {
-        "spec": ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=_task(own)),
-        "class_names": names,
-        "task": _task(own),
-        "background": None,
-    }
+    task, owner = _task(own), f"the model {name!r}"
+    given = unsaid.class_names or getattr(own, "class_names", None)
+    names = declared_names(given, n_classes, task=task, owner=owner)
+    spec = ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=task)
+    if (reference := getattr(own, "reference", None)) is not None and TASKS[task].takes_reference:
+        found = declared_references(reference, n_classes, task=task, owner=owner)
+        spec = replace(spec, reference=tuple(found))
+    held: dict[str, Any] = {"spec": spec, "class_names": names, "task": task, "background": None}
     for key, value in held.items():
         setattr(own, key, value)
     return cast(MILModel, own)  # methods ask for no more than a module and these
@@ -75,11 +75,6 @@ def _sizes(own: nn.Module, name: str, unsaid: Unsaid) -> tuple[int, int]:
     with torch.no_grad():
         network, x = open_network(own, bag)
         return int(network(x).shape[-1]), int(x.shape[-1])
-
-
-def _names(own: nn.Module) -> tuple[str, ...] | None:
-    names = getattr(own, "class_names", None)
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
 
 def _task(own: nn.Module) -> str:

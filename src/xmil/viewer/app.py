@@ -73,7 +73,7 @@ class Site:
             Route("/api/run.json", self._get(self._run, JSON)),
             Route("/api/columns-{run:int}.json", self._get(self._columns, JSON)),
             Route("/api/wall-{run:int}-{column:int}.json", self._get(self._wall, JSON)),
-            Route(f"{slide}/small-{{run:int}}-{{column:int}}.png", self._get(self._small, PNG)),
+            Route(f"{slide}/small-{{run:int}}-{{column:int}}.png", self._draw(self._small, PNG)),
             Route("/api/openapi.json", self._get(lambda: to_json(describe_routes()), JSON)),
             Route(f"{slide}/slide.json", self._get(self._slide, JSON)),
             Route(f"{slide}/evidence-{{run:int}}.bin", self._get(self._evidence, BYTES)),
@@ -141,7 +141,7 @@ class Site:
 
         return endpoint
 
-    def _draw(self, make: Make) -> Endpoint:
+    def _draw(self, make: Make, kind: str = JPEG) -> Endpoint:
         """A picture; one that nobody waits for any more is not drawn."""
 
         async def endpoint(request: Request) -> Response:
@@ -150,7 +150,7 @@ class Site:
                     return Response(status_code=499)
                 work = partial(make, **request.path_params)
                 content = await anyio.to_thread.run_sync(work, limiter=self._decoding)
-            return _tagged(request, content, JPEG)
+            return _tagged(request, content, kind)
 
         return endpoint
 
