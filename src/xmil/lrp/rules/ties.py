@@ -35,7 +35,7 @@ def pooled(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     if any(values.shape[dim] != 1 for dim in dims):
         return out
     largest = input.amax(dims, keepdim=True)
-    return largest if isinstance(out, Tensor) else (largest, *out[1:])
+    return largest if isinstance(out, Tensor) else (largest.clone(), *out[1:])
 
 
 class _Tied(torch.autograd.Function):
