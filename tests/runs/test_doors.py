@@ -18,6 +18,7 @@ from tests.runs.cohorts import command, make_cohort, table
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.cli._app import run as xmil_run
 from xmil.core.errors import FileError, InputError, XmilError
+from xmil.core.named_function import load_function
 
 MEAN = "tests.encoders.builders:network"
 DOORS = {
@@ -214,3 +215,29 @@ def test_a_module_is_no_path(door: str, given: object, tmp_path: Path) -> None:
     ):
         getattr(xmil, door)(given, tmp_path, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+OWN_REGRESSION = """
+import torch
+
+class Age(torch.nn.Linear):
+    task, reference, class_names = "regression", torch.tensor([2.0]), ("age",)
+
+    def forward(self, x):
+        return super().forward(x).mean(dim=1)
+
+def build():
+    torch.manual_seed(0)
+    return Age(4, 1)
+"""
+
+
+def test_a_module_keeps_its_reference_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_REGRESSION)
+    (tmp_path / "features").mkdir()
+    np.save(tmp_path / "features" / "s1.npy", np.eye(4, dtype=np.float32))
+    name = f"{tmp_path / 'mine.py'}:build"
+    run = xmil.explain_slides(name, tmp_path / "features", out=tmp_path / "run", methods="gxi")
+    own = xmil.explain(load_function(name, kind="model")(), np.eye(4, dtype=np.float32), method="gxi")
+    held = run.explanation("s1")
+    assert (held.column, held.output) == ("gxi:age", pytest.approx(own.output, abs=1e-6))
