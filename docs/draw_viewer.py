@@ -49,7 +49,7 @@ def stained_again(slides: Path, seed: int, name: str) -> None:
     middle = np.array(SIZE) / 2
     about = {"offset": middle - matrix @ middle, "order": 1}
     turned = [ndimage.affine_transform(picture[..., c], matrix, cval=ground[c], **about) for c in range(3)]
-    write_tiff(slides / f"{name}.tif", np.stack(turned, axis=-1).astype(np.uint8))
+    write_tiff(slides / f"{name}.tif", np.stack(turned, axis=-1).astype(np.uint8), mpp=0.5 / SMALLER)
 
 
 def on_the_other(place: tuple[float, float]) -> list[float]:

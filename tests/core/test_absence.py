@@ -11,6 +11,7 @@ import xmil
 from xmil.cli._app import run
 from xmil.core.absence import absent, unreadable
 from xmil.core.identity import file_digest
+from xmil.core.runfiles import read_rows, read_run
 
 
 def test_every_kind_of_path_is_named(tmp_path: Path) -> None:
@@ -90,3 +91,15 @@ def test_what_the_system_refuses_is_told_in_one_line(
     assert said[0].startswith(f"xmil: error: {long}: cannot be ")
     assert "File name too long" in said[0]
     assert "; check its " in said[0]
+
+
+def test_a_place_for_results_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    """The first look for an earlier run says so, whatever the command."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "loop"):
+        for look in (read_run, lambda folder: read_rows(folder / "slides.csv")):
+            with pytest.raises(
+                xmil.XmilError, match=r"cannot be made \(\S+ is no folder\); choose another --out"
+            ):
+                look(out)

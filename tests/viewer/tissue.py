@@ -74,8 +74,8 @@ def _bag(name: str, tissue: Floats, nests: Floats, seed: int) -> Bag:
     return Bag(features, coords=coords, patch_size=EDGE, mpp=0.5, slide_id=name)
 
 
-def write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
-    """A pyramid of five levels at 0.5 microns per pixel."""
+def write_tiff(path: Path, level: npt.NDArray[np.uint8], *, mpp: float = 0.5) -> None:
+    """A pyramid of five levels."""
     with tifffile.TiffWriter(path) as file:
         for step in range(5):
             file.write(
@@ -84,7 +84,7 @@ def write_tiff(path: Path, level: npt.NDArray[np.uint8]) -> None:
                 photometric="rgb",
                 compression="zlib",
                 subfiletype=1 if step else 0,
-                resolution=(20_000, 20_000) if step == 0 else None,
+                resolution=(10_000 / mpp, 10_000 / mpp) if step == 0 else None,
                 resolutionunit="CENTIMETER",
                 metadata=None,
             )

@@ -152,6 +152,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
+        if not folder.is_dir():  # a file, or a link in a circle, where results should go
+            raise InputError(not_made(folder, error)) from None
         raise InputError(f"{path}: cannot be read ({error.strerror}); use another folder.") from None
     except ValueError:
         raise InputError(
@@ -193,6 +195,8 @@ def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, OSError) and not path.parent.is_dir():
+            raise InputError(not_made(path.parent, error)) from None
         raise FileError(f"{path.name}: not a readable table ({error}).") from None
     return {row[key]: row for row in rows if row.get(key)}
 

@@ -28,9 +28,11 @@ class Origins:
     @cached_property
     def _held(self) -> set[int]:
         module = self._module()
-        parts = [] if module is None else list(module.modules())
-        tensors = [*(module.parameters() if module else ()), *(module.buffers() if module else ())]
-        tensors += [value for part in parts for value in vars(part).values() if isinstance(value, Tensor)]
+        if module is None:
+            return set()
+        tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+        for part in module.modules():
+            tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
         return {storage_of(tensor) for tensor in tensors}
 
     def holds(self, tensor: Tensor) -> bool:

@@ -88,7 +88,8 @@ def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs:
     other = args[0] if args else kwargs.get("other")
     if not isinstance(out, Tensor):  # autograd would give a tie to one of them
         dim, extreme = dim_of(args, kwargs), torch.amax if name_of(function) == "max" else torch.amin
-        return type(out)((extreme(input, dim, keepdim=out[0].ndim == input.ndim), out[1]))
+        values = extreme(input, dim, keepdim=out[0].ndim == input.ndim)
+        return type(out)((values.clone(), out[1]))  # a copy: autograd needs the values as they are
     if isinstance(other, Tensor):
         with torch.no_grad():
             for term in (input, other):

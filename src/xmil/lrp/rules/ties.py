@@ -21,7 +21,7 @@ def ranked(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     name = name_of(function)
     default = {"median": None, "nanmedian": None, "msort": 0}.get(name, -1)
     dim = dim_of(args, kwargs, place=_PLACES.get(name, 0), default=default)
-    if dim is None or input.ndim == 0:  # of all elements: autograd shares already
+    if dim is None or input.ndim == 0 or not input.numel():  # of all elements: autograd shares already
         return function(input, *args, **kwargs)
     return function(_Tied.apply(input, dim), *args, **kwargs)  # type: ignore[no-untyped-call]
 
@@ -35,7 +35,7 @@ def pooled(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     if any(values.shape[dim] != 1 for dim in dims):
         return out
     largest = input.amax(dims, keepdim=True)
-    return largest if isinstance(out, Tensor) else (largest, *out[1:])
+    return largest if isinstance(out, Tensor) else (largest.clone(), *out[1:])
 
 
 class _Tied(torch.autograd.Function):
