@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pytest
 import xmil
 from tests.runs.cohorts import command, make_cohort, make_model, table, write_slide
 from xmil.cli._app import run
+from xmil.core.errors import InputError
 from xmil.core.storage import read_explanations, write_explanations
 from xmil.core.task import TASKS
 from xmil.data import read_bag
@@ -231,3 +233,16 @@ def test_messages_name_the_option(
     folder = make_cohort(tmp_path, 1)
     assert run(command(folder, *more)) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", [xmil.explain_slides, xmil.predict_slides, xmil.evaluate_slides])
+def test_a_run_is_not_written_among_the_features(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "features").mkdir()
+    bag = xmil.Bag(np.random.default_rng(0).normal(size=(5, 4)), slide_id="a")
+    xmil.write_bag(bag, tmp_path / "features" / "a.h5")
+    model = xmil.create_model("attnmil", in_dim=4, n_classes=2, dim=4, seed=0)
+    xmil.save_model(model, tmp_path / "m.safetensors")
+    (tmp_path / "link").symlink_to(tmp_path / "features")
+    with pytest.raises(InputError, match="--out is the folder of --features"):
+        run(tmp_path / "m.safetensors", tmp_path / "features", out=tmp_path / "link")
+    assert [path.name for path in (tmp_path / "features").iterdir()] == ["a.h5"]

@@ -127,6 +127,7 @@ def evaluate_slides(
         hear.say(f"A {net.task} model predicts no class, so every slide counts.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    inputs.check_apart(Path(out))
     column = label if TASKS[net.task].decides else None
     cases, missing = find_cases(inputs, label=column, spec=net.spec, say=hear.say)
     if "lrp" in settings.methods:

@@ -104,6 +104,7 @@ def explain_slides(
         raise InputError("--interactions is for one model; an ensemble has none in common.")
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    inputs.check_apart(Path(out))
     cases, missing = task_cases(inputs, spec, label=label, time=time, event=event, say=hear.say)
     if "lrp" in chosen_methods:
         files = [path for case in cases for path in case.paths]

@@ -37,6 +37,11 @@ class Inputs:
         cohort = None if self.cohort is None else str(self.cohort.resolve())
         return {"features": str(self.features.resolve()), "cohort": cohort}
 
+    def check_apart(self, out: Path) -> None:
+        """Refuse to write a run among the features."""
+        if self.features.is_dir() and out.resolve() == self.features.resolve():
+            raise InputError(f"{out}: --out is the folder of --features; choose another, such as {out}-run.")
+
 
 @dataclass(frozen=True)
 class Unsaid:

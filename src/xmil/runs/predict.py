@@ -99,6 +99,7 @@ def predict_slides(
     models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu", unsaid=unsaid)
     table = None if cohort is None else Path(cohort)
     inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
+    inputs.check_apart(Path(out))
     columns = {"label": label, "time": time, "event": event}
     cases, missing = task_cases(inputs, models.spec, **columns, say=hear.say)
     run = PredictRun(Path(out), models, inputs, columns, where, draws, seed, missing, full_digests, sample)
