@@ -149,6 +149,32 @@ class Heads(nn.Module):
         return self.h(pooled.flatten(1))
 
 
+class Tokened(nn.Module):
+    """One layer of attention over the instances and a class token before or behind them."""
+
+    def __init__(self, *, behind: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.h, self.behind = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2), behind
+        self.token = nn.Parameter(torch.randn(1, 1, 6))
+
+    def weights(self, x: Tensor) -> Tensor:
+        rows = torch.cat([x, self.token] if self.behind else [self.token, x], dim=1)
+        return (self.q(rows) @ self.k(rows).mT).softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([x, self.token] if self.behind else [self.token, x], dim=1)
+        return self.h((self.weights(x) @ rows)[:, -1 if self.behind else 0])
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_class_token_may_stand_before_or_behind(behind: bool) -> None:
+    net, x = Tokened(behind=behind), torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
+    e = xmil.explain(net, x, method="attention")
+    row = net.weights(x[None])[0].detach()[-1, :-1] if behind else net.weights(x[None])[0].detach()[0, 1:]
+    np.testing.assert_allclose(e.scores, row, rtol=1e-5)
+
+
 def test_a_softmax_that_no_output_uses_is_not_shown() -> None:
     net, x = Regularised(), torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
     e = xmil.explain(net, x, method="attention")

@@ -134,6 +134,21 @@ def test_integrated_gradients_that_stay_open_say_so() -> None:
     assert not any("stays open" in text for text in xmil.explain(Pooled(-2), BAG, method="ig").warnings)
 
 
+class Stepped(Pooled):
+    """A count of instances above a threshold: no gradient anywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.e(x)[..., :2] > 0).float().mean(dim=-2) * 4 - 2 + 0 * super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["gxi", "grad2"])
+def test_scores_without_a_gradient_say_so(method: str) -> None:
+    assert any(
+        "Every score is zero" in text for text in xmil.explain(Stepped(-2), BAG, method=method).warnings
+    )
+    assert not xmil.explain(Pooled(-2), BAG, method=method).warnings
+
+
 @pytest.mark.parametrize(
     "hold", [lambda rows: {"c": rows}, lambda rows: [rows], lambda rows: {"a": {"b": rows.numpy()}}]
 )

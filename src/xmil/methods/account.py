@@ -54,6 +54,16 @@ def gap_warnings(audit: Audit) -> tuple[str, ...]:
     )
 
 
+def flat_warnings(scores: Tensor) -> tuple[str, ...]:
+    """A sentence for scores from gradients that are all zero."""
+    if bool(scores.any()):
+        return ()
+    return (
+        "Every score is zero: the output has no gradient at these instances, as behind a threshold or with "
+        "rounded weights. Compare with method='single' or 'one_removed'.",
+    )
+
+
 def _cut_sentence(share: float, cuts: Sequence[str]) -> str:
     where = f" ({'; '.join(cuts)})" if cuts else " (the explained output is not linear in the logits)"
     return (

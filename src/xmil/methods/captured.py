@@ -21,16 +21,18 @@ BLOCK = 1024  # query rows whose weights are held at once
 class Weights:
     """Weights of one softmax, over the last of their dimensions; `place` is the module that took it.
 
-    `received` are the mean weights (keys,) over all rows before it, `first` those of the first row: a class
-    token, where there is one. `rows` counts them, heads apart.
+    `received` are the mean weights (keys,) over all rows before it, `first` and `last` those of the first and
+    the last row: of a class token, where there is one. `rows` counts them, heads apart.
     """
 
     place: str
     shape: tuple[int, ...]
     received: Tensor
     first: Tensor
+    last: Tensor
     columns: Tensor | None
     rows: int
+    ends: bool = False  # whether the class token stands behind the instances
     source: tuple[Tensor, int] | None = None  # the softmax and its dimension, where gradients are kept
 
     @property
@@ -85,10 +87,12 @@ class SoftmaxWatch(TorchFunctionMode):
         """Weights over the last dimension; the one before it counts rows, the others heads and bags."""
         flat = weights.detach().reshape(-1, weights.shape[-1])
         steps = weights.shape[-2] if weights.ndim > 1 else 1
-        first = flat.reshape(-1, steps, flat.shape[1])[:, 0].mean(dim=0)
+        first, last = (flat.reshape(-1, steps, flat.shape[1])[:, at].mean(dim=0) for at in (0, -1))
         columns = flat.T if len(flat) <= steps and len(flat) < flat.shape[1] else None
         shape = tuple(weights.shape)
-        self.seen.append(Weights(self._place(), shape, flat.mean(dim=0), first, columns, len(flat), source))
+        self.seen.append(
+            Weights(self._place(), shape, flat.mean(dim=0), first, last, columns, len(flat), source=source)
+        )
 
     def _keep_attention(self, query: Tensor, key: Tensor, *others: Any, **options: Any) -> None:
         """Weights of fused attention, worked out in blocks of rows; masked attention is passed over."""
@@ -100,11 +104,12 @@ class SoftmaxWatch(TorchFunctionMode):
         for rows in query.detach().split(BLOCK, dim=-2):
             weights = (rows @ key.detach().mT * scale).softmax(dim=-1)
             first = weights[..., 0, :].reshape(-1, key.shape[-2]).mean(dim=0) if first is None else first
+            last = weights[..., -1, :].reshape(-1, key.shape[-2]).mean(dim=0)
             total = total + weights.reshape(-1, key.shape[-2]).sum(dim=0)
         count = query.shape[:-1].numel()
         shape = (*query.shape[:-1], key.shape[-2])
         if first is not None:
-            self.seen.append(Weights(self._place(), shape, total / count, first, None, count))
+            self.seen.append(Weights(self._place(), shape, total / count, first, last, None, count))
 
     def _place(self) -> str:
         """The innermost part of the module on the call stack."""
@@ -137,10 +142,12 @@ def _taken(chosen: Weights, n: int, n_outputs: int) -> tuple[Tensor, str]:
     token = chosen.length - n  # 1 where a class token is among what is weighed
     if chosen.columns is not None and not token and chosen.columns.shape[1] == n_outputs > 1:
         return chosen.columns, ", a row for each class"
+    instances = slice(0, n) if chosen.ends else slice(token, None)
     if chosen.rows < n:
-        return chosen.received[token:, None], "" if chosen.rows == 1 else ", the mean of its rows"
+        return chosen.received[instances, None], "" if chosen.rows == 1 else ", the mean of its rows"
     if token:
-        return chosen.first[1:, None], ", the row of the first token, taken as the class token"
+        which, row = ("last", chosen.last) if chosen.ends else ("first", chosen.first)
+        return row[instances, None], f", the row of the {which} token, taken as the class token"
     return chosen.received[:, None], ", what each instance receives in the mean"
 
 
@@ -153,7 +160,21 @@ def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[in
         fewer = _watched(network, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0))
         if len(fewer) == len(seen):
             fitting = [i for i in fitting if fewer[i].length == seen[i].length - 1]
+    if n > 1 and any(seen[i].length == n + 1 for i in fitting):
+        turned = _watched(network, x.flip(1), torch.arange(n, device=x.device).flip(0).unsqueeze(0))
+        for i in fitting if len(turned) == len(seen) else ():
+            seen[i] = replace(seen[i], ends=_token_ends(seen[i].received, turned[i].received, n))
     return seen, fitting
+
+
+def _token_ends(received: Tensor, turned: Tensor, n: int) -> bool:
+    """Whether what n + 1 things receive follows the instances, in turned order, with the token behind."""
+    if len(received) != n + 1 or len(turned) != n + 1:
+        return False
+    before = torch.cat([received[:1], received[1:].flip(0)])
+    behind = torch.cat([received[:-1].flip(0), received[-1:]])
+    far, near = (float((turned - other).abs().max()) for other in (before, behind))
+    return near < far / 10
 
 
 def _used(network: Network, x: Tensor, seen: list[Weights], fitting: list[int]) -> list[Weights]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
-from xmil.methods.account import gap_warnings
+from xmil.methods.account import flat_warnings, gap_warnings
 from xmil.methods.baseline import described, find_baseline
 from xmil.methods.network import Network
 from xmil.methods.outputs import Output, Question
@@ -138,7 +138,9 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
     logits = logits.detach()
     values = [float(output(logits)) for output in outputs]
     pairs = zip(outputs, values, found, strict=True)
-    return Attributions(logits, [Attribution(o, value, scores[0]) for o, value, scores in pairs])
+    return Attributions(
+        logits, [Attribution(o, value, s[0], warnings=flat_warnings(s)) for o, value, s in pairs]
+    )
 
 
 def _many(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
