@@ -27,7 +27,7 @@ def test_every_kind_of_path_is_named(tmp_path: Path) -> None:
         "broken": "a link to gone.pt, which is not there; make the link again.",
         "pipe": "cannot be read (a pipe, socket or device, not a file).",
         "far/away.pt": "no such file.",
-        "modle.pt": f"no such file. Did you mean '{tmp_path / 'model.pt'}'?",
+        "modl.pt": f"no such file. Did you mean '{tmp_path / 'model.pt'}'?",
         "model.pt/x": "no such file.",
         "n"
         * 300: "cannot be read (File name too long); check its name, its rights and those of its folders.",
