@@ -228,7 +228,9 @@ def test_full_screen_shows_the_slide_alone_and_leaves_again(browser: Any, url: s
         page.keyboard.press("f")
         page.wait_for_function("() => document.fullscreenElement?.classList.contains('slide')")
         page.evaluate("() => window.xmil.view.say('seen')")
-        assert page.evaluate("() => document.fullscreenElement.contains(document.querySelector('.message'))")
+        page.wait_for_function(  # the browser tells of the change a frame later
+            "() => document.fullscreenElement.contains(document.querySelector('.message'))"
+        )
         assert page.locator(".top").evaluate("bar => !document.fullscreenElement.contains(bar)")
         page.keyboard.press("]")  # keys go on
         page.wait_for_function(
