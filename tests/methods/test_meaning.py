@@ -50,6 +50,20 @@ def test_a_module_that_takes_both_shapes_with_different_outputs_is_refused() -> 
     assert e.output == pytest.approx(float(net(BAG)[1].detach()), rel=1e-5)
 
 
+def test_shapes_are_compared_on_a_few_instances_of_a_large_bag() -> None:
+    seen: list[int] = []
+
+    class Counting(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.ndim == 2:
+                seen.append(len(x))
+            return super().forward(x)
+
+    with pytest.raises(InputError, match="with different outputs"):
+        xmil.explain(Counting(0), torch.randn(500, 6, generator=torch.Generator().manual_seed(0)))
+    assert seen == [64]
+
+
 def test_a_module_that_takes_both_shapes_alike_runs() -> None:
     net = Pooled(-2)
     assert xmil.explain(net, BAG, target=1).output == pytest.approx(float(net(BAG)[1].detach()), rel=1e-5)

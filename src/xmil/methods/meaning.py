@@ -6,6 +6,7 @@ Decided by passes over the bag, never by names; refused where two readings are p
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from difflib import get_close_matches
 
 import torch
@@ -19,6 +20,7 @@ from xmil.methods.network import Network
 from xmil.methods.reading import find_logits
 
 SAME = 1e-5  # of the logits: what two passes of one module may differ by, for rounding on parallel devices
+FEW = 64  # instances on which the two shapes are compared
 CLOSE = 1e-3  # of the logits: what a masked bag may differ by from the bag of what the mask keeps
 
 
@@ -39,17 +41,22 @@ def check_task(network: Network) -> None:
     )
 
 
-def check_batch(network: Network, x: Tensor, logits: Tensor, other: Way) -> None:
-    """Refuse a module that takes (1, n, d) and (n, d) and gives another output for each."""
-    if x.shape[1] < 2:  # a bag of one instance is read alike
+def check_batch(network: Network, x: Tensor, other: Way) -> None:
+    """Refuse a module that takes (1, n, d) and (n, d) and gives another output for each.
+
+    A few instances tell: as (n, d) some modules would take each pair of the bag's instances together.
+    """
+    n = min(x.shape[1], FEW)
+    part, rows = x[:, :n], None if n == x.shape[1] else torch.arange(n, device=x.device).unsqueeze(0)
+    twin = copy(network)
+    twin.way = other
+    with seeded(0):
+        plain = _found(lambda: find_logits(raw := twin.raw(part.clone(), rows), n, name=network.name)(raw))
+    if n < 2 or plain is None:  # a bag of one instance is read alike
         return
     with seeded(0):
-        whole = _found(lambda: network.logits(x))
-    with seeded(0):
-        plain = _found(
-            lambda: find_logits(raw := network.tried(other, x.clone()), x.shape[1], name=network.name)(raw)
-        )
-    if whole is None or plain is None or plain.shape != logits.shape or distance(whole, plain) <= SAME * 10:
+        batch = _found(lambda: network.logits(part, rows))
+    if batch is None or batch.shape != plain.shape or distance(batch, plain) <= SAME * 10:
         return
     raise InputError(
         f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one it "

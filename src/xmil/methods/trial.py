@@ -83,7 +83,7 @@ def _called(network: Network, x: Tensor) -> tuple[ChanceWatch, Tensor]:
             with watch:
                 logits = network.reading(network.raw(x))
         elif way.batch and following is not None and not following.batch:
-            check_batch(network, x, logits, following)
+            check_batch(network, x, following)
         _tell(network, x)
         return watch, logits
     raise call_fault(network, x, failures) from failures[0].error
