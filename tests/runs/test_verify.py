@@ -167,6 +167,22 @@ def test_damage_in_a_run_of_any_kind_is_named(kind: str, tmp_path: Path) -> None
             path.write_bytes(whole[path])
 
 
+def test_a_damaged_table_and_a_pipe_are_faults_among_others(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "slides" / "a.parquet").unlink()
+    os.mkfifo(copy / "slides" / "a.parquet")
+    assert told(copy).splitlines()[0] == "slides/a.parquet: is no file; remove it and explain the slide again"
+    (copy / "slides.csv").write_bytes(b"\xff\xfe")
+    (copy / "failures.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(copy)])
+    said = capsys.readouterr().out
+    assert left.value.code == 1
+    for name in ("slides.csv: not a readable table", "failures.csv: cannot be read", "slides/a.parquet:"):
+        assert name in said
+
+
 def test_links_and_missing_models_are_named(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "train", tmp_path / "train")
     (tmp_path / "train" / "fold0" / "model.safetensors").unlink()

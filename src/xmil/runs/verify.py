@@ -9,7 +9,7 @@ from xmil.core.errors import XmilError
 from xmil.core.identity import file_digest
 from xmil.core.named_function import is_function_name
 from xmil.core.run import Run
-from xmil.core.runfiles import RUN
+from xmil.core.runfiles import RUN, SLIDES
 from xmil.data import feature_files
 from xmil.data.siblings import slide_name
 from xmil.models.checkpoints.files import IN_FOLDER
@@ -26,7 +26,10 @@ def verify_run(run: Run, *, on_slide: Callable[[], None] = lambda: None) -> list
     []
     """
     faults = [*_models(run)] if run.about else [Fault(RUN, "is missing; run the command again")]
-    faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
+    try:
+        faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
+    except XmilError as error:  # of the table, without which slides are not known
+        faults.append(Fault(SLIDES, str(error).removeprefix(f"{SLIDES}: ")))
     told = {fault.what for fault in faults}
     return faults + [fault for fault in file_faults(run) if fault.what not in told]
 

@@ -55,7 +55,8 @@ def _unreadable(path: Path) -> str:
         check_regular(path)
         READERS.get(path.suffix.lower(), _bytes)(path)
     except XmilError as error:
-        return str(error).removeprefix(f"{path}: ").rstrip(".")
+        said = str(error).removeprefix(f"{path}: ").rstrip(".")
+        return said.removeprefix("cannot be read (").removesuffix(")") if "(" in said[:16] else said
     except (OSError, csv.Error, *DAMAGED) as error:
         return " ".join(str(error).split())[:200] or type(error).__name__
     return ""

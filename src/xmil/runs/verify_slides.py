@@ -53,6 +53,9 @@ def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[s
     if not exists(run.path / name):
         yield Fault(name, "is missing; explain the slide again")
         return
+    if not (run.path / name).is_file():
+        yield Fault(name, "is no file; remove it and explain the slide again")
+        return
     try:
         path = run.file(slide)
         header, rows = read_provenance(path)
