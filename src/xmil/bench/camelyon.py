@@ -20,6 +20,7 @@ import numpy.typing as npt
 from xmil.bench.measuring import Measure, Values
 from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem
 from xmil.core.errors import FileError, InputError
+from xmil.core.parsing import parse_xml
 from xmil.data import read_bag
 from xmil.evaluate.localisation import covered_by_polygons
 
@@ -53,13 +54,10 @@ class Outline:
 def read_asap(path: Path) -> list[Outline]:
     """The polygons of an ASAP annotation."""
     try:
-        text = path.read_bytes()
-        if b"<!DOCTYPE" in text or b"<!ENTITY" in text:
-            raise FileError(f"{path}: an annotation has no document type; the file is refused.")
-        root = ET.fromstring(text)  # noqa: S314  # no entities: checked above
+        root = parse_xml(path.read_bytes())
     except OSError as error:
         raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
-    except ET.ParseError as error:
+    except ValueError as error:
         raise FileError(f"{path}: not an ASAP annotation ({error}).") from None
     return [outline for node in root.iter("Annotation") if (outline := _outline(node, path)) is not None]
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_xml
 from xmil.core.storage import write_atomically
 from xmil.heatmaps.exports import AGAINST, SUPPORTS, Tiles, write_geojson
 from xmil.heatmaps.registry import Exported
@@ -54,15 +55,13 @@ def read_asap(path: str | PathLike[str]) -> Tiles:
     data = Path(path).read_bytes() if Path(path).is_file() else b""
     if not data:
         raise FileError(f"{path}: no such file, or an empty one.")
-    if b"<!DOCTYPE" in data:  # entities could blow it up
-        raise FileError(f"{path}: has a document type, which ASAP does not write.")
     try:
-        notes = ET.fromstring(data).findall("./Annotations/Annotation")  # noqa: S314 - no document type
+        notes = parse_xml(data).findall("./Annotations/Annotation")
         points = [
             [(float(c.attrib["X"]), float(c.attrib["Y"])) for c in note.iter("Coordinate")] for note in notes
         ]
         boxes = [[*np.min(each, axis=0), *np.max(each, axis=0)] for each in points]
-    except (ET.ParseError, KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
     groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
     return Tiles(

@@ -15,13 +15,13 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError
+from xmil.core.parsing import parse_xml
 from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
 from xmil.slides.backends.tiff_pages import check_pages
 from xmil.slides.slide import Pixels, Size, Slide, on_white
@@ -343,10 +343,8 @@ def _ome(text: str, element: str) -> Any:
 
 
 def _ome_nodes(text: str, element: str) -> Iterator[Any]:
-    if "<!DOCTYPE" in text:  # entities could blow it up
-        return
     try:
-        root = ElementTree.fromstring(text)  # noqa: S314 - no document type, so no entities
-    except (ElementTree.ParseError, ValueError):
+        root = parse_xml(text)
+    except ValueError:
         return
     yield from (node for node in root.iter() if node.tag.rpartition("}")[2] == element)
