@@ -2,7 +2,7 @@
 PYTHON    ?= python3
 VENV      ?= .venv
 PIP_FLAGS ?=
-JOBS      ?= 2
+JOBS      ?= 3
 DEMO      ?= slides,train,viewer
 EXTRAS    ?= dev,docs,zarr,slides,train,encoders,viewer,ray,insight,export,dicom
 BIN       := $(VENV)/bin
@@ -10,20 +10,24 @@ STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
+SEED      := $(or $(SEED),$(shell date +%s))
+PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+COVER     := --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
 
-.PHONY: help demo test test-stores lint bench docs dist check-dist release clean
+.PHONY: help demo test test-full coverage test-stores lint bench docs dist check-dist release clean
 
 help:
 	@echo "make demo        install, then go from digit slides to evidence and a report"
-	@echo "make test        lint, types, import layers, tests with doctests and coverage"
+	@echo "make test        lint, types, import layers, tests with doctests; the same inputs each time"
 	@echo "make test LOCKED=1  the same, every package but torch by its hash (Linux on x86-64, Python 3.11)"
-	@echo "                 (COVERAGE=95 makes a lower coverage an error)"
+	@echo "make test-full   the same with all fuzzed inputs and kills, random examples (SEED=1 repeats them), coverage"
+	@echo "make coverage    the tests with a report of the lines they miss (COVERAGE=95 makes a lower share an error)"
 	@echo "make test-stores exports in Zarr, read and drawn by their own libraries in an environment of their own"
-	@echo "make lint        the first three of these"
+	@echo "make lint        ruff, mypy, import layers, spelling"
 	@echo "make bench       measure speed and memory (ratios within one run)"
 	@echo "make docs        build the documentation into site/; warnings are errors"
 	@echo "make dist        build sdist and wheel into dist/"
-	@echo "make release     dist, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
+	@echo "make release     test-full, dist, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
 $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
@@ -50,8 +54,14 @@ lint: $(STAMP)
 	$(BIN)/codespell src tests docs benchmarks README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-	    --cov --cov-report=term $(if $(COVERAGE),--cov-fail-under=$(COVERAGE))
+	$(PYTEST)
+
+test-full: lint
+	@echo "random examples of seed $(SEED)"
+	$(PYTEST) --full --hypothesis-seed=$(SEED) $(COVER)
+
+coverage: $(STAMP)
+	$(PYTEST) $(COVER)
 
 # spatialdata needs an older pandas than the pinned one, so that it has an environment of its own.
 $(VENV)-stores/.installed:
@@ -72,7 +82,7 @@ dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build
 
-release: dist
+release: test-full dist
 	$(BIN)/python -m release.bill --out dist/xmil.cdx.json
 	$(BIN)/python -m release.twice
 

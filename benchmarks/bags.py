@@ -14,10 +14,9 @@ import numpy as np
 import xmil
 from benchmarks.colon.bags import TASKS, read_bags
 from benchmarks.colon.features import data_folder
-from xmil.core.storage import write_text
-from xmil.toy.digit_bags import draw_splits
-from xmil.toy.digit_tasks import TASKS as DIGIT_TASKS
-from xmil.toy.instances import POOLS, load_instances
+from xmil.bench import SPLITS, draw_splits, load_instances
+from xmil.bench import TASKS as DIGIT_TASKS
+from xmil.core.durable import write_text
 
 SIZES = (2000, 500, 1000)
 ENCODER = "resnet18-imagenet"
@@ -29,7 +28,7 @@ def write_digits(out: Path, task: str, *, sizes: tuple[int, int, int] = SIZES, s
     splits = draw_splits(DIGIT_TASKS[task], instances, sizes, seed=seed, repetition=0)
     (out / "features").mkdir(parents=True, exist_ok=True)
     lines = ["slide_id,label,split"]
-    for name, pool in zip(POOLS, (splits.train, splits.validation, splits.test), strict=True):
+    for name, pool in zip(SPLITS, (splits.train, splits.validation, splits.test), strict=True):
         for i, (rows, label) in enumerate(zip(pool.rows, pool.labels, strict=True)):
             np.save(out / "features" / f"{name}{i:04}.npy", instances.features[rows])
             lines.append(f"{name}{i:04},{label},{name}")

@@ -24,13 +24,12 @@ import torch
 
 import xmil
 from benchmarks.cohort_reading import measure_reading, reading_options
-from xmil.core.storage import read_explanations
 from xmil.data.cases import Case
-from xmil.runs.ensemble import Ensemble
+from xmil.runs.ensemble import load_models
 from xmil.runs.explain import ExplainRun
-from xmil.runs.inputs import Inputs
-from xmil.runs.settings import ExplainSettings
+from xmil.runs.requests import ExplainRequest
 from xmil.runs.workers.pool import Workers
+from xmil.storage import read_explanations
 
 
 def make_features(folder: Path, *, bags: int, instances: int, width: int) -> list[Case]:
@@ -69,8 +68,9 @@ def bare(model: Path, cases: Sequence[Case]) -> Times:
 def cohort(model: Path, cases: Sequence[Case], out: Path, engine: Workers) -> Times:
     """The run, from the first look at the folder to the summary."""
     start = _now()
-    run = ExplainRun(out, Ensemble.load([model]), ExplainSettings(), Inputs(cases[0].paths[0].parent))
-    tally = run.go(cases, workers=engine)
+    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out)
+    run = ExplainRun(out, load_models([model]), request)
+    tally = run.execute(cases, workers=engine)
     assert len(tally.done) == len(cases)
     wall, cpu = _now() - start
     return float(wall), float(cpu)

@@ -23,11 +23,9 @@ import numpy as np
 
 import xmil
 from xmil.data.cases import Case
-from xmil.runs.ensemble import Ensemble
-from xmil.runs.explain import ExplainRun
-from xmil.runs.explainer import ExplainJob, make_explainer
-from xmil.runs.inputs import Inputs
-from xmil.runs.settings import ExplainSettings
+from xmil.runs.ensemble import ModelFiles
+from xmil.runs.explain import ExplainJob, ExplainRun, make_explainer
+from xmil.runs.requests import ExplainRequest
 from xmil.runs.workers.pool import Stages, Workers, process
 
 
@@ -115,17 +113,16 @@ def place(cases: Sequence[Case], *, cold: bool) -> None:
 def explained(model: Path, cases: Sequence[Case], out: Path, workers: Workers, device: str) -> None:
     """The run, from the first look at the folder to the summary."""
     here = device if workers.workers == 1 else "cpu"
-    run = ExplainRun(
-        out, Ensemble.load([model], here), ExplainSettings(), Inputs(cases[0].paths[0].parent), device
-    )
-    tally = run.go(cases, workers=workers)
+    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent, out=out)
+    run = ExplainRun(out, ModelFiles((model,)).load(here), request, device)
+    tally = run.execute(cases, workers=workers)
     assert len(tally.done) == len(cases), tally.failed
 
 
 def only_read(model: Path, cases: Sequence[Case], workers: Workers, device: str) -> None:
     """The run's reading, and nothing else."""
-    digests = Ensemble.load([model]).digests
-    job = ExplainJob((model,), digests, ExplainSettings(), Path(), "", device)
+    request = ExplainRequest.build(model=model, features=cases[0].paths[0].parent)
+    job = ExplainJob(request, ModelFiles((model,)).load().files, Path(), "", device)
     count = sum(outcome.error is None for outcome in process(cases, partial(make_reader, job), workers))
     assert count == len(cases)
 

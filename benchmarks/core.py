@@ -20,7 +20,7 @@ import xmil
 import xmil.nn.attention
 from benchmarks.naive import dense_relevance, looped_singles
 from xmil.lrp import replay
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 WIDTH = 768
 

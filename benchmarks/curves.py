@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 import xmil
-from xmil.evaluate.flip import Curve, Flips, Scores
-from xmil.evaluate.measures import random_draws
+from xmil.evaluate import random_draws
+from xmil.evaluate.curves import Curve, Flips, Scores
 
 METHODS, DRAWS = 7, 20
 

@@ -22,12 +22,10 @@ from PIL import Image
 
 from benchmarks.embed_mosaic import measure_mosaic, mosaic_options
 from xmil.encoders import Encoder, load_encoder
-from xmil.runs.embed import EmbedRun, EmbedSettings
-from xmil.runs.patch_stream import PatchStream
+from xmil.runs.embed import EmbedRun, EmbedSettings, PatchStream
 from xmil.slides import open_slide
-from xmil.slides.layout import write_tiling
 from xmil.slides.slide import Slide
-from xmil.slides.tiling import TileSettings, Tiling, tile_slide
+from xmil.slides.tiling import TileSettings, Tiling, tile_slide, write_tiling
 
 
 def write_slide(path: Path, edge: int) -> None:
@@ -142,7 +140,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
 
 def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> tuple[float, float]:
     """Seconds of the whole command for one slide, and those inside the encoder; its loading left out."""
-    import xmil.runs.feed.encoder_batches as batches
+    import xmil.runs.feed.feed as batches
 
     encoder = settings.load()
     spent: list[float] = []
@@ -157,7 +155,7 @@ def _embedded(path: Path, patches: Path, out: Path, settings: EmbedSettings) -> 
     EmbedSettings.load, batches.encoded = lambda _: encoder, timed  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        results = EmbedRun(out, settings).go([("slide", path, patches)])
+        results = EmbedRun(out, settings).execute([("slide", path, patches)])
         seconds = time.perf_counter() - start
     finally:
         EmbedSettings.load, batches.encoded = load, encode  # type: ignore[method-assign]

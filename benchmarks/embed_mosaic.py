@@ -49,7 +49,6 @@ def mosaic_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--ycbcr", action="store_true", help="save the tiles anew as YCbCr, colour whole")
-    parser.add_argument("--decoders", nargs="+", default=["cpu"])
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
 
 
@@ -79,20 +78,14 @@ def _ways(options: argparse.Namespace, folder: Path, name: str, n: int) -> Itera
     alone = _alone(encoder, options)
     spent = time.perf_counter() - start
     yield {"encoder": name, "way": "alone", "per second": round(alone, 1), "seconds": round(spent, 1)}
-    for decoder in options.decoders:
-        settings = EmbedSettings(
-            name,
-            **about,
-            batch=options.batch,
-            readers=options.readers,
-            compile=options.compile,
-            decode=decoder,
-        )
-        yield _rated(
-            {"encoder": name, "way": f"xmil embed, {decoder}", "patches": n},
-            alone,
-            partial(_embedded, encoder, settings, folder, folder / f"features-{name}-{decoder}"),
-        )
+    settings = EmbedSettings(
+        name, **about, batch=options.batch, readers=options.readers, compile=options.compile
+    )
+    yield _rated(
+        {"encoder": name, "way": "xmil embed", "patches": n},
+        alone,
+        partial(_embedded, encoder, settings, folder, folder / f"features-{name}"),
+    )
     if options.loader_patches:
         count = min(n, options.loader_patches)
         about = {"encoder": name, "way": "DataLoader over OpenSlide", "patches": count}
@@ -145,7 +138,7 @@ def _embedded(encoder: Encoder, settings: EmbedSettings, folder: Path, out: Path
     EmbedSettings.load = lambda _: encoder  # type: ignore[method-assign]
     try:
         start = time.perf_counter()
-        tally = EmbedRun(out, settings).go([("large", folder / "large.tif", folder / "large.h5")])
+        tally = EmbedRun(out, settings).execute([("large", folder / "large.tif", folder / "large.h5")])
         seconds = time.perf_counter() - start
     except InputError as error:
         raise InputError(f"{error} {(out / 'failures.csv').read_text()}") from None

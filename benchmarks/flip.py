@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import xmil
-from xmil.evaluate.flip import flip_order, step_counts
+from xmil.evaluate import flip_order, step_counts
 from xmil.models.base import MILModel
 
 CASES = [

@@ -25,7 +25,7 @@ from scipy import ndimage
 
 from xmil.slides import open_slide
 from xmil.slides.artefacts import INKED, density, ink_share
-from xmil.slides.backends.pictures import PictureSlide
+from xmil.slides.backends.picture import PictureSlide
 from xmil.slides.tiling import TileSettings, grid, tile_slide
 
 INKS = {  # light that passes, of red, green and blue

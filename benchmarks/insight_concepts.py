@@ -25,22 +25,19 @@ import xmil
 from benchmarks.colon.bags import ColonBag, read_bags
 from benchmarks.colon.train import fit
 from benchmarks.insight_ensembles import TRAINING, unpack
-from xmil.bench.colon import CELLS
-from xmil.findings.concepts import (
+from xmil.bench import CELLS, SETUPS, TASKS, BagSet, Configuration, Protocol, train_stacked
+from xmil.insights import (
     ConceptShares,
+    Dictionary,
     feature_weights,
-    leading,
+    fit_dictionary,
+    leading_concepts,
     removal_agreement,
     remove_concepts,
     split_scores,
 )
-from xmil.findings.dictionary import Dictionary, fit_dictionary
+from xmil.insights.slide import MeanLogit
 from xmil.models import MILModel
-from xmil.runs.insight_slide import MeanLogit
-from xmil.toy.benchmark import Configuration, train
-from xmil.toy.digit_bags import BagSet
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.protocol import SETUPS, Protocol
 
 DICTIONARIES = [(kind, k) for kind in ("kmeans", "nmf", "topk") for k in (20, 40, 80, 160)]
 TOP, LEADING = 50, 5
@@ -60,7 +57,7 @@ class Looked:
     @property
     def leaders(self) -> list[int]:
         """The concepts with most relevance over the bags."""
-        return [int(k) for k in leading([shares.profile for shares in self.shares], LEADING)]
+        return [int(k) for k in leading_concepts([shares.profile for shares in self.shares], LEADING)]
 
 
 def relevance_of(model: MILModel, x: Array, target: int) -> Array:
@@ -123,7 +120,7 @@ def digits(data: Path, *, device: str, repetitions: int, processes: int = 1) -> 
         Protocol(repetitions=repetitions, sizes=SIZES, training=TRAINING),
         device,
     )
-    fitted = train(made).models
+    fitted = train_stacked(made).models
     with tempfile.TemporaryDirectory() as held:
         for r in range(repetitions):
             one = fitted.model(r).cpu()

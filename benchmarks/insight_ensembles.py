@@ -17,17 +17,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xmil.evaluate.evidence_batch import score_evidence
-from xmil.evaluate.sanity import rank_correlation
-from xmil.findings.biomarkers import map_biomarkers, score_scale, strong_share
-from xmil.findings.stability import consensus
+from xmil.bench import (
+    SETUPS,
+    TASKS,
+    BagSet,
+    Configuration,
+    Instances,
+    MethodSpec,
+    Protocol,
+    background,
+    bag_auroc,
+    draw_bags,
+    load_instances,
+    probabilities,
+    score_bags,
+    train_stacked,
+)
+from xmil.evaluate import score_evidence
+from xmil.evaluate.statistics import spearman
+from xmil.insights import find_consensus, map_biomarkers, score_scale, strong_share
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration, auroc_on, background, train
-from xmil.toy.digit_bags import BagSet, draw_bags
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import Instances, load_instances
-from xmil.toy.protocol import SETUPS, Protocol
-from xmil.toy.scoring import MethodSpec, score_bags
 
 MODELS = 5  # of an ensemble
 TABLE1 = ("four_bags", "pos_neg_count", "adjacent_pairs")
@@ -88,7 +97,7 @@ def ensembles(
     """The ensembles of a task; `part` says whether validation or test bags are explained."""
     protocol = Protocol(repetitions=MODELS * count, seed=seed, sizes=sizes, training=training or TRAINING)
     made = Configuration(TASKS[task], SETUPS[model], instances, protocol, device)
-    fitted, features = train(made).models, made.table()
+    fitted, features = train_stacked(made).models, made.table()
     for first in range(0, MODELS * count, MODELS):
         bags = getattr(made.splits(first), part)
         x = features.bags(features.to_rows(bags.rows))
@@ -98,7 +107,7 @@ def ensembles(
             assert isinstance(one, MILModel)  # narrows the type for mypy
             one.background = background(made, made.splits(r))
             scores.append(score_bags(one, x, MethodSpec("lrp")).double().cpu().numpy())
-            aurocs.append(auroc_on(one, x, bags.labels))
+            aurocs.append(bag_auroc(probabilities(one, x), bags.labels))
         yield Members(np.stack(scores), bags, TASKS[task].evidence(bags.codes), float(np.mean(aurocs)))
 
 
@@ -121,7 +130,7 @@ def masks(held: Members) -> dict[str, float]:
 
 
 def _masked(scores: Floats) -> npt.NDArray[np.float32]:
-    return consensus(scores).scores
+    return find_consensus(scores).scores
 
 
 def auprc2(evidence: npt.NDArray[Any], scores: npt.NDArray[Any]) -> float:
@@ -157,7 +166,7 @@ def _thresholds_of(scores: Floats, truth: Floats) -> dict[str, float]:
             scale = (np.abs(s) ** power).mean() ** (1 / power)
             for factor in FACTORS:
                 name = f"{who}, {factor} x power mean {power}"
-                found[name] = rank_correlation((s > factor * scale).mean(axis=1), truth)
+                found[name] = spearman((s > factor * scale).mean(axis=1), truth)
     return found
 
 
@@ -168,10 +177,10 @@ def _shares_of(scores: Floats, truth: Floats) -> dict[str, float]:
         "one model, strong": [strong_share(s, score_scale(one)) for s in one],
         "mean of five": [map_biomarkers(s)["supporting_share"] for s in mean],
         "mean of five, strong": [strong_share(s, score_scale(mean)) for s in mean],
-        "agreed": [consensus(s).shares["agreed_share"] for s in scores.swapaxes(0, 1)],
+        "agreed": [find_consensus(s).shares["agreed_share"] for s in scores.swapaxes(0, 1)],
         "relevance": [map_biomarkers(s)["supporting_relevance"] for s in mean],
     }
-    return {name: rank_correlation(np.asarray(values), truth) for name, values in ways.items()}
+    return {name: spearman(np.asarray(values), truth) for name, values in ways.items()}
 
 
 def count_bound(task: str, instances: Instances, *, sizes: tuple[int, int] = (2000, 500)) -> float:
@@ -190,7 +199,7 @@ def count_bound(task: str, instances: Instances, *, sizes: tuple[int, int] = (20
     found = []
     for c in np.flatnonzero(truths[1].std(axis=0) > 0):
         weights = np.linalg.lstsq(counts[0], truths[0][:, c], rcond=None)[0]
-        found.append(rank_correlation(counts[1] @ weights, truths[1][:, c]))
+        found.append(spearman(counts[1] @ weights, truths[1][:, c]))
     return float(np.mean(found))
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchmarks.colon.bags import EPITHELIAL, INFLAMMATORY
 from benchmarks.colon.features import MEAN, STD, encoder
-from xmil.bench.colon import nuclei
-from xmil.findings.appearance import LIGHT
-from xmil.nn.resnet import ResNet
+from xmil.bench import nuclei
+from xmil.insights import LIGHT
+from xmil.nn import ResNet
 
 SIDE, PATCH, EDGE = 250, 25, 64  # pixels of an image as it is kept, of a patch, and of what the encoder sees
 ACROSS, DOWN = SIDE // 2 // PATCH, SIDE // PATCH

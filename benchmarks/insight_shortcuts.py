@@ -41,13 +41,10 @@ from benchmarks.insight_planting import (
     read_encoder,
     read_halves,
 )
-from xmil.core.storage import write_atomically
+from xmil.bench import DIGITS, TASKS, BagSet, contains, draw_bags, load_instances, with_variants
+from xmil.core.durable import write_atomically
 from xmil.models import MILModel
-from xmil.nn.resnet import ResNet
-from xmil.toy.digit_bags import BagSet, draw_bags
-from xmil.toy.digit_tasks import DIGITS, TASKS, contains
-from xmil.toy.instances import load_instances
-from xmil.toy.variants import with_variants
+from xmil.nn import ResNet
 
 KINDS = ("digits", "digits, clean", "tint", "pen", "clean")
 BAGS, EPOCHS, BATCH = 100, 60, 25

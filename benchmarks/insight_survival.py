@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from xmil.findings.biomarkers import SurvivalSplit, map_biomarkers, survival_of
+from xmil.insights import SurvivalSplit, map_biomarkers, survival_of
 
 RATIO = 2.0
 
@@ -26,7 +26,7 @@ def cohort(seed: int, *, slides: int = 150, patches: int = 200, ratio: float = R
     scaled = (share - share.mean()) / share.std()
     times = rng.exponential(1 / np.exp(np.log(ratio) * scaled))
     ends = rng.exponential(2.0, slides)
-    return survival_of(share, np.minimum(times, ends), times <= ends)
+    return survival_of(share, np.minimum(times, ends), times <= ends, cases=None)
 
 
 def main() -> None:

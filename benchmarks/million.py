@@ -31,8 +31,8 @@ import torch
 
 import xmil
 from xmil.core.identity import identity
-from xmil.core.storage import KEY, content_digest
 from xmil.data import feature_files
+from xmil.storage import KEY, content_digest
 
 PATCHES, WIDTH = 4, 8
 

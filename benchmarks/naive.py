@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from xmil.models.transmil import TransMIL
-from xmil.nn.nystrom import NystromAttention
+from xmil.nn import NystromAttention
 
 
 def dense_attention(attn: NystromAttention, x: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.clock import seconds
-from xmil.heatmaps.canvas import Canvas, Cells, blend
-from xmil.heatmaps.scale import Scale
+from xmil.heatmaps import Canvas, Cells, Scale, blend
 from xmil.slides import open_slide
 
 PATCHES, LONGEST, REPEATS = 25_000, 4_096, 7

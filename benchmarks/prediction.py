@@ -15,8 +15,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import xmil
-from xmil.nn.survival import risk_slopes, survival_risk
-from xmil.predictions.metrics import class_metrics, risk_metrics
+from xmil.evaluate import class_metrics, risk_metrics
+from xmil.methods import risk_slopes, survival_risk
 
 TASKS = {
     "regression": {"n_classes": 1, "reference": 0.7},
@@ -56,14 +56,14 @@ def intervals(sizes: list[int]) -> None:
         rng = np.random.default_rng(0)
         y, p = rng.integers(0, 2, n), rng.random(n)
         start = time.perf_counter()
-        class_metrics(y, np.stack([1 - p, p], 1))
+        class_metrics(y, np.stack([1 - p, p], 1), units=range(n))
         ours = time.perf_counter() - start
         start = time.perf_counter()
         for _ in range(50):
             roc_auc_score(y, p)
         theirs = (time.perf_counter() - start) * 20
         start = time.perf_counter()
-        risk_metrics(rng.random(n), y, p)
+        risk_metrics(rng.random(n), y, p, units=range(n))
         c = time.perf_counter() - start
         print(
             f"n = {n:>5}: 8 measures of classes {ours:.2f} s, C-index {c:.2f} s; "

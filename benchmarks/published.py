@@ -17,14 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.evaluate.evidence_batch import score_evidence
+from xmil.bench import (
+    PAPER_TASKS,
+    SETUPS,
+    TASKS,
+    Configuration,
+    Folder,
+    MethodSpec,
+    Protocol,
+    load_instances,
+    paper_figure,
+    score_bags,
+)
+from xmil.evaluate import score_evidence
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import PAPER_TASKS, SETUPS, Protocol, paper_figure
-from xmil.toy.scoring import MethodSpec, score_bags
-from xmil.toy.store import Store
 
 ROWS = {
     "attnmil": ("gxi", "gxi, probability", "gxi, accumulated"),
@@ -49,8 +55,8 @@ def probability_gradients(model: MILModel, x: Tensor) -> Tensor:
     return torch.stack([(g * x.detach()).sum(dim=-1) for g in found], dim=1)
 
 
-def measure(c: Configuration, store: Store, *, repetitions: int, bags: int) -> None:
-    fitted = store.models(c)
+def measure(c: Configuration, store: Folder, *, repetitions: int, bags: int) -> None:
+    fitted = store.stack(c)
     if fitted is None:
         raise SystemExit(f"{c.name}: no trained models with these settings")
     table, found = c.table(), {row: [] for row in ROWS[c.setup.name]}  # type: ignore[var-annotated]
@@ -83,7 +89,7 @@ def main(given: list[str] | None = None) -> None:
     for model in ROWS:
         for task in PAPER_TASKS:
             c = Configuration(TASKS[task], SETUPS[model], instances, Protocol(), arguments.device)
-            measure(c, Store(arguments.models), repetitions=arguments.repetitions, bags=arguments.bags)
+            measure(c, Folder(arguments.models), repetitions=arguments.repetitions, bags=arguments.bags)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from xmil.core.target import Target
-from xmil.evaluate.evidence_batch import score_evidence
+from xmil.bench import PAPER_TASKS, SETUPS, TASKS, Configuration, Folder, Protocol, load_instances
+from xmil.core.task import Target
+from xmil.evaluate import score_evidence
 from xmil.lrp import AffineRule, Composite, trace
-from xmil.methods.outputs import class_output
-from xmil.nn.frozen import frozen
-from xmil.toy.benchmark import Configuration
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import PAPER_TASKS, SETUPS, Protocol
-from xmil.toy.store import Store
+from xmil.methods import class_output
+from xmil.network import frozen
 
 Choice = dict[str, Any]
 START: Choice = {
@@ -127,12 +123,12 @@ class Problem:
     """Trained models of a configuration with their bags on the device."""
 
     configuration: Configuration
-    store: Store
+    store: Folder
     scored: dict[str, float] = field(default_factory=dict)
     drawn: dict[tuple[int, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = self.store.models(self.configuration)
+        found = self.store.stack(self.configuration)
         if found is None:
             raise SystemExit(f"{self.configuration.name}: no trained models with these settings")
         self.models, self.table = found.models.models(), self.configuration.table()
@@ -253,7 +249,7 @@ def main() -> None:
         problems = [
             Problem(
                 Configuration(TASKS[t], SETUPS[model], instances, protocol, arguments.device),
-                Store(Path(arguments.models)),
+                Folder(Path(arguments.models)),
             )
             for t in arguments.tasks.split(",")
         ]

@@ -25,15 +25,13 @@ import torch
 
 import xmil
 from benchmarks.cohort import make_features, make_model
-from xmil.core.storage import write_explanations
 from xmil.data.cases import Case
-from xmil.runs.ensemble import Ensemble
-from xmil.runs.explain import ExplainRun
-from xmil.runs.explainer import slide_file
-from xmil.runs.inputs import Inputs
-from xmil.runs.settings import ExplainSettings
+from xmil.runs.ensemble import load_models
+from xmil.runs.explain import ExplainRun, slide_file
+from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import summarise_run
 from xmil.runs.workers.pool import Workers
+from xmil.storage import write_explanations
 
 SLIDES = 5  # measured of each size
 COHORTS = (10_000, 1_000_000)
@@ -123,10 +121,11 @@ def simulate(options: argparse.Namespace, folder: Path) -> None:
     model = make_model(folder / "m.safetensors", "meanpool", 8)
     print(f"made {len(cases):,} bags in {time.perf_counter() - start:.1f} s", flush=True)
     engine = Workers(options.engine, workers=options.workers)
-    run = ExplainRun(folder / "run", Ensemble.load([model]), ExplainSettings(), Inputs(folder / "features"))
+    request = ExplainRequest.build(model=model, features=folder / "features", out=folder / "run")
+    run = ExplainRun(folder / "run", load_models([model]), request)
     for what in ("done", "found"):  # with the summary
         cpu = time.process_time()
-        tally, seconds = _timed(lambda: run.go(cases, workers=engine))
+        tally, seconds = _timed(lambda: run.execute(cases, workers=engine))
         assert len(getattr(tally, what)) == len(cases)
         _print_share(what, len(cases), seconds, time.process_time() - cpu)
     files = [slide_file(folder / "run", case.name) for case in cases]

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from xmil.slides.backends.tiffs import ADOBE_RGB
+from xmil.slides.backends.tiff import ADOBE_RGB
 
 SHORT, LONG, RATIONAL, UNDEFINED, LONG8 = 3, 4, 5, 7, 16
 

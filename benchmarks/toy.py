@@ -14,14 +14,20 @@ from collections.abc import Callable
 
 import torch
 
+from xmil.bench import (
+    PAPER_MODELS,
+    SETUPS,
+    TASKS,
+    Configuration,
+    Lap,
+    MethodSpec,
+    Protocol,
+    load_instances,
+    score_bags,
+    stack_sets,
+    train_stacked,
+)
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration, bag_logits, train
-from xmil.toy.digit_bags import stack_sets
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import PAPER_MODELS, SETUPS, Protocol
-from xmil.toy.race import _Lap
-from xmil.toy.scoring import MethodSpec, score_bags
 
 Step = Callable[[], object]
 
@@ -46,6 +52,13 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+@torch.no_grad()
+def forward(model: MILModel, x: torch.Tensor) -> torch.Tensor:
+    """Outputs (b, c) of many bags."""
+    step = max(1, (1 << 24) // (x.shape[1] * x.shape[2]))
+    return torch.cat([model(bags) for bags in x.split(step)])
+
+
 def configuration(
     model: str, arguments: argparse.Namespace, repetitions: int, **changes: object
 ) -> Configuration:
@@ -57,7 +70,7 @@ def epoch_of(c: Configuration) -> Step:
     """One epoch of training of all repetitions, validation included."""
     splits = [c.splits(r) for r in range(c.protocol.repetitions)]
     sets = stack_sets([s.train for s in splits]), stack_sets([s.validation for s in splits])
-    lap = _Lap(c.fresh_models(), *sets, c.table(), c.protocol.training_of(c.setup))
+    lap = Lap(c.fresh_models(), *sets, c.table(), c.protocol.training_of(c.setup))
 
     def epoch() -> None:
         lap.train_epoch()
@@ -83,7 +96,7 @@ def scoring_ratio(model: str, arguments: argparse.Namespace) -> None:
     assert isinstance(net, MILModel)
     x = table.bags(table.to_rows(c.splits(0).test.rows))
     steps: dict[str, Step] = {
-        "forward": lambda: bag_logits(net, x),
+        "forward": lambda: forward(net, x),
         "lrp": lambda: score_bags(net, x, MethodSpec("lrp")),
     }
     found = seconds(steps, rounds=arguments.rounds, device=arguments.device)
@@ -96,8 +109,8 @@ def scoring_ratio(model: str, arguments: argparse.Namespace) -> None:
 
 def alone_check(model: str, arguments: argparse.Namespace) -> None:
     changes = {"sizes": (160, 48, 32), "training": {"epochs": 12, "warmup": 2}}
-    together = train(configuration(model, arguments, 3, **changes))
-    alone = train(configuration(model, arguments, 1, **changes))
+    together = train_stacked(configuration(model, arguments, 3, **changes))
+    alone = train_stacked(configuration(model, arguments, 1, **changes))
     gap = (together.models.flat[0] - alone.models.flat[0]).abs().max()
     loss = abs(together.best_loss[0] - alone.best_loss[0])
     print(

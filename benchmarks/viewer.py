@@ -30,10 +30,11 @@ from tests.viewer.make_run import make_bag, write_slide
 import xmil
 from xmil.core.bag import Bag
 from xmil.core.explanation import Explanation
-from xmil.core.storage import write_explanations
-from xmil.core.target import Target
+from xmil.core.task import Target
 from xmil.models import save_model
+from xmil.storage import write_explanations
 from xmil.viewer.app import Site
+from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection
 from xmil.viewer.static_copy import tile_numbers
 
@@ -92,8 +93,7 @@ def facts(folder: Path) -> None:
     for _ in range(10):
         collection = Collection([folder / "run"])
         started = time.perf_counter()
-        site = Site(collection)
-        sizes = [len(site._slide(0)), len(site._evidence(0, 0))]
+        sizes = [len(to_json(collection.describe(0))), len(collection.evidence(0, 0).to_bytes())]
         times.append(1000 * (time.perf_counter() - started))
     print(
         f"\nslide.json and scores of {COLUMNS * ROWS} patches, 6 columns, {sum(sizes) / 1e6:.2f} MB: ", end=""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from xmil.bench.page import page_of
-from xmil.bench.run_report import read_results
+from xmil.bench import page_of, read_results
 
 if __name__ == "__main__":
     page = page_of(read_results(Path(sys.argv[1])), beside=False)

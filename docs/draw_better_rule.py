@@ -17,9 +17,9 @@ from benchmarks.better_rule.__main__ import MAIN_TASKS, _mean, default_of, group
 from benchmarks.better_rule.study import _stacked, mean_patch
 from benchmarks.better_rule.suite import Job
 
+from xmil.bench import load_instances
 from xmil.lrp import trace
-from xmil.nn.frozen import frozen
-from xmil.toy.instances import load_instances
+from xmil.network import frozen
 
 TARGET = Path(__file__).parent / "images" / "better-rule.png"
 SHARE, REST, BEFORE, AFTER = "#9aa5b1", "#c0392b", "#9aa5b1", "#1f4e79"

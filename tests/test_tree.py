@@ -1,50 +1,20 @@
-"""The tree as a whole: one word for one thing, short files, pages that do not repeat themselves."""
+"""The tree as a whole: rooms, their size and order, pages that do not repeat themselves."""
 
 from __future__ import annotations
 
-import ast
 import re
 import runpy
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from tests import budget
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "xmil"
-FILES = sorted(SOURCE.rglob("*.py"))
-KINDS = ("cli", "runs", "methods", "models/checkpoints", "data/readers", "lrp/rules")  # say what a file is
-REPEATED = ("__init__", "__main__", "registry")
-LONGEST = 400
+STRICT = True  # each room is held to its budget, and lowers it when it shrinks
+MOVING, SLACK = 0.01, 0.05  # shares of the budget: what a move may add for a while, what may stay unused
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-
-
-def twice(places: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: found for name, found in places.items() if len(found) > 1}
-
-
-def test_no_public_class_name_twice() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(str(path.relative_to(SOURCE)))
-    assert twice(places) == {}
-
-
-def test_no_module_name_twice() -> None:
-    """Outside the folders that say what kind of thing each of their files is."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in FILES:
-        own = path.relative_to(SOURCE)
-        if path.stem not in REPEATED and own.parent.as_posix() not in KINDS:
-            places[path.stem].append(own.as_posix())
-    assert twice(places) == {}
-
-
-def test_no_long_file() -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
-    assert {str(path.relative_to(SOURCE)): n for path, n in lengths.items() if n > LONGEST} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -74,3 +44,15 @@ def test_the_table_of_imports_is_the_contracts() -> None:
     height = {name: i for i, row in enumerate(made["layers"]()) for name in row}
     for name, used in made["imports"]().items():
         assert [one for one in used if height[one] < height[name]] == [], name
+
+
+def test_the_tree_keeps_its_budget() -> None:
+    """`python -m tests.budget --write` lowers it; whoever raises a number writes the reason beside it."""
+    rooms, (allowed, _) = budget.measure(), budget.read()
+    assert budget.total(rooms).above(budget.total(allowed), share=0.0 if STRICT else MOVING) == []
+    if STRICT:
+        over = {room: size.above(allowed.get(room, budget.Figures())) for room, size in rooms.items()}
+        assert {room: lines for room, lines in over.items() if lines} == {}
+        unused = {room: most.above(rooms.get(room, budget.Figures()), share=SLACK, files=1)
+                  for room, most in allowed.items()}  # fmt: skip
+        assert {room: lines for room, lines in unused.items() if lines} == {}, "lower the budget"

@@ -2,7 +2,7 @@
 
 `x:BY:A` is (x_i - a mu) . g_i with the exact rules' gradient; `h:A` centres behind the embedding, by that of
 the mean patch; `s:BY:A` is (x_i - a mu) . g_i with activations against the baseline's as well
-(`xmil.lrp.secant`). BY is `mean`, of the training patches, `balanced`, the mean of the means per bag
+(`xmil.lrp.values`). BY is `mean`, of the training patches, `balanced`, the mean of the means per bag
 label, or `bag`, the bag's own; `+c` is the mean over half-bags.
 """
 
@@ -15,13 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from xmil.core.target import Target
+from xmil.core.task import Target
 from xmil.lrp import Flow, record, trace
-from xmil.methods.contexts import deal
-from xmil.methods.outputs import class_output
+from xmil.methods import class_output
+from xmil.methods.explain import deal
 from xmil.models import MILModel
 from xmil.models.addmil import AddMIL
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 CONTEXTS = 24
 IG_STEPS = 20

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.colon.features import MEAN, STD, patches
-from xmil.bench.colon import nuclei
+from xmil.bench import nuclei
 
 EDGE, BATCH = 96, 512
 

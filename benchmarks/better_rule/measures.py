@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xmil.evaluate.evidence_batch import score_evidence
+from xmil.evaluate import score_evidence
 from xmil.models import MILModel
 
 STEPS = 15  # points of a removal curve

@@ -26,14 +26,19 @@ from benchmarks.better_rule.colon import OWN, held_out, load_run, parts, runs
 from benchmarks.better_rule.measures import evidence_measures, faithfulness, shapley_agreement
 from benchmarks.better_rule.suite import ALL_TASKS, SMALL, Job, start_workers
 from benchmarks.colon.bags import ColonBag, read_bags
-from xmil.core.storage import write_text
+from xmil.bench import (
+    BUFFER,
+    FLAT,
+    PAPER_TASKS,
+    BagSet,
+    Configuration,
+    Stacked,
+    Table,
+    load_instances,
+    read_stack,
+)
+from xmil.core.durable import write_text
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration
-from xmil.toy.digit_bags import BagSet, Table
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import PAPER_TASKS
-from xmil.toy.stacked import Stacked
-from xmil.toy.store import BUFFER, FLAT, read_models
 
 Row = dict[str, Any]
 FAITHFUL = 60  # bags of a split that removal curves are made of
@@ -113,7 +118,7 @@ def ordinary_of(bags: Sequence[Tensor], labels: Sequence[int]) -> Ordinary:
 
 def _stacked(c: Configuration, path: Path, device: str) -> Stacked:
     fresh = replace(c, protocol=replace(c.protocol, repetitions=1)).fresh_models()
-    stored = read_models(path, device)[1]
+    stored = read_stack(path, device)[1]
     tensors = {key: value.float() if value.is_floating_point() else value for key, value in stored.items()}
     return Stacked(fresh.template, tensors[FLAT], {name: tensors[BUFFER + name] for name in fresh.buffers})
 

@@ -21,12 +21,20 @@ import torch
 from benchmarks.better_rule.colon import runs, train_run
 from benchmarks.better_rule.nets import NETS
 from benchmarks.colon.bags import read_bags
-from xmil.toy.benchmark import Configuration, train
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import Instances, load_instances
-from xmil.toy.protocol import PAPER_MODELS, PAPER_TASKS, SETUPS, Protocol, Setup
-from xmil.toy.race import Training
-from xmil.toy.store import Store
+from xmil.bench import (
+    PAPER_MODELS,
+    PAPER_TASKS,
+    SETUPS,
+    TASKS,
+    Configuration,
+    Folder,
+    Instances,
+    Protocol,
+    Setup,
+    Training,
+    load_instances,
+    train_stacked,
+)
 
 QUICK = Training(optimizer="adam", lr=1e-3, batch=16, epochs=50, patience=12, warmup=5)
 SMALL = {
@@ -92,10 +100,10 @@ class Configured:
         if (job.folder(self.out) / "models" / f"{job.task}-{job.model}.safetensors").is_file():
             return
         configuration = job.configuration(load_instances(job.data), self.device)
-        fitted = train(configuration)
+        fitted = train_stacked(configuration)
         if job.suite != "paper":
             fitted.models.flat.copy_(fitted.models.flat.half().float())
-        Store(job.folder(self.out)).save_models(configuration, fitted)
+        Folder(job.folder(self.out)).save_stack(configuration, fitted)
 
 
 @dataclass(frozen=True)

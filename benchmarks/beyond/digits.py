@@ -10,14 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xmil.bench import (
+    QUICK,
+    SETUPS,
+    TASKS,
+    BagSet,
+    Configuration,
+    Folder,
+    Protocol,
+    Stacked,
+    background,
+    bag_auroc,
+    load_instances,
+    probabilities,
+    train_stacked,
+)
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration, auroc_on, background, train
-from xmil.toy.digit_bags import BagSet
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import QUICK, SETUPS, Protocol
-from xmil.toy.stacked import Stacked
-from xmil.toy.store import Store
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ def trained(
         QUICK, repetitions=repetitions, sizes=(bags, bags // 4, tests), bag_size=n, training=training
     )
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
-    yield from several(configuration, train(configuration).models, repetitions)
+    yield from several(configuration, train_stacked(configuration).models, repetitions)
 
 
 def stored(
@@ -64,7 +72,7 @@ def stored(
     """Some repetitions that `xmil toy --table1 --out FOLDER` trained; `settings` of another protocol."""
     protocol = Protocol(**(settings or {}))
     configuration = Configuration(TASKS[task], SETUPS[model], load_instances(data), protocol)
-    fitted = Store(folder).models(configuration)
+    fitted = Folder(folder).stack(configuration)
     if fitted is None:
         raise SystemExit(f"{folder}: has no models of {configuration.name} of this protocol")
     yield from several(configuration, fitted.models, repetitions, first=first)
@@ -81,4 +89,4 @@ def several(
         found = fitted.model(r).eval()
         assert isinstance(found, MILModel)  # narrows the type for mypy
         found.background = background(configuration, splits)
-        yield Trained(r, found, x, splits.test, auroc_on(found, x, splits.test.labels))
+        yield Trained(r, found, x, splits.test, bag_auroc(probabilities(found, x), splits.test.labels))

@@ -11,9 +11,9 @@ from scipy import stats
 
 import xmil
 from benchmarks.beyond.digits import stored
-from xmil.core.interval import steadied
-from xmil.methods.contexts import deal
-from xmil.toy.scoring import MethodSpec, score_bags
+from xmil.bench import MethodSpec, score_bags
+from xmil.core.explanation import steadied
+from xmil.methods.explain import deal
 
 LONG = 2000  # sub-bags for the long-run mean of contexts
 

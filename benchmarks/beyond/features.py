@@ -13,8 +13,7 @@ from scipy import stats
 from benchmarks.beyond import pairs, table
 from benchmarks.beyond.digits import Trained, several
 from benchmarks.beyond.learning import Course, learn, load, save
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.scoring import MethodSpec, score_bags
+from xmil.bench import TASKS, MethodSpec, score_bags
 
 REPETITIONS, BAGS, DRAWS, STEPS = 10, 8, 32, 800
 

@@ -9,13 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.toy.benchmark import Configuration
-from xmil.toy.digit_bags import BagSet, Table, draw_bags
-from xmil.toy.digit_tasks import TASKS, Codes
-from xmil.toy.instances import Instances, load_instances
-from xmil.toy.protocol import SETUPS, Protocol
-from xmil.toy.race import bag_losses
-from xmil.toy.stacked import Adam, Stacked
+from xmil.bench import (
+    SETUPS,
+    TASKS,
+    Adam,
+    BagSet,
+    Codes,
+    Configuration,
+    Instances,
+    Protocol,
+    Stacked,
+    Table,
+    draw_bags,
+    load_instances,
+)
+from xmil.training.loop import class_loss
 
 BATCH = 64
 NOISE = 0.1  # of one-hot digits: at the package's 0.3 a sixteenth of them cannot be told apart
@@ -81,7 +89,7 @@ def _step(models: Stacked, table: Table, drawn: BagSet, optimizer: Adam, repetit
         return table.to_rows(values.reshape(repetitions, BATCH, *values.shape[1:]))
 
     logits = models(table.bags(own(drawn.rows)), train=True)
-    loss = bag_losses(logits, own(drawn.labels)).mean(dim=1).sum()
+    loss = class_loss(logits, own(drawn.labels)).mean(dim=1).sum()
     gradients = torch.autograd.grad(loss, list(models.parameters.values()))
     with torch.no_grad():
         optimizer.step(models.flat, torch.cat([g.flatten(1) for g in gradients], dim=1))

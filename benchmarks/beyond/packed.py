@@ -26,12 +26,11 @@ from benchmarks.beyond.pairs import positives
 from benchmarks.colon.bags import TASKS as COLON_TASKS
 from benchmarks.colon.bags import read_bags
 from benchmarks.colon.train import MODELS as COLON_MODELS
+from xmil.bench import PAPER_TASKS, SETUPS, project
 from xmil.core.background import Background, background_of
-from xmil.methods.network import Network
-from xmil.methods.presets import preset_composite
+from xmil.methods import preset_composite
 from xmil.models import MILModel, create_model
-from xmil.toy.protocol import PAPER_TASKS, SETUPS
-from xmil.toy.scoring import project
+from xmil.network import Network
 
 FIRST, REPETITIONS, BAGS, COLON_RUNS = 10, 10, 25, 5
 COLUMNS = [

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 import xmil
 from benchmarks.beyond.digits import Trained, stored, trained
-from xmil.methods.coalitions import coalitions_of
-from xmil.methods.network import Network
-from xmil.toy.digit_bags import BagSet
-from xmil.toy.digit_tasks import FLIPPING, PAIRS, TASKS
+from xmil.bench import FLIPPING, PAIRS, TASKS, BagSet
+from xmil.network import Network
+from xmil.subsets import open_subsets
 
 Floats = npt.NDArray[np.float64]
 
@@ -108,12 +107,12 @@ def is_partner(a: Any, b: Any) -> npt.NDArray[np.bool_]:
 @torch.no_grad()
 def leave_two_out(model: nn.Module, x: Tensor, pairs: Any) -> Floats:
     """v(all) - v(without i) - v(without j) + v(without both)."""
-    game = coalitions_of(Network(model), x.unsqueeze(0))
+    game = open_subsets(Network(model), x.unsqueeze(0))
     full = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
-    one = game.logits(full ^ torch.eye(len(x), dtype=torch.bool, device=x.device))[:, 1]
+    one = game.run(full ^ torch.eye(len(x), dtype=torch.bool, device=x.device))[:, 1]
     rows = torch.from_numpy(pairs.copy()).to(x.device)
     masks = full.repeat(len(pairs), 1).scatter_(1, rows, False)
-    two = game.logits(masks)[:, 1]
+    two = game.run(masks)[:, 1]
     i, j = rows.T
     return np.asarray((game.full[0, 1] - one[i] - one[j] + two).cpu().numpy())
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import xmil
-from xmil.methods.coalitions import coalitions_of
-from xmil.methods.network import Network
+from xmil.network import Network
+from xmil.subsets import open_subsets
 
 N, WIDTH, BUDGETS = 14, 32, (1000, 4000)
 LARGE, ORDERS = 2000, 20  # patches of the large bag, and permutations
@@ -53,11 +53,11 @@ def model_of(seed: int) -> nn.Module:
 
 def game_of(model: nn.Module, x: torch.Tensor) -> Game:
     """Values (b,) of coalitions (b, n), as shapiq wants them."""
-    held = coalitions_of(Network(model), x.unsqueeze(0))
+    parts = open_subsets(Network(model), x.unsqueeze(0))
 
     @torch.no_grad()
     def game(masks: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-        values = held.logits(torch.from_numpy(np.atleast_2d(masks).astype(bool)))[:, 1]
+        values = parts.run(torch.from_numpy(np.atleast_2d(masks).astype(bool)))[:, 1]
         return np.asarray(values.numpy())
 
     return game

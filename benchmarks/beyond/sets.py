@@ -11,9 +11,9 @@ from torch import Tensor
 
 import xmil
 from benchmarks.beyond.digits import stored
-from xmil.methods.coalitions import RunCoalitions, coalitions_of
-from xmil.methods.network import Network
 from xmil.methods.shapley import bits_of
+from xmil.network import Network
+from xmil.subsets import Subsets, open_subsets
 
 MODELS = ("attnmil", "transmil", "addmil")
 
@@ -46,9 +46,9 @@ def study(*, quick: bool, data: str, models: Path | None) -> dict[str, Any]:
 def exhaustive(model: Any, x: Tensor) -> dict[str, int | None]:
     """The smallest sizes that flip and that keep the decision, from all sub-bags."""
     n = len(x)
-    game = RunCoalitions(Network(model), x.unsqueeze(0))
+    game = Subsets(Network(model), x.unsqueeze(0))
     masks = bits_of(torch.arange(1, (1 << n) - 1, device=x.device), n)
-    same = game.logits(masks).argmax(dim=1) == game.full.argmax()
+    same = game.run(masks).argmax(dim=1) == game.full.argmax()
     held = masks.sum(dim=1)
     flips, keeps = n - held[~same], held[same]
     return {kind: int(s.min()) if len(s) else None for kind, s in (("flip", flips), ("keep", keeps))}
@@ -74,7 +74,7 @@ def greedy(model: Any, x: Tensor) -> int | None:
     Kaczmarzyk et al., "Explainable AI for computational pathology identifies model limitations and tissue
     biomarkers", 2024; None where the decision stays to the last patch.
     """
-    game = coalitions_of(Network(model), x.unsqueeze(0))
+    game = open_subsets(Network(model), x.unsqueeze(0))
     held, target = torch.ones(len(x), dtype=torch.bool), int(game.full.argmax())
     for taken in range(1, len(x)):
         rows = held.nonzero().squeeze(1)

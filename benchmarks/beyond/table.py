@@ -12,12 +12,11 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks.beyond.digits import Trained, stored
-from xmil.evaluate.evidence_batch import score_evidence
+from xmil.bench import TASKS, MethodSpec, score_bags
+from xmil.evaluate import score_evidence
 from xmil.methods import explain_classes
-from xmil.methods.contexts import deal
+from xmil.methods.explain import deal
 from xmil.models import MILModel
-from xmil.toy.digit_tasks import TASKS
-from xmil.toy.scoring import MethodSpec, score_bags
 
 CONTEXTS = 24
 PERMUTATIONS = {"attnmil": 200, "transmil": 100}  # of bags of thirty

@@ -16,13 +16,9 @@ from benchmarks.beyond import errors, learning, pairs, sets, table
 from benchmarks.beyond.digits import Trained, several, stored
 from benchmarks.colon import train as colon
 from benchmarks.colon.bags import ColonBag, folds, read_bags
+from xmil.bench import FLIPPING, SETUPS, TASKS, Configuration, Folder, Protocol, load_instances, train_stacked
 from xmil.core.background import background_of
 from xmil.models import MILModel
-from xmil.toy.benchmark import Configuration, train
-from xmil.toy.digit_tasks import FLIPPING, TASKS
-from xmil.toy.instances import load_instances
-from xmil.toy.protocol import SETUPS, Protocol
-from xmil.toy.store import Store
 
 Row = dict[str, Any]
 COURSES = {
@@ -58,8 +54,8 @@ def train_table(scope: Scope, model: str, task: str) -> Row:
     """The models of one column of Table 1, all repetitions at once."""
     protocol = Protocol(**scope.settings(model))
     c = Configuration(TASKS[task], SETUPS[model], load_instances(scope.digits), protocol, scope.device)
-    fitted = train(c)
-    Store(scope.models).save_models(c, fitted)
+    fitted = train_stacked(c)
+    Folder(scope.models).save_stack(c, fitted)
     return {"epochs": fitted.epochs}
 
 

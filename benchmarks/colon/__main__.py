@@ -16,7 +16,7 @@ import torch
 from benchmarks.colon.bags import TASKS, read_bags
 from benchmarks.colon.measure import ROWS, measure
 from benchmarks.colon.train import EPOCHS, MODELS
-from xmil.core.storage import write_atomically
+from xmil.core.durable import write_atomically
 from xmil.evaluate.statistics import compare
 
 METRICS = ("auprc2", "aupc", "srg", "flipped_at_zero")
@@ -96,7 +96,7 @@ def _comparisons(task: str, runs: list[dict]) -> list[str]:
             continue
         rows = ("lrp", "attention", "random")
         values = {row: [np.mean(run["rows"][row]["auprc2"]) for run in chosen] for row in rows}
-        for c in compare(values, [("lrp", "attention"), ("lrp", "random")]):
+        for c in compare(values, [("lrp", "attention"), ("lrp", "random")], units=range(len(values["lrp"]))):
             gain = f"{c.difference:+.3f} over {c.n} runs (paired t-test, Holm: p = {c.t_holm:.1g})"
             lines.append(f"- {name}: lrp against {c.second} {gain}")
     return lines

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.bench.colon import CELLS
-from xmil.bench.colon import folds as spread_folds
+from xmil.bench import CELLS
+from xmil.bench import folds as spread_folds
 
 TASKS = ("epithelial", "balance")
 EPITHELIAL, INFLAMMATORY = CELLS.index("epithelial"), CELLS.index("inflammatory")

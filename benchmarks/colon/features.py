@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from xmil.bench.colon import nuclei
-from xmil.nn.resnet import ResNet, load_resnet
+from xmil.bench import nuclei
+from xmil.nn import ResNet, load_resnet
 
 WEIGHTS = "fire_detector/models/fire_resnet18_fp16.pth"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

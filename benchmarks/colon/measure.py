@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 import xmil
 from benchmarks.colon.bags import ColonBag, folds
 from benchmarks.colon.train import EPOCHS, fit
-from xmil.evaluate.flip import Flips
+from xmil.evaluate import Flips
 from xmil.models.base import MILModel
 
 # Rows of the table: a method with its parameters. MILLI is left out: O(samples n^2) a bag.

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.inside.pictures import SEEN, TILE
-from xmil.methods.inside_views import VIEWS
+from xmil.methods import VIEWS
 
 GRID, STEPS = 24, 5  # places along the edge that lose their pixels, and in how many steps
 WIDTH = 24  # pixels of the seen tile: the blur's standard deviation

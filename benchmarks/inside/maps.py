@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.inside.pictures import SEEN
-from xmil.methods.inside_layers import is_cut, spatial_layers
 from xmil.methods.inside_maps import (
     MAPS,
     PIXELS,
@@ -18,10 +17,12 @@ from xmil.methods.inside_maps import (
     MapSettings,
     Tile,
     TileMap,
+    average_views,
+    is_cut,
     relevance,
+    spatial_layers,
     turned,
 )
-from xmil.methods.inside_views import over_views
 
 Variant = tuple[str, str, str, MapSettings]  # map, variant, method, settings
 RULES: dict[str, dict[str, float]] = {
@@ -30,7 +31,7 @@ RULES: dict[str, dict[str, float]] = {
     "gamma 10": {"gamma": 10.0},
     "epsilon 0.25": {"epsilon": 0.25},
 }
-BACKWARD = {"tokens": 1, "lrp": 1, "gradient": 1, "ig": 16}
+BACKWARD = {"tokens": 1, "lrp": 1}
 VIEWED = ((4, 0.0), (4, 1 / 3), (8, 0.0), (8, 1 / 6), (8, 1 / 3), (8, 0.5), (15, 1 / 3))
 
 
@@ -43,7 +44,7 @@ def turned_plain(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> 
 @MAPS.register("lrp turned")
 def lrp_turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance on the finer grid, averaged over turned and mirrored tiles."""
-    return over_views(
+    return average_views(
         lambda seen: relevance(network, seen, settings), tile, n=settings.views, reach=settings.reach
     )
 
@@ -82,10 +83,9 @@ def variants(net: nn.Module, pixels: Tensor) -> list[Variant]:
     made += [
         (name, f"{square} px", name, MapSettings(square=square / SEEN, batch=256))
         for square in (24, 32, 48)
-        for name in ("occlusion", "keep")
+        for name in ("occlusion",)
     ]
     made += [("shifted", f"1/{k}", "shifted", MapSettings(stride=1 / k, batch=256)) for k in (4, 8)]
-    made += [("ig", "16 steps", "ig", MapSettings(steps=16)), ("gradient", "", "gradient", MapSettings())]
     return made
 
 

@@ -30,9 +30,9 @@ from benchmarks.inside.pictures import (
     telling_tiles,
 )
 from xmil.core.errors import UnsupportedError
-from xmil.evaluate.sanity import redrawn
-from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, TileMap, map_tile
-from xmil.nn.frozen import frozen
+from xmil.evaluate import redrawn
+from xmil.methods import EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.network import frozen
 
 SMOOTH = 3.0  # pixels of the tile, for maps at pixels
 REDRAWN = {"turned": MapSettings(), "turned plain": MapSettings()}  # maps made again under redrawn weights
@@ -229,7 +229,7 @@ class Seat:
 
     def _made(self, network: EncoderNetwork, tile: Tile, name: str) -> Tensor | None:
         try:
-            with frozen(network.seen()):
+            with frozen(network.traceable()):
                 return map_tile(name, network, tile, REDRAWN[name]).values.detach().float().cpu()
         except UnsupportedError:
             return None

@@ -12,8 +12,8 @@ import time
 import torch
 
 from benchmarks.inside.networks import torchvision_beside_cpu
-from xmil.methods.inside_maps import EncoderNetwork, MapSettings, Tile, map_tile
-from xmil.nn.frozen import frozen
+from xmil.methods import EncoderNetwork, MapSettings, Tile, map_tile
+from xmil.network import frozen
 
 CASES = {
     "tokens": ("tokens", MapSettings()),

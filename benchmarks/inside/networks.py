@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.inside.pictures import SEEN, TILE, picture
-from xmil.nn.resnet import load_resnet
+from xmil.nn import load_resnet
 
 RESNET = ("fire_detector-1.0.1-py3-none-any.whl", "fire_detector/models/fire_resnet18_fp16.pth")
 MOBILENET = (

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from xmil.bench.colon import EPITHELIAL, nuclei
+from xmil.bench import EPITHELIAL, nuclei
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TILE, STRIDE, SEEN = 96, 48, 192

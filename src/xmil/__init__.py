@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from xmil.core.explanation import Audit as Audit
     from xmil.core.explanation import Explanation as Explanation
     from xmil.core.interactions import Interactions as Interactions
-    from xmil.core.run import Run as Run
-    from xmil.core.run import open_run as open_run
-    from xmil.core.target import Target as Target
+    from xmil.core.task import Target as Target
     from xmil.data import Cohort as Cohort
     from xmil.data import background as background
     from xmil.data import list_formats as list_formats
@@ -33,21 +31,22 @@ if TYPE_CHECKING:
     from xmil.data import write_bag as write_bag
     from xmil.encoders import list_encoders as list_encoders
     from xmil.encoders import load_encoder as load_encoder
-    from xmil.evaluate.evidence import auprc2 as auprc2
-    from xmil.evaluate.flip import Flips as Flips
-    from xmil.evaluate.flip import flip as flip
-    from xmil.evaluate.flip import srg as srg
-    from xmil.evaluate.measures import necessity as necessity
-    from xmil.evaluate.measures import random_band as random_band
-    from xmil.evaluate.measures import sufficiency as sufficiency
-    from xmil.evaluate.minimal import MinimalSet as MinimalSet
-    from xmil.evaluate.minimal import minimal_set as minimal_set
-    from xmil.heatmaps.picture import heatmap as heatmap
+    from xmil.evaluate import Flips as Flips
+    from xmil.evaluate import MinimalSet as MinimalSet
+    from xmil.evaluate import auprc2 as auprc2
+    from xmil.evaluate import flip as flip
+    from xmil.evaluate import minimal_set as minimal_set
+    from xmil.evaluate import necessity as necessity
+    from xmil.evaluate import random_band as random_band
+    from xmil.evaluate import srg as srg
+    from xmil.evaluate import sufficiency as sufficiency
+    from xmil.heatmaps import heatmap as heatmap
+    from xmil.insights import insight as insight
     from xmil.methods import explain as explain
     from xmil.methods import explain_classes as explain_classes
+    from xmil.methods import explain_inside as explain_inside
     from xmil.methods import interactions as interactions
     from xmil.methods import list_methods as list_methods
-    from xmil.methods.inside import explain_inside as explain_inside
     from xmil.models import chain as chain
     from xmil.models import create_model as create_model
     from xmil.models import list_models as list_models
@@ -58,11 +57,12 @@ if TYPE_CHECKING:
     from xmil.runs.explain import explain_slides as explain_slides
     from xmil.runs.heatmap import draw_slides as draw_slides
     from xmil.runs.inside import inside_slides as inside_slides
-    from xmil.runs.insight import insight as insight
     from xmil.runs.predict import predict_slides as predict_slides
     from xmil.runs.tile import tile_slides as tile_slides
     from xmil.slides import find_slides as find_slides
     from xmil.slides import open_slide as open_slide
+    from xmil.storage import Run as Run
+    from xmil.storage import open_run as open_run
     from xmil.training.config import load_config as load_config
     from xmil.training.train import train as train
     from xmil.viewer.notebook import view as view
@@ -75,13 +75,13 @@ _HOME = {
     "Bag": "xmil.core.bag",
     "Cohort": "xmil.data",
     "Explanation": "xmil.core.explanation",
-    "Flips": "xmil.evaluate.flip",
-    "Run": "xmil.core.run",
+    "Flips": "xmil.evaluate",
+    "Run": "xmil.storage",
     "Interactions": "xmil.core.interactions",
-    "MinimalSet": "xmil.evaluate.minimal",
-    "Target": "xmil.core.target",
+    "MinimalSet": "xmil.evaluate",
+    "Target": "xmil.core.task",
     "XmilError": "xmil.core.errors",
-    "auprc2": "xmil.evaluate.evidence",
+    "auprc2": "xmil.evaluate",
     "background": "xmil.data",
     "chain": "xmil.models",
     "create_model": "xmil.models",
@@ -91,12 +91,12 @@ _HOME = {
     "explain": "xmil.methods",
     "explain_classes": "xmil.methods",
     "explain_slides": "xmil.runs.explain",
-    "explain_inside": "xmil.methods.inside",
-    "insight": "xmil.runs.insight",
+    "explain_inside": "xmil.methods",
+    "insight": "xmil.insights",
     "inside_slides": "xmil.runs.inside",
     "find_slides": "xmil.slides",
-    "flip": "xmil.evaluate.flip",
-    "heatmap": "xmil.heatmaps.picture",
+    "flip": "xmil.evaluate",
+    "heatmap": "xmil.heatmaps",
     "interactions": "xmil.methods",
     "list_encoders": "xmil.encoders",
     "list_formats": "xmil.data",
@@ -105,18 +105,18 @@ _HOME = {
     "load_config": "xmil.training.config",
     "load_encoder": "xmil.encoders",
     "load_model": "xmil.models",
-    "minimal_set": "xmil.evaluate.minimal",
-    "necessity": "xmil.evaluate.measures",
+    "minimal_set": "xmil.evaluate",
+    "necessity": "xmil.evaluate",
     "open_bag": "xmil.data",
-    "open_run": "xmil.core.run",
+    "open_run": "xmil.storage",
     "open_slide": "xmil.slides",
     "predict_slides": "xmil.runs.predict",
-    "random_band": "xmil.evaluate.measures",
+    "random_band": "xmil.evaluate",
     "read_bag": "xmil.data",
     "read_cohort": "xmil.data",
     "save_model": "xmil.models",
-    "srg": "xmil.evaluate.flip",
-    "sufficiency": "xmil.evaluate.measures",
+    "srg": "xmil.evaluate",
+    "sufficiency": "xmil.evaluate",
     "tile_slides": "xmil.runs.tile",
     "train": "xmil.training.train",
     "view": "xmil.viewer.notebook",

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from xmil.bench.contestants import model_entry
-from xmil.bench.entries import method_entry
-from xmil.bench.folder import Folder
-from xmil.bench.runner import Referee
-from xmil.bench.suites import QUICK_PLAN, SUITES
-from xmil.toy.protocol import QUICK
+from xmil.bench import QUICK, QUICK_PLAN, SUITES, Folder, Referee, method_entry, model_entry
 
 OWN = """
 import torch

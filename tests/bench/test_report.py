@@ -12,15 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.bench.runs import referee, tiny_plan
-from xmil.bench.comparing import as_rows, compare_runs
-from xmil.bench.figures import checks, column_of, kendall
-from xmil.bench.folder import Folder, Unit
-from xmil.bench.measuring import Measure
-from xmil.bench.resampling import draws_of
-from xmil.bench.run_report import measured_on, read_results, write_report
-from xmil.bench.verdicts import places, verdict_of
+from xmil.bench import (
+    Folder,
+    Measure,
+    Unit,
+    checks,
+    column_of,
+    compare_runs,
+    draws_of,
+    kendall,
+    measured_on,
+    places,
+    read_results,
+    verdict_of,
+    write_report,
+)
 from xmil.core.errors import FileError
-from xmil.core.interval import bootstrap
+from xmil.evaluate.statistics import bootstrap_mean
 
 LRP = """
 import xmil
@@ -49,7 +57,8 @@ def made(columns, *, suite="evidence", repetitions=1, seed=0):
 def test_intervals_of_one_repetition_are_the_bootstrap_over_bags():
     unit = made({"a": (0.5, 1.0)})
     found = draws_of(unit, [0], draws=4000).interval("a", "up")
-    plain = bootstrap(unit.values[0, "a"][:, 0], draws=4000, seed=5)
+    values = unit.values[0, "a"][:, 0]
+    plain = bootstrap_mean(values, units=range(len(values)), draws=4000, seed=5)
     assert found.estimate == pytest.approx(plain.estimate)
     assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=0.03)
 
@@ -129,7 +138,8 @@ def summary(folder):
 
 def test_the_report_tells_where_rows_were_measured(tmp_path):
     unit = made({"a": (0.5, 1.0), "b": (0.1, 1.0)})
-    unit.path = Folder(tmp_path)._made("units") / "evidence--p--m.npz"
+    unit.path = tmp_path / "units" / "evidence--p--m.npz"
+    unit.path.parent.mkdir()
     elsewhere = {
         "versions": {"xmil": "9"},
         "python": "3",
@@ -226,6 +236,6 @@ def test_a_run_equals_itself_and_a_changed_row_is_found(folder, tmp_path):
     referee(outs[2], methods=("lrp",), plan=other)
     unpaired = compare_runs(outs[0], outs[2])
     assert {c.reason for c in unpaired} == {"the bags differ"}
-    assert as_rows(unpaired)[0]["difference"] is None
+    assert unpaired[0].difference is None
     with pytest.raises(FileError, match="holds no results"):
         compare_runs(outs[0], tmp_path / "nothing")

@@ -11,12 +11,24 @@ import h5py
 from PIL import Image
 
 from tests.bench.runs import tiny_plan
-from xmil.bench.camelyon import camelyon_problem, grade_lesions, lesions_of, read_asap
-from xmil.bench.colon import colon_problems, cut, evidence_of, folds, label_of
-from xmil.bench.colour_statistics import statistics
-from xmil.bench.problems import SPLITS
-from xmil.bench.suites import SUITES
-from xmil.bench.tissue import Tissue, read_tissue, tissue_problems
+from xmil.bench import (
+    SPLITS,
+    SUITES,
+    Tissue,
+    Unit,
+    camelyon_problem,
+    colon_problems,
+    cut,
+    evidence_of,
+    folds,
+    grade_lesions,
+    label_of,
+    lesions_of,
+    read_asap,
+    read_tissue,
+    statistics,
+    tissue_problems,
+)
 from xmil.core.errors import FileError, InputError, UnknownNameError
 
 CLASSES = ("LYM", "STR", "TUM")
@@ -271,7 +283,7 @@ def write_camelyon(folder):
 
 def test_camelyon_slides_as_a_problem(tmp_path):
     from tests.bench.runs import referee
-    from xmil.bench.folder import Unit
+    from xmil.bench import Unit
 
     write_camelyon(tmp_path)
     problem = camelyon_problem(tmp_path)
@@ -292,7 +304,6 @@ def test_camelyon_slides_as_a_problem(tmp_path):
 def test_a_checkpoint_is_explained_as_it_is(tmp_path):
     import xmil
     from tests.bench.runs import referee
-    from xmil.bench.folder import Unit
 
     write_camelyon(tmp_path)
     model = xmil.create_model("attnmil", in_dim=6, n_classes=2, dim=8, attention_dim=4, seed=0)

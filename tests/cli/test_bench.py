@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
+from io import StringIO
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.bench.runs import NET, OWN
 from tests.cli.test_cli import run
-from xmil.bench.foreign_scores import write_scores
+from xmil.cli import _app
+from xmil.storage import lock_folder
 
 ONE = ("--quick", "--task", "standard", "--repetitions", "1", "--only")
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    return tmp_path_factory.mktemp("out")
-
-
-def test_a_method_and_a_model_of_ones_own(out, capsys):
-    (out / "mine.py").write_text(OWN)
-    (out / "net.py").write_text(NET)
-    entries = (
-        "--method",
-        f"{out / 'mine.py'}:score",
-        "--method",
-        "lrp",
-        "--model",
-        f"{out / 'net.py'}:build",
-    )
-    code, text, _ = run("bench", "--suite", "evidence", *ONE, *entries, "--out", out, capsys=capsys)
+def measured(tmp_path_factory):
+    """The folder of a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "mine.py").write_text(OWN)
+    (folder / "net.py").write_text(NET)
+    entries = ["--method", f"{folder / 'mine.py'}:score", "--method", "lrp"]
+    entries += ["--model", f"{folder / 'net.py'}:build", "--out", str(folder / "out")]
+    with redirect_stdout(StringIO()) as text:
+        code = _app.run(["bench", "--suite", "evidence", *ONE, *entries])
     assert code == 0
+    return folder / "out", text.getvalue()
+
+
+@pytest.fixture
+def out(measured):
+    return measured[0]
+
+
+def test_a_method_and_a_model_of_ones_own(measured):
+    out, text = measured
     assert "standard, net:build: " in text
     found = json.loads((out / "results.json").read_text())
     (column,) = found["suites"][0]["columns"]
@@ -64,6 +71,10 @@ def scored_elsewhere(folder):
                         {**key, "bag": name, "target": target, "scores": scores, "checksum": checksum}
                     )
     return rows
+
+
+def write_scores(path, rows):
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def test_foreign_scores_enter_with_their_checksums(out, capsys, tmp_path):
@@ -139,3 +150,10 @@ def test_no_tissue_at_hand_says_what_is_missing(tmp_path, capsys, monkeypatch):
     code, _, err = run("bench", "--quick", "--suite", "tissue", "--out", tmp_path / "o", capsys=capsys)
     assert code == 2
     assert "no colon images in XMIL_DATA" in err
+
+
+def test_a_folder_that_another_benchmark_fills_is_refused(tmp_path, capsys):
+    with lock_folder(tmp_path):
+        code, _, err = run("bench", "--suite", "evidence", *ONE, "--out", tmp_path, capsys=capsys)
+    assert (code, "another run is writing there" in err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 import pytest
 import typer.main
 
-from xmil.cli import _diagnosis, main
+from xmil.cli import doctor, main
 from xmil.cli._app import PANELS, build, command_panels
 from xmil.demo import selfcheck
 
@@ -47,7 +47,7 @@ def test_doctor_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run("doctor", "--no-check", capsys=capsys)
     assert code == 0
     assert "Self-check: not requested" in out
-    for name in _diagnosis.EXTRAS:
+    for name in doctor.EXTRAS:
         assert f"\n  {name} " in out
 
 
@@ -56,9 +56,9 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_doctor_knows_every_package_of_the_project() -> None:
-    assert set(_diagnosis.REQUIRED) == names(PROJECT["dependencies"])
+    assert set(doctor.REQUIRED) == names(PROJECT["dependencies"])
     optional = {k: names(v) for k, v in PROJECT["optional-dependencies"].items() if k not in ("dev", "docs")}
-    assert {name: set(packages) for name, (_, packages) in _diagnosis.EXTRAS.items()} == optional
+    assert {name: set(packages) for name, (_, packages) in doctor.EXTRAS.items()} == optional
 
 
 def test_a_wrong_score_fails_the_check(
@@ -84,8 +84,8 @@ def test_missing_and_broken_packages_are_told_apart(
     (tmp_path / "broken_on_import.py").write_text("raise RuntimeError('operator torchvision::nms is lost')")
     monkeypatch.syspath_prepend(str(tmp_path))
     packages = {"numpy": "broken_on_import", "no-such-package": "none"}
-    monkeypatch.setitem(_diagnosis.EXTRAS, "zarr", ("a test", packages))
-    monkeypatch.setitem(_diagnosis.REQUIRED, "rich", "broken_on_import")
+    monkeypatch.setitem(doctor.EXTRAS, "zarr", ("a test", packages))
+    monkeypatch.setitem(doctor.REQUIRED, "rich", "broken_on_import")
     code, out, _ = run("doctor", "--no-check", capsys=capsys)
     assert code == 1
     assert "without no-such-package: pip install 'xmil[zarr]'" in out

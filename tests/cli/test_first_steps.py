@@ -151,7 +151,7 @@ def test_own_network_with_class_names(here: Path, capsys: pytest.CaptureFixture[
     assert run("explain", "--model", name, *options, capsys=capsys)[0] == 0
     held = xmil.open_run("r")
     assert list(held.table().filter(like="p:").columns) == ["p:a", "p:b", "p:c"]
-    from xmil.core.named_function import load_function
+    from xmil.core.registry import load_function
 
     own = xmil.explain(load_function(name, kind="model")().eval(), features / "s1.h5", target=1)
     assert np.array_equal(held.explanation("s1").scores, own.scores)

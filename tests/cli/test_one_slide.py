@@ -15,9 +15,9 @@ from tests.cli.test_cli import run
 from tests.cli.test_first_steps import here, model  # noqa: F401 - fixtures
 from tests.data import producers as p
 from tests.runs.cohorts import command, make_cohort, table
-from xmil.cli._report import as_options
-from xmil.core.storage import read_explanations
-from xmil.heatmaps.panel import BLUE, RED
+from xmil.cli._screen import as_flags
+from xmil.heatmaps import BLUE, RED
+from xmil.storage import read_explanations
 
 LINE_COLOURS = [tuple(bytes.fromhex(colour[1:])) for colour in (RED, BLUE)]
 
@@ -69,7 +69,7 @@ def test_pairs_are_lines_in_the_picture(
 ) -> None:
     slide = here.parent / "s1.png"
     Image.new("RGB", (3200, 3700), (230, 230, 230)).save(slide)
-    one = ["explain", "--model", model, "--features", p.trident(here.parent), "--slide", slide]
+    one = ["explain", "--model", model, "--features", p.trident(here.parent), "--slides", slide]
     inked = []
     for more in ([], ["--interactions", "4"]):
         code, out, err = run(*one, "--target", "all", *more, capsys=capsys)
@@ -109,4 +109,4 @@ def test_explained_and_not_drawn_is_done_in_part(tmp_path: Path, capsys: pytest.
 
 
 def test_python_words_become_options() -> None:
-    assert as_options("allow more with permutations=.") == "allow more with --param shapley.permutations=."
+    assert as_flags("allow more with permutations=.") == "allow more with --param shapley.permutations=."

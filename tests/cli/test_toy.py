@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from tests.bench.test_instances import write_idx, write_npz
 from tests.cli.test_cli import run
-from tests.toy.test_instances import write_idx, write_npz
-from xmil.toy.store import read_results
+from xmil.bench import read_rows
 
 TINY = ("--bags", "200,60,60", "--repetitions", "2", "--epochs", "30")
 
@@ -20,7 +20,7 @@ def test_a_quick_run_shows_lrp_above_attention(tmp_path, capsys):
     assert code == 0
     assert "[" not in out  # scikit-learn's digits are not the paper's
     for task in ("four_bags", "pos_neg_count"):
-        rows = read_results(tmp_path / "results" / f"{task}-attnmil.parquet")[1]
+        rows = read_rows(tmp_path / "results" / f"{task}-attnmil.parquet")[1]
         means = {m: np.mean([r["auprc2"] for r in rows if r["method"] == m]) for m in ("lrp", "attention")}
         assert means["lrp"] > means["attention"] + 0.2
     made = {path.name for path in tmp_path.iterdir()}
@@ -63,10 +63,10 @@ def bad(*arguments, capsys):
         (("--methods", "logits"), "None of the methods logits can explain attnmil"),
         (
             ("--repetitions", "0"),
-            "'repetitions' parameter of toy must be an int in the range [1, inf). Got 0",
+            "--repetitions must be an int in the range [1, inf). Got 0",
         ),
         (("--epochs", "0"), "'epochs' parameter of Training"),
-        (("--threads", "0"), "'threads' parameter of toy"),
+        (("--threads", "0"), "--threads must be an int"),
         (("--bags", "10,10"), "must look like 2000,500,1000"),
         (("--bags", "10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),

@@ -17,8 +17,7 @@ import torch
 import xmil
 from tests.training.cohorts import settings, write_cohort
 from xmil.cli._app import run
-from xmil.training.config import make_config
-from xmil.training.toml import dumps
+from xmil.training.config import dumps, make_config
 
 
 @pytest.fixture
@@ -177,7 +176,7 @@ def test_a_folder_that_cannot_be_written(folder, capsys):
     refused(["train", write_config(folder)], capsys, "out", "cannot be made")
 
 
-def test_two_processes_train_the_model_of_one(folder):
+def test_two_processes_train_the_model_of_one(folder, full):
     """DDP on the CPU: the uneven last batch included, weights agree to rounding."""
     # 12 bags: 5, 5, 2. SGD: Adam would blow up rounding where the true gradient is zero
     sections = {"optim": {"name": "sgd"}, "train": {"epochs": 3, "batch": 5, "monitor": "loss"}}
@@ -196,15 +195,18 @@ def test_two_processes_train_the_model_of_one(folder):
         "train.devices=2",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("1 models trained") == 1  # one process of the two speaks
     a, b = (xmil.load_model(out / "model" / "model.safetensors").state_dict() for out in (one, two))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
-    refused_now = subprocess.run([*command, "--epochs", "2"], capture_output=True, text=True, env=environment)
-    assert refused_now.returncode == 2
-    assert refused_now.stderr.count("train.epochs was 3, now 2") == 1
+    if full:
+        refused_now = subprocess.run(
+            [*command, "--epochs", "2"], capture_output=True, text=True, env=environment
+        )
+        assert refused_now.returncode == 2
+        assert refused_now.stderr.count("train.epochs was 3, now 2") == 1
 
 
 def test_every_broken_file_is_named_or_all_are_skipped(folder, capsys):

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 
 import xmil
 from xmil.core.budget import FLOOR, RATIO, allowance, read_parquet
-from xmil.core.storage import KEY
 from xmil.slides.open import open_slide
+from xmil.storage import KEY
 
 GIB = 1 << 30
 

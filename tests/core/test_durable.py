@@ -16,9 +16,14 @@ import pytest
 import xmil
 from xmil.core import durable
 from xmil.core.durable import write_atomically, write_text
-from xmil.core.runfiles import RunFolder
+from xmil.storage import RunFolder
 
 Names = dict[str, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _syncing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XMIL_SYNC", "1")
 
 
 class Recorder:
@@ -64,7 +69,7 @@ def after_crash(log: list[tuple[Any, ...]], *, names_kept: bool) -> Names:
 def run_of_writes(folder: Path) -> dict[str, list[bytes]]:
     """A small run; for each name the contents it may have, in the order they were written."""
     run = RunFolder(folder / "run", "explain", {"a": 1})
-    with run.opened({"slides": 2}, folders=["slides"]):
+    with run.open({"slides": 2}, folders=["slides"]):
         for i in range(3):
             write_text(run.path / "slides" / f"s{i}.txt", f"scores of {i}" * 50)
             run.write_slides(["slide_id"], [{"slide_id": f"s{k}"} for k in range(i + 1)])

@@ -16,7 +16,7 @@ from xmil.core import registry
 from xmil.core.errors import InputError, UnknownNameError
 from xmil.core.explanation import Explanation
 from xmil.core.registry import Registry
-from xmil.core.target import Target
+from xmil.core.task import Target
 
 
 def test_bag_normalises() -> None:

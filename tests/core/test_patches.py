@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import xmil
 from xmil.core.errors import InputError
 from xmil.core.patches import Patches
-from xmil.core.target import Target
+from xmil.core.task import Target
 from xmil.data import Header
 
 XY = np.array([[0, 0], [512, 0], [0, 512], [512, 512]])

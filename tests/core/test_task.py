@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xmil.core.errors import UnsupportedError
 from xmil.core.task import TASKS
-from xmil.nn.survival import survival_risk
+from xmil.methods import survival_risk
 
 LOGITS = st.lists(st.floats(-30, 30), min_size=1, max_size=5)
 NAMES = ["a", "b", "c"]
@@ -81,9 +81,9 @@ def test_ensembles_average_outputs_and_risks() -> None:
 def test_tables(task: str, outputs: list[float], label: object, cells: dict[str, object]) -> None:
     meaning, each = TASKS[task], np.array([[outputs]])
     columns = {
-        **meaning.true([label], NAMES),
-        **meaning.said(each, NAMES),
-        **meaning.behind(each, NAMES),
+        **meaning.describe_truth([label], NAMES),
+        **meaning.describe(each, NAMES),
+        **meaning.describe_outputs(each, NAMES),
         "correct": meaning.correct(each, [label]),
     }
     for key, value in cells.items():

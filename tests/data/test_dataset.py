@@ -61,7 +61,7 @@ def test_the_cap_reports_what_it_leaves_out(paths: list[Path], caplog: pytest.Lo
 def test_preload_stays_within_its_limit(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     limit = (50 + 8) * 4 * 4
     data = BagDataset(paths, [0, 1, 0], draw=6, preload=limit)
-    assert sorted(data._kept) == [0, 1]
+    assert sorted(data._bags) == [0, 1]
     lazy = BagDataset(paths, [0, 1, 0], draw=6)
     for row in range(3):
         np.testing.assert_array_equal(data[4, row].bag.features, lazy[4, row].bag.features)

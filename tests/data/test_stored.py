@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import xmil
+from xmil.core.bag import StoredBag
 from xmil.core.errors import FileError
-from xmil.core.stored_bag import StoredBag
 from xmil.data.cases import named
 
 

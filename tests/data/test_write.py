@@ -123,7 +123,7 @@ def test_rows_touch_only_what_they_need(
         file["coords"] = np.arange(n * 2).reshape(n, 2)
     read: list[int] = []
     slab = hdf5._slab
-    monkeypatch.setattr(hdf5, "_whole", lambda *_: pytest.fail("all rows were read"))
+    monkeypatch.setattr(hdf5, "_read_all", lambda *_: pytest.fail("all rows were read"))
     monkeypatch.setattr(hdf5, "_slab", lambda d, a, b: read.append(b - a) or slab(d, a, b))
     rows = np.random.default_rng(0).choice(n, 20, replace=False)
     bag = xmil.read_bag(tmp_path / "s.h5", rows=rows, patch_size=1)
@@ -136,7 +136,7 @@ def test_headers_leave_features_unread(tmp_path: Path, monkeypatch: pytest.Monke
     from xmil.data.containers import hdf5
 
     path = p.trident(tmp_path)
-    monkeypatch.setattr(hdf5, "_whole", lambda *_: pytest.fail("features were read"))
+    monkeypatch.setattr(hdf5, "_read_all", lambda *_: pytest.fail("features were read"))
     monkeypatch.setattr(hdf5, "_picked", lambda *_, **__: pytest.fail("features were read"))
     header = xmil.open_bag(path)
     assert (len(header), header.dim, header.nbytes) == (p.N, p.D, p.N * p.D * 4)
@@ -234,7 +234,7 @@ def test_the_size_of_the_slide_goes_along(tmp_path: Path) -> None:
 
 
 def test_later_layouts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xmil.core.storage.LAYOUT", 99)
+    monkeypatch.setattr("xmil.storage.explanations.LAYOUT", 99)
     explanation().save(tmp_path / "e.parquet")
     monkeypatch.undo()
     with pytest.raises(xmil.XmilError, match="written by a later xmil"):

@@ -11,12 +11,9 @@ import torch
 from PIL import Image
 
 import xmil
-from xmil.cli import demo as command
 from xmil.cli._app import run
-from xmil.demo import drawn_tissue, nuclear_stain, tissue_pipeline
-from xmil.demo.drawn_tissue import TUMOUR, draw_section
-from xmil.demo.tissue_page import read_sections
-from xmil.demo.tissue_pipeline import TissueDemo
+from xmil.demo import nuclear_stain, tissue
+from xmil.demo.tissue import TUMOUR, TissueDemo, draw_section, read_sections
 
 pytest.importorskip("openslide")
 tifffile = pytest.importorskip("tifffile")
@@ -25,9 +22,9 @@ pytest.importorskip("lightning_fabric")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn_tissue, "SIZE", (512, 640))
-    monkeypatch.setattr(tissue_pipeline, "QUICK", {"train": 8, "val": 2, "test": 4})
-    monkeypatch.setattr(command, "_cores", lambda: 1)
+    monkeypatch.setattr(tissue, "SIZE", (512, 640))
+    monkeypatch.setattr(tissue, "QUICK", {"train": 8, "val": 2, "test": 4})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
 
 
 def test_nuclei_are_dark_and_lie_where_they_are_said_to() -> None:
@@ -45,7 +42,7 @@ def test_the_encoder_unmixes_stains_it_was_given() -> None:
     amounts = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.3, 0.4]])
     vectors = torch.tensor((nuclear_stain.HAEMATOXYLIN, nuclear_stain.EOSIN))
     light = 10 ** -(amounts @ vectors)
-    found = nuclear_stain.unmixed(light[:, :, None, None].expand(-1, -1, 2, 2))
+    found = nuclear_stain.unmix(light[:, :, None, None].expand(-1, -1, 2, 2))
     np.testing.assert_allclose(found[..., 0, 0], amounts, atol=1e-5)
 
 
@@ -60,7 +57,7 @@ def test_from_drawn_sections_to_a_report(tmp_path: Path, capsys: pytest.CaptureF
     assert [s["section"] for s in said["sections"]] == demo.names["test"]
     for section in sections:
         e = section.explanations["lrp"]
-        for box, held in zip(e.boxes(), section.held, strict=True):
+        for box, held in zip(e.boxes(), section.marked, strict=True):
             inside = [
                 1
                 for kind, x, y in demo.nuclei[section.name]
@@ -83,7 +80,7 @@ def test_pictures_of_ones_own_need_their_nuclei(tmp_path: Path, capsys: pytest.C
     assert run(asked) == 2
     told = capsys.readouterr().err
     assert "nuclei.csv: no such table; write a row for each nucleus, with the columns image (" in told
-    assert "or leave out --images" in told
+    assert "tissue is then drawn" in told
     assert run([*asked[:3], str(folder / "a.png"), *asked[4:]]) == 2
     assert "a.png: a file, where a folder is needed" in capsys.readouterr().err
     (folder / "nuclei.csv").write_text("image,cell,x,y\na,epithelial,1,1\n")

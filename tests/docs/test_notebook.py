@@ -36,7 +36,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH"), str(ROOT / "src")
     try:
         client = NotebookClient(
-            book, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+            book, timeout=600, allow_errors=True, resources={"metadata": {"path": str(folder)}}
         )
         client.execute()
     finally:

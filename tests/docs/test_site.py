@@ -14,9 +14,8 @@ import xmil
 from tests.docs.pages import ROOT
 from xmil.cli._app import command_panels
 
-pytestmark = pytest.mark.skipif(
-    find_spec("mkdocs") is None or find_spec("mkdocstrings") is None, reason="pip install 'xmil[docs]'"
-)
+LACKS = find_spec("mkdocs") is None or find_spec("mkdocstrings") is None
+pytestmark = [pytest.mark.early, pytest.mark.skipif(LACKS, reason="pip install 'xmil[docs]'")]
 
 
 @pytest.fixture(scope="module")

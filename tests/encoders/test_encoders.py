@@ -15,8 +15,7 @@ from tests.encoders.builders import Mean
 from tests.encoders.torchvisions import timm_or_skip
 from xmil.core.errors import CheckpointError, FileError, InputError, UnknownNameError
 from xmil.encoders import IMAGENET, Transform, list_encoders, load_encoder
-from xmil.nn.resnet import ResNet
-from xmil.nn.swin import CTransPath
+from xmil.nn import CTransPath, ResNet
 
 PATCH = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
 
@@ -77,7 +76,7 @@ def test_published_weights_come_from_torchs_cache(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(urllib.request, "_opener", None)  # urllib keeps the proxies that it saw first
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    with pytest.raises(FileError, match=r"cannot be downloaded .* pass --weights"):
+    with pytest.raises(FileError, match=r"cannot be downloaded .* pass weights="):
         load_encoder("resnet18")
 
 
@@ -204,7 +203,7 @@ def test_timm_models_bring_their_transform(tmp_path: Path) -> None:
 )
 def test_pathology_encoders_have_the_published_sizes(name: str, dim: int, millions: int) -> None:
     timm = timm_or_skip()
-    from xmil.encoders.timms import RECIPES, _from_recipe
+    from xmil.encoders.load import RECIPES, _from_recipe
 
     with torch.device("meta"):
         model = _from_recipe(timm, RECIPES[name], pretrained=False)
@@ -213,7 +212,7 @@ def test_pathology_encoders_have_the_published_sizes(name: str, dim: int, millio
 
 
 def test_class_token_beside_the_mean() -> None:
-    from xmil.encoders.timms import ClassAndMean
+    from xmil.encoders.load import ClassAndMean
 
     tokens = torch.arange(24.0).reshape(1, 6, 4)
     found = ClassAndMean(torch.nn.Identity(), 3)(tokens)

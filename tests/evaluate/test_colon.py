@@ -15,8 +15,8 @@ from benchmarks.colon.bags import ColonBag, folds, read_bags
 from benchmarks.colon.features import embed, patches
 from benchmarks.colon.measure import measure
 
-from xmil.bench.colon import CELLS, nuclei
-from xmil.nn.resnet import ResNet
+from xmil.bench import CELLS, nuclei
+from xmil.nn import ResNet
 
 
 def test_nuclei_are_those_described(data_dir):

@@ -1,4 +1,4 @@
-"""The measures of one bag against their definitions, and those of many bags against those of one."""
+"""Measures against their definitions and scikit-learn, for one bag and for many at once."""
 
 import math
 
@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from xmil.core.errors import InputError
-from xmil.evaluate import evidence as one
-from xmil.evaluate.evidence_batch import MEASURES, score_evidence
+from xmil.evaluate import MEASURES, auprc2, average_precision, score_bag, score_evidence
 
 
 def slow_average_precision(labels, scores):
@@ -53,49 +54,48 @@ bags = st.integers(1, 8).flatmap(
 @given(bags)
 def test_two_sided_measures_follow_their_definition(bag):
     evidence, scores = bag
-    assert one.auprc2(evidence, scores) == pytest.approx(
-        slow_two_sided(evidence, scores, slow_average_precision), nan_ok=True
-    )
-    assert one.auroc2(evidence, scores) == pytest.approx(
-        slow_two_sided(evidence, scores, slow_auroc), nan_ok=True
-    )
+    measures = score_bag(evidence, scores)
+    assert measures["auprc2"] == auprc2(evidence, scores) or math.isnan(measures["auprc2"])
+    for name, slow in (("auprc2", slow_average_precision), ("auroc2", slow_auroc)):
+        assert measures[name] == pytest.approx(slow_two_sided(evidence, scores, slow), nan_ok=True)
 
 
 @settings(deadline=None)
-@given(st.lists(bags, min_size=1, max_size=4))
-def test_many_bags_score_as_one_by_one(many):
-    for evidence, scores in many:
-        found = score_evidence(torch.tensor([evidence]), torch.tensor([scores]))
-        for name in MEASURES:
-            expected = getattr(one, name)(evidence, scores)
-            assert float(found[name][0]) == pytest.approx(expected, abs=1e-12, nan_ok=True), name
+@given(bags)
+def test_measures_are_those_of_scikit_learn_and_scipy(bag):
+    evidence, scores = bag
+    measures = score_bag(evidence, scores)
+    for name, library in (("auprc2", average_precision_score), ("auroc2", roc_auc_score)):
+        assert measures[name] == pytest.approx(slow_two_sided(evidence, scores, library), nan_ok=True)
+    if len(set(evidence)) == 1:
+        assert all(math.isnan(measures[name]) for name in ("ndcg", "pearson", "spearman"))
+        return
+    gains = np.array(evidence) - min(evidence)
+    assert measures["ndcg"] == pytest.approx(ndcg_score([gains], [scores]))
+    for name, library in (("pearson", pearsonr), ("spearman", spearmanr)):
+        expected = 0.0 if len(set(scores)) == 1 else library(evidence, scores).statistic
+        assert measures[name] == pytest.approx(expected, abs=1e-12)
+    labels = [e > 0 for e in evidence]
+    expected = average_precision_score(labels, scores) if any(labels) else math.nan
+    assert average_precision(labels, scores) == pytest.approx(expected, nan_ok=True)
 
 
 def test_batches_keep_their_shape():
     rng = np.random.default_rng(0)
     evidence, scores = rng.integers(-1, 2, (2, 3, 4, 9)), rng.normal(size=(2, 3, 4, 9))
-    found = score_evidence(torch.from_numpy(evidence), torch.from_numpy(scores))
-    expected = [
-        [[one.auprc2(e, s) for e, s in zip(es, ss, strict=True)] for es, ss in zip(ess, sss, strict=True)]
-        for ess, sss in zip(evidence, scores, strict=True)
-    ]
-    np.testing.assert_allclose(found["auprc2"], expected)
+    batch = score_evidence(torch.from_numpy(evidence), torch.from_numpy(scores))
+    assert list(batch) == list(MEASURES)
+    for name, values in batch.items():
+        assert values.shape == (2, 3, 4)
+        for place in np.ndindex(2, 3, 4):
+            expected = score_bag(evidence[place], scores[place])[name]
+            assert float(values[place]) == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.parametrize("measure", [getattr(one, name) for name in MEASURES])
-def test_lengths_that_differ_and_nan_are_refused(measure):
+def test_lengths_that_differ_and_nan_are_refused():
     with pytest.raises(InputError, match="one length"):
-        measure([1, 0], [1.0])
+        score_bag([1, 0], [1.0])
     with pytest.raises(InputError, match="finite"):
-        measure([1, 0], [1.0, math.nan])
-
-
-def test_batches_with_nan_are_refused():
+        auprc2([1, 0], [1.0, math.nan])
     with pytest.raises(InputError, match="finite"):
         score_evidence(torch.tensor([[1, 0]]), torch.tensor([[1.0, math.nan]]))
-
-
-def test_ndcg_of_the_worst_order_is_below_the_best():
-    assert one.ndcg([1, 0, -1], [3, 2, 1]) == 1.0
-    assert one.ndcg([1, 0, -1], [1, 2, 3]) < 0.7
-    assert math.isnan(one.ndcg([0, 0], [1, 2]))

@@ -10,9 +10,15 @@ import pytest
 from matplotlib.path import Path as Outline
 
 from xmil.core.errors import XmilError
-from xmil.evaluate.localisation import marked_by_geojson, marked_by_mask, pointing_game, relevance_mass
-from xmil.evaluate.polygons import GRID, covered_by_polygons
+from xmil.evaluate import (
+    covered_by_polygons,
+    marked_by_geojson,
+    marked_by_mask,
+    pointing_game,
+    relevance_mass,
+)
 
+GRID = 8  # points along a patch's edge at which polygons are sampled
 COORDS = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
 
 

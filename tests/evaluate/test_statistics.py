@@ -1,4 +1,4 @@
-"""Paired tests against SciPy's own paired forms, corrections against their definitions, degenerate input."""
+"""Paired tests against SciPy's own, corrections against their definitions, units that stay whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from xmil.core.errors import XmilError
-from xmil.evaluate.statistics import best_method, bonferroni, compare, holm, paper_pairs
+from xmil.evaluate.statistics import (
+    best_method,
+    bonferroni,
+    bootstrap,
+    bootstrap_mean,
+    compare,
+    holm,
+    median,
+    paper_pairs,
+    permutation_p,
+    shuffle_values,
+    sign_flip_p,
+    unit_means,
+)
 
 RNG = np.random.default_rng(0)
 A, B, C = RNG.uniform(size=(3, 25))
@@ -17,7 +30,7 @@ C = C + 0.8
 
 
 def test_tests_are_the_paired_ones():
-    (found,) = compare({"a": A, "b": B}, [("a", "b")])
+    (found,) = compare({"a": A, "b": B}, [("a", "b")], units=range(25))
     assert found.t_p == pytest.approx(stats.ttest_rel(A, B).pvalue)
     assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(A, B).pvalue)
     assert found.cohens_d == pytest.approx((A - B).mean() / (A - B).std(ddof=1))
@@ -38,38 +51,131 @@ def test_corrections_by_their_definitions(p):
 
 def test_corrections_count_all_pairs_of_a_call():
     pairs = paper_pairs(["random", "a", "lrp"])
-    found = compare({"lrp": A, "a": B, "random": C}, pairs)
+    found = compare({"lrp": A, "a": B, "random": C}, pairs, units=range(25))
     assert [(c.first, c.second) for c in found] == [("a", "random"), ("lrp", "random"), ("lrp", "a")]
     for c in found:
         assert c.t_bonferroni == pytest.approx(min(1, 3 * c.t_p))
 
 
 def test_best_method_and_its_significance():
-    clear = best_method({"lrp": A, "random": C})
+    clear = best_method({"lrp": A, "random": C}, units=range(25))
     assert (clear.method, clear.significant, clear.n) == ("lrp", True, 25)
-    close = best_method({"lrp": A, "ig": A + RNG.normal(0.001, 0.1, 25), "random": C})
+    close = best_method({"lrp": A, "ig": A + RNG.normal(0.001, 0.1, 25), "random": C}, units=range(25))
     assert not close.significant
     assert close.runner_up in ("lrp", "ig")
     assert "not significantly lower" in str(close)
-    assert "nothing to compare" in str(best_method({"lrp": A}))
-    assert "too few slides" in str(best_method({"lrp": [0.1], "ig": [0.2]}))
+    assert "nothing to compare" in str(best_method({"lrp": A}, units=range(25)))
+    assert "too few slides" in str(best_method({"lrp": [0.1], "ig": [0.2]}, units=range(1)))
 
 
 def test_degenerate_differences_are_decided():
-    (same,) = compare({"a": A, "b": A}, [("a", "b")])
+    (same,) = compare({"a": A, "b": A}, [("a", "b")], units=range(25))
     assert (same.t_p, same.wilcoxon_p, same.cohens_d, same.rank_biserial) == (1.0, 1.0, 0.0, 0.0)
-    (shift,) = compare({"a": np.ones(3), "b": np.zeros(3)}, [("a", "b")])
+    (shift,) = compare({"a": np.ones(3), "b": np.zeros(3)}, [("a", "b")], units=range(3))
     assert shift.t_p == 0.0
     assert shift.cohens_d == np.inf
-    (none,) = compare({"a": [np.nan, 1.0], "b": [1.0, np.nan]}, [("a", "b")])
+    (none,) = compare({"a": [np.nan, 1.0], "b": [1.0, np.nan]}, [("a", "b")], units=range(2))
     assert none.n == 0
     assert np.isnan(none.t_holm)
 
 
 def test_errors():
     with pytest.raises(XmilError, match="one value for each slide"):
-        compare({"a": [1.0], "b": [1.0, 2.0]}, [("a", "b")])
+        compare({"a": [1.0], "b": [1.0, 2.0]}, [("a", "b")], units=range(1))
     with pytest.raises(XmilError, match="Unknown method 'c'"):
-        compare({"a": [1.0]}, [("a", "c")])
+        compare({"a": [1.0]}, [("a", "c")], units=range(1))
     with pytest.raises(XmilError, match="range"):
         holm([1.5])
+    with pytest.raises(XmilError, match="one unit for each value"):
+        compare({"a": A, "b": B}, [("a", "b")], units=["c"])
+    with pytest.raises(XmilError, match="finite values"):
+        bootstrap_mean([1.0, np.nan], units=range(2))
+
+
+CASES, SLIDES = 20, 5
+UNITS = np.repeat(np.arange(CASES), SLIDES)
+
+
+def null_differences(rng: np.random.Generator, icc: float = 0.7) -> np.ndarray:
+    """Differences of two equal methods on five slides of each case, correlated within cases."""
+    case, slide = rng.normal(size=CASES), rng.normal(size=CASES * SLIDES)
+    return np.sqrt(icc) * case[UNITS] + np.sqrt(1 - icc) * slide
+
+
+def test_equal_methods_differ_as_rarely_as_the_level_says():
+    """With slides as the unit about every fourth of these cohorts has a significant difference."""
+    rng, zeros = np.random.default_rng(0), np.zeros(CASES * SLIDES)
+    t = wilcoxon = flips = covered = 0
+    for seed in range(200):
+        d = null_differences(rng)
+        (c,) = compare({"a": d, "b": zeros}, [("a", "b")], units=UNITS)
+        t, wilcoxon = t + (c.t_p < 0.05), wilcoxon + (c.wilcoxon_p < 0.05)
+        flips += sign_flip_p(d, units=UNITS, rng=rng, draws=400) < 0.05
+        interval = bootstrap_mean(d, units=UNITS, draws=400, seed=seed)
+        covered += interval.low <= 0 <= interval.high
+    assert max(t, wilcoxon, flips) <= 17
+    assert covered >= 180
+
+
+def test_a_unit_counts_once():
+    """Copies of a slide in its case change neither tests nor intervals."""
+    (once,) = compare({"a": A, "b": B}, [("a", "b")], units=range(25))
+    (many,) = compare(
+        {"a": np.repeat(A, 3), "b": np.repeat(B, 3)}, [("a", "b")], units=np.repeat(range(25), 3)
+    )
+    assert (many.n, many.units, once.n, once.units) == (75, 25, 25, 25)
+    assert (many.t_p, many.wilcoxon_p) == pytest.approx((once.t_p, once.wilcoxon_p))
+    interval, copies = (
+        bootstrap_mean(np.repeat(A, k), units=np.repeat(range(25), k), seed=3) for k in (1, 3)
+    )
+    assert (interval.low, interval.high) == pytest.approx((copies.low, copies.high))
+    assert "25 slides of 5 cases" in str(best_method({"a": A, "b": B}, units=np.arange(25) // 5))
+
+
+def test_shuffles_exchange_whole_units_of_a_stratum():
+    units, strata = list("aabbccdd"), [0, 0, 0, 0, 1, 1, 1, 1]
+    values = [1.0, 1.0, -1.0, -1.0, 2.0, 4.0, -3.0, -3.0]
+    rows = shuffle_values(values, units=units, rng=np.random.default_rng(0), draws=80, strata=strata)
+    assert rows.shape == (80, 8)
+    assert {tuple(row) for row in rows[:, :4]} == {(1, 1, -1, -1), (-1, -1, 1, 1)}
+    means = {tuple(row) for row in rows[:, 4:].reshape(80, 2, 2).mean(axis=2)}
+    assert means == {(3, -3), (-3, 3)}
+    assert len({tuple(row) for row in rows}) == 8  # and the two values of c change places
+
+
+def test_units_of_other_sizes_exchange_means_of_their_own_spread():
+    """Means of one value and of nine: after the shuffle, too, those of one lie farther out."""
+    rng = np.random.default_rng(0)
+    units = [f"one {i}" for i in range(40)] + [f"nine {i // 9}" for i in range(360)]
+    rows = shuffle_values(rng.normal(size=400), units=units, rng=rng, draws=200)
+    single, many = rows[:, :40].std(), rows[:, 40:].reshape(200, 40, 9).mean(axis=2).std()
+    assert single == pytest.approx(1.0, abs=0.2)
+    assert many == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_permutations_of_a_site_that_means_nothing_find_as_little_as_they_should():
+    rng, hits = np.random.default_rng(1), 0
+    site = np.repeat(np.arange(CASES) % 2, SLIDES)
+    weights = np.where(site == 1, 1 / (site == 1).sum(), -1 / (site == 0).sum())
+    for _ in range(100):
+        y = null_differences(rng)
+        hits += permutation_p(lambda rows: np.abs(rows @ weights), y, units=UNITS, rng=rng, draws=200) < 0.05
+    assert hits <= 10
+
+
+def test_bootstrap_covers_the_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for i in range(200):
+        found = bootstrap_mean(rng.normal(1.0, 1.0, size=40), units=range(40), draws=400, seed=i)
+        inside += found.low <= 1.0 <= found.high
+    assert 0.88 <= inside / 200 <= 0.99
+
+
+def test_bootstrap_edges():
+    one = bootstrap_mean([0.3, 0.5], units=["a", "a"])
+    assert one.estimate == pytest.approx(0.4)
+    assert np.isnan(one.low)
+    values = np.array([1.0, 2.0, 9.0])
+    assert bootstrap({"median": lambda w: median(w, values)}, units="abc")["median"].estimate == 2.0
+    assert unit_means([1.0, 2.0, 3.0], ["b", "a", "b"]).tolist() == [2.0, 2.0]

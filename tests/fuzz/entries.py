@@ -19,7 +19,7 @@ import xmil
 from tests.data import fuzzing
 from tests.data import producers as p
 from xmil.data.inspection import inspect_run
-from xmil.evaluate.localisation import Truth
+from xmil.evaluate import Truth
 from xmil.runs.verify import verify_run
 from xmil.slides import open_slide
 

@@ -54,11 +54,12 @@ def _paths() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
 
 
-def test_every_entry_point_withstands_fresh_inputs() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--inputs", os.environ.get("XMIL_FUZZ", "400")]
+def test_every_entry_point_withstands_fresh_inputs(full: bool) -> None:
+    inputs = 4000 if full else 120
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", str(inputs)]
     env = {**_paths(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--processes", "2"], cwd=ROOT, env=env, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert found["faults"] == []
-    assert found["inputs"] >= 400
+    assert found["inputs"] >= inputs
     assert found["distinct"] > 0.9 * found["inputs"]

@@ -20,11 +20,9 @@ from tests.slides.squares import (
     write_tiff,
 )
 from xmil.core.errors import XmilError
-from xmil.heatmaps.canvas import place_on
-from xmil.heatmaps.exports import level0_boxes, read_geojson, write_geojson
-from xmil.heatmaps.ometiff import Pyramid, write_scores
+from xmil.heatmaps import Pyramid, place_on, read_geojson, write_geojson, write_scores
 from xmil.slides import open_slide
-from xmil.slides.frames import export_frame
+from xmil.slides.slide import export_frame
 
 SIZE = (2111, 1607)  # no multiple of anything
 
@@ -32,7 +30,7 @@ SIZE = (2111, 1607)  # no multiple of anything
 def painted_boxes(e, slide, size):
     """Where each patch's colour lies on the picture `map`."""
     picture = np.asarray(xmil.heatmap(e, slide, picture="map", size=size, clip="none"))
-    scale = xmil.heatmaps.scale.Scale.of(e.scores, signed=e.signed, clip="none")
+    scale = xmil.heatmaps.Scale.of(e.scores, signed=e.signed, clip="none")
     wanted = scale.paint(e.scores)
     assert len(np.unique(wanted, axis=0)) == len(e)
     pixels = picture.view(np.uint32)[..., 0]
@@ -41,7 +39,7 @@ def painted_boxes(e, slide, size):
 
 def check_picture(e, boxes, slide, size):
     """Painted squares against the squares in the slide's own pixels: an edge is off by one pixel at most."""
-    canvas = xmil.heatmaps.canvas.Canvas.fit(slide.bounds, longest=size)
+    canvas = xmil.heatmaps.Canvas.fit(slide.bounds, longest=size)
     thumbnail = slide.read_area(slide.bounds, canvas.size)
     for i, found in enumerate(painted_boxes(e, slide, size)):
         exact = np.clip(
@@ -56,7 +54,7 @@ def check_exports(e, boxes, slide, folder, frame="bounds"):
     placed = place_on(e, slide)
     area = export_frame(placed.boxes(), slide, frame=frame)
     write_geojson(folder / "s.geojson", [placed], origin=area[:2])
-    np.testing.assert_array_equal(level0_boxes(read_geojson(folder / "s.geojson")), boxes)
+    np.testing.assert_array_equal(read_geojson(folder / "s.geojson").boxes, boxes)
     write_scores(folder / "s.ome.tif", [placed], Pyramid.of(area, mpp=slide.mpp))
     with tifffile.TiffFile(folder / "s.ome.tif") as file:
         levels = [np.squeeze(level.asarray()) for level in file.series[0].levels]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.slides.squares import boxes_of, explanation, grid
 from xmil.core.errors import XmilError
-from xmil.evaluate.localisation import marked_by_geojson, read_polygons
-from xmil.heatmaps.exports import level0_boxes, read_geojson, write_geojson
+from xmil.evaluate import marked_by_geojson, read_polygons
+from xmil.heatmaps import read_geojson, write_geojson
 
 shapely = pytest.importorskip("shapely", reason="shapely is not installed")
 XY, EDGE = grid(5, 4, 512, at=(100, 33)), 512
@@ -57,7 +57,7 @@ def test_what_qupath_reads(tmp_path, several):
 def test_there_and_back(tmp_path, several):
     write_geojson(tmp_path / "s.geojson", several, origin=(70, -9))
     tiles = read_geojson(tmp_path / "s.geojson")
-    np.testing.assert_array_equal(level0_boxes(tiles), boxes_of(XY, EDGE))
+    np.testing.assert_array_equal(tiles.boxes, boxes_of(XY, EDGE))
     for e in several:
         np.testing.assert_array_equal(tiles.measurements[e.column].astype(np.float32), e.scores)
     first = json.loads((tmp_path / "s.geojson").read_text())["features"][0]

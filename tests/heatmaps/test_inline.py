@@ -40,7 +40,7 @@ def test_top_is_ordered_by_score_and_keeps_the_row_numbers() -> None:
 
 
 def test_plot_draws_a_map_where_patches_have_places_and_ranks_otherwise() -> None:
-    from xmil.heatmaps.panel import Picture
+    from xmil.heatmaps import Picture
 
     assert isinstance(explanation(**PLACES).plot(size=300), Picture)
     ranked = explanation().plot()

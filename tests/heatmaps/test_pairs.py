@@ -13,8 +13,7 @@ from matplotlib.collections import LineCollection
 import xmil
 from xmil.core.errors import InputError
 from xmil.core.interactions import Interactions
-from xmil.heatmaps.canvas import HATCH, Canvas
-from xmil.heatmaps.pairs import pair_lines, write_pairs
+from xmil.heatmaps import HATCH, Canvas, pair_lines, write_pairs
 
 CORNERS = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
 

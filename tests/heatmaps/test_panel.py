@@ -17,22 +17,18 @@ from PIL import Image
 import xmil
 from tests.slides.squares import boxes_of, colours, explanation, grid, write_tiff
 from xmil.core.errors import XmilError
-from xmil.core.target import Target
-from xmil.heatmaps.canvas import blend
+from xmil.core.task import Target
+from xmil.heatmaps import Caption, Picture, Scale, blend, ends, extremes, subtitle
 from xmil.heatmaps.panel import (
     DPI,
     WIDEST,
     Heading,
     PanelColumn,
-    Picture,
     Ruler,
     draw_panel,
     fit_text,
     text_width,
 )
-from xmil.heatmaps.scale import Scale
-from xmil.heatmaps.sheets import extremes
-from xmil.heatmaps.words import Caption, ends, subtitle
 from xmil.slides import open_slide
 
 XY, EDGE = grid(8, 5, 100, at=(40, 30)), 100
@@ -312,7 +308,7 @@ def test_names_in_any_script_are_drawn(tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "slides").mkdir()
     e.save(tmp_path / "slides" / "スライド.parquet")
-    drawn = xmil.draw_slides(tmp_path, pictures="panel,overlay", exports=())
+    drawn = xmil.draw_slides(tmp_path, pictures=["panel", "overlay"], exports=())
     assert not drawn.failed
     names = [path.name for path in (tmp_path / "heatmaps" / "overlay").iterdir()]
     assert names == ["スライド.lrp.腫瘍_\N{SLIGHTLY SMILING FACE}.png"]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.cbook import boxplot_stats
 
 from xmil.core.errors import XmilError
-from xmil.heatmaps.canvas import Canvas, Cells
-from xmil.heatmaps.scale import Scale, clip_limits, pooled, whiskers
+from xmil.heatmaps import Canvas, Cells, Scale, clip_limits, whiskers
 
 
 def slow(boxes, scores, canvas):
@@ -139,8 +138,6 @@ def test_constant_scores_have_a_colour():
         assert len(np.unique(painted, axis=0)) == 1
 
 
-def test_one_scale_for_a_cohort(rng):
-    slides = [rng.normal(size=50), 10 * rng.normal(size=500)]
-    assert pooled(slides, signed=True) == Scale.of(np.concatenate(slides).astype(np.float32), signed=True)
+def test_an_unknown_colour_map_is_refused():
     with pytest.raises(XmilError, match="Unknown colour map"):
         Scale.of([1.0, 2.0], signed=False, colours="nope").paint([1.0])

@@ -13,9 +13,8 @@ import pytest
 import xmil
 from xmil.cli import main
 from xmil.core.errors import FileError
-from xmil.core.storage import write_explanations
-from xmil.heatmaps.exports import read_geojson
-from xmil.heatmaps.standards import read_asap
+from xmil.heatmaps import read_asap, read_geojson
+from xmil.storage import write_explanations
 
 
 @pytest.fixture

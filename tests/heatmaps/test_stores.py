@@ -20,7 +20,7 @@ from xmil.cli import main
 from xmil.core.durable import write_folder
 from xmil.core.errors import FileError
 from xmil.core.explanation import Explanation
-from xmil.core.storage import write_explanations
+from xmil.storage import write_explanations
 
 zarr = pytest.importorskip("zarr")
 ROOT = Path(__file__).parents[2]

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError, UnsupportedError
-from xmil.lrp import AffineRule, Composite, register_rule, trace
-from xmil.lrp.engine import Engine
-from xmil.lrp.operations import RULES
-from xmil.nn.frozen import frozen
+from xmil.lrp import RULES, AffineRule, Composite, Engine, register_rule, trace
+from xmil.network import frozen
 
 FEATURES = torch.randn(30, 16, generator=torch.Generator().manual_seed(3))
 

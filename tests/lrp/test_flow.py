@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.lrp import AffineRule, Composite, Relevance, trace
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 RULES = {
     "gradient": AffineRule(),

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from tests.lrp.test_rules import TIGHT, closes, normal, relevance_of
 from xmil.core.errors import UnsupportedError
-from xmil.lrp import FUNCTION_RULES, Engine, backward_is_rule, register_function, register_rule, trace
-from xmil.lrp.operations import RULES
+from xmil.lrp import FUNCTION_RULES, RULES, Engine, backward_is_rule, register_function, register_rule, trace
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import xmil
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.explanation import Audit
 from xmil.lrp import AffineRule, Composite
-from xmil.methods.account import account_warnings
+from xmil.methods import account_warnings
 
 X = torch.randn(20, 16, generator=torch.Generator().manual_seed(1))
 

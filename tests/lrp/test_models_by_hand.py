@@ -10,7 +10,7 @@ from torch import Tensor
 import xmil
 from tests.lrp import by_hand
 from xmil.lrp import Composite, trace
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 

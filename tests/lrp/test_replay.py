@@ -39,7 +39,7 @@ def assert_same(played: xmil.Explanation, own: xmil.Explanation) -> None:
 
 
 def recordings(model: torch.nn.Module) -> int:
-    return sum(isinstance(found, replay.Recording) for found in replay._kept.of[model].values())
+    return sum(isinstance(state, replay.Recording) for state in replay._recordings.of[model].values())
 
 
 @pytest.mark.parametrize("name", [name for name in xmil.list_models() if name != "mambamil"])
@@ -87,7 +87,7 @@ def test_few_recordings_are_kept_and_a_model_can_go() -> None:
     for n in (10, 20, 30, 40):
         for seed in range(3):
             xmil.explain(model, bag(n, seed), target=1)
-    assert recordings(model) == replay.KEPT
+    assert recordings(model) == replay.MOST_RECORDINGS
     gone = weakref.ref(model)
     del model
     gc.collect()

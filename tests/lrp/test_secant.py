@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from xmil.lrp import record, trace
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 ACTIVATIONS = [F.relu, F.gelu, F.silu, F.leaky_relu, F.elu, torch.tanh, F.softplus]
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.encoders.torchvisions import timm_or_skip
-from tests.nn.test_folded import lived_in
-from xmil.lrp import Composite, trace
-from xmil.lrp.composite import AffineRule
-from xmil.nn.folded import fold_batch_norm
-from xmil.nn.frozen import frozen
-from xmil.nn.resnet import ResNet
+from tests.methods.test_folded import lived_in
+from xmil.lrp import AffineRule, Composite, trace
+from xmil.methods import fold_batch_norm
+from xmil.network import frozen
+from xmil.nn import ResNet
 
 
 def relevance_of(

@@ -7,9 +7,8 @@ import torch
 import xmil
 from xmil.core.errors import XmilError
 from xmil.lrp import trace
-from xmil.methods.network import Network
-from xmil.methods.presets import preset_composite
-from xmil.nn.frozen import frozen
+from xmil.methods import preset_composite
+from xmil.network import Network, frozen
 
 D, C, N = 6, 3, 9
 MODELS = xmil.list_models()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError, UnknownNameError
-from xmil.methods.contexts import deal
+from xmil.methods.explain import deal
 
 WIDTH = 6
 

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 
 import xmil
 from xmil.core.errors import XmilError
-from xmil.methods import removal
-from xmil.methods.network import Network, memory_budget
 from xmil.models.transmil import TransMIL
 
 
@@ -26,7 +24,7 @@ def probability(model: torch.nn.Module, x: torch.Tensor, c: int) -> float:
 @pytest.mark.parametrize("name", xmil.list_models())
 @pytest.mark.parametrize("small", [True, False])
 def test_removals_equal_the_loop(name: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "SMALL", 200 if small else 0)
+    monkeypatch.setattr("xmil.subsets.engine.SMALL", 200 if small else 0)
     model = double_model(name, **({"dim": 16} if name == "transmil" else {}))
     x = torch.randn(11, 6, dtype=torch.float64)
     whole = probability(model, x, 1)
@@ -43,7 +41,7 @@ def test_removals_equal_the_loop(name: str, small: bool, monkeypatch: pytest.Mon
 
 
 def test_a_dominant_instance_is_removed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "SMALL", 0)
+    monkeypatch.setattr("xmil.subsets.engine.SMALL", 0)
     model = double_model("attnmil", dim=8)
     x = torch.randn(11, 6, dtype=torch.float64)
     x[3] *= 1e4
@@ -238,15 +236,6 @@ def test_predicted_class_is_the_default_target() -> None:
     for method in ("lrp", "gxi", "single", "attention"):
         e = xmil.explain(model, x, method=method)
         assert e.target == int(e.logits.argmax())
-
-
-def test_batches_respect_the_budget() -> None:
-    net = Network(double_model("transmil", dim=16))
-    with memory_budget(1 << 16):
-        sizes = [batch.stop - batch.start for batch in net.batches(1000, 30)]
-    assert len(list(net.batches(1000, 30))) == 1
-    assert sum(sizes) == 1000
-    assert max(sizes) * 30 * 48 * 4 <= 1 << 16
 
 
 def test_positions_as_a_constant() -> None:

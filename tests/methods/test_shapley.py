@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import InputError
-from xmil.methods.coalitions import PooledCoalitions, RunCoalitions, coalitions_of
-from xmil.methods.network import Network
+from xmil.methods.shapley import measure_prefixes
+from xmil.network import Network
+from xmil.subsets import open_subsets
 
 WIDTH = 6
 SMALL = {
@@ -113,26 +114,10 @@ def test_equal_instances_share_alike_and_a_lone_one_takes_all() -> None:
     np.testing.assert_allclose(scores, np.full(5, scores.mean()), atol=1e-6)
 
 
-@pytest.mark.parametrize("params", [{}, {"branches": 2}, {"n_out_layers": 1}, {"gated": True, "bias": False}])
-def test_pooled_coalitions_are_the_sub_bags(params: dict[str, object]) -> None:
-    model, x = model_of("attnmil", **params), bag_of(9).unsqueeze(0)
-    network, masks = Network(model), torch.rand(30, 9, generator=torch.Generator().manual_seed(0)) < 0.5
-    masks[0], masks[1] = False, True
-    orders = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(s)) for s in range(3)])
-    with torch.no_grad():
-        quick, plain = coalitions_of(network, x), RunCoalitions(network, x)
-        assert isinstance(quick, PooledCoalitions)
-        assert (quick.head is None) == ("n_out_layers" in params)
-        torch.testing.assert_close(quick.logits(masks), plain.logits(masks), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(quick.prefixes(orders), plain.prefixes(orders), atol=1e-5, rtol=1e-5)
-
-
-def test_attention_too_wide_for_sums_is_run_bag_by_bag() -> None:
+def test_attention_too_wide_for_sums() -> None:
     model = model_of("attnmil")
     nn.init.constant_(model.attention.w.weight, 1e4)
     bag = bag_of(5)
-    with torch.no_grad():
-        assert isinstance(coalitions_of(Network(model), bag.unsqueeze(0)), RunCoalitions)
     e = xmil.explain(model, bag, method="shapley", target=1)
     np.testing.assert_allclose(e.scores, by_formula(value_of(model, bag), 5), atol=1e-5)
 
@@ -170,6 +155,7 @@ def test_precision_stops_the_sampling_and_a_shortfall_is_said() -> None:
 
 
 @pytest.mark.parametrize("n", [14, 40])
+@torch.no_grad()
 def test_the_cost_is_told_from_the_work_itself(n: int) -> None:
     """Measured not by a clock but by a module that counts: the estimate is the work of all sub-bags."""
 
@@ -186,12 +172,12 @@ def test_the_cost_is_told_from_the_work_itself(n: int) -> None:
         call()
         return float(Counts.work - before)
 
-    game = RunCoalitions(Network(Counts().eval()), bag_of(n).unsqueeze(0))
+    game = open_subsets(Network(Counts().eval()), bag_of(n).unsqueeze(0))
     orders = torch.arange(n).repeat(8, 1)
-    assert game.seconds(8, count) == pytest.approx(count(lambda: game.prefixes(orders)), rel=0.1)
-    pooled = coalitions_of(Network(model_of("attnmil")), bag_of(n).unsqueeze(0))
-    assert isinstance(pooled, PooledCoalitions)
-    assert pooled.seconds(8, lambda call: float(len(call()))) == 8
+    assert measure_prefixes(game, 8, count) == pytest.approx(count(lambda: game.prefixes(orders)), rel=0.1)
+    pooled = open_subsets(Network(model_of("attnmil")), bag_of(n).unsqueeze(0))
+    assert pooled.cost == "sum"
+    assert measure_prefixes(pooled, 8, lambda call: float(len(call()))) == 8
 
 
 @pytest.mark.parametrize("precision", [0.06, 0.5])

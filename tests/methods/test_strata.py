@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.methods.interactions import exact_interaction
+from xmil.methods.interactions import Strata, Surrogate, exact_interaction
 from xmil.methods.shapley import bits_of
-from xmil.methods.strata import Strata
-from xmil.methods.surrogate import Surrogate
 
 N = 13
 

@@ -12,8 +12,7 @@ from torch import Tensor
 import xmil
 from xmil.core.errors import InputError, UnknownNameError, UnsupportedError
 from xmil.core.explanation import Audit
-from xmil.methods import METHODS
-from xmil.methods.account import account_warnings
+from xmil.methods import METHODS, account_warnings
 
 WIDTH, BINS, REFERENCE = 6, 4, 0.7
 TASKS = {
@@ -27,6 +26,8 @@ SMALL = {
     "addmil": {"hidden": 8},
     "clam_sb": {"dim": 8, "attention_dim": 4},
     "clam_mb": {"dim": 8, "attention_dim": 4},
+    "mambamil": {"dim": 8, "attention_dim": 4},
+    "stamp_vit": {"dim": 8, "heads": 2, "feedforward": 4},
 }
 PAIRS = [(name, task) for name in xmil.list_models() for task in TASKS]
 

@@ -125,7 +125,7 @@ def test_encoders_that_return_more() -> None:
 
 
 def test_torch_probes_and_names() -> None:
-    torch.manual_seed(1)
+    torch.manual_seed(2)  # with the first seed all four hidden units are off
     probe = nn.Sequential(nn.Linear(E, 4), nn.ReLU(), nn.Linear(4, 2))
     net = xmil.chain(SlideEncoder(), probe, class_names=["no", "yes"])
     e = xmil.explain(net, bags()[0], target="yes")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmil.nn.fused import normalised_attention, split_attention, transposed_attention
+from xmil.nn import normalised_attention, split_attention, transposed_attention
 
 SIZES = st.integers(1, 70)
 

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from xmil.nn import attention
-from xmil.nn.attention import DotProductAttention
-from xmil.nn.nystrom import NystromAttention
+from xmil.nn import DotProductAttention, NystromAttention
 
 
 def written_out(layer: NystromAttention, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +49,7 @@ def test_equals_the_published_computation(n: int, m: int, residual: bool, seed: 
 
 @pytest.mark.parametrize("n", [3, 8, 21])
 def test_row_vectors_and_rows(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK_ELEMENTS", 50)
+    monkeypatch.setattr("xmil.nn.attention.BLOCK_ELEMENTS", 50)
     layer = NystromAttention(12, heads=3, landmarks=8).double()
     x = torch.randn(1, n, 12, dtype=torch.float64)
     with torch.no_grad():

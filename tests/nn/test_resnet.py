@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from xmil.core.errors import XmilError
-from xmil.nn.resnet import ResNet, load_resnet
+from xmil.nn import ResNet, load_resnet
 
 
 @pytest.mark.parametrize(

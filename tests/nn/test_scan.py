@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xmil.nn import scan
-from xmil.nn.scan import scan_adjoint, selective_scan
+from xmil.nn import scan_adjoint, selective_scan
 
 SIZES = [(1, 1), (1, 7), (3, 40)]
 Inputs = tuple[Tensor, ...]
@@ -18,9 +17,9 @@ Inputs = tuple[Tensor, ...]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Plain operations; the in-place recurrence in one chunk; and in chunks of five steps."""
     if request.param != "plain":
-        monkeypatch.setattr(scan, "SHORT", 0)
+        monkeypatch.setattr("xmil.nn.scan.SHORT", 0)
     if request.param == "chunks":
-        monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 5 * 3 * 4 * 2)
+        monkeypatch.setattr("xmil.nn.scan.CHUNK_ELEMENTS", 5 * 3 * 4 * 2)
     return str(request.param)
 
 
@@ -100,8 +99,8 @@ def test_stacked_models(way: str) -> None:
 
 def test_nothing_of_the_size_of_all_states_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph holds the inputs and a state for each chunk."""
-    monkeypatch.setattr(scan, "SHORT", 0)
-    monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 10 * 4 * 8)
+    monkeypatch.setattr("xmil.nn.scan.SHORT", 0)
+    monkeypatch.setattr("xmil.nn.scan.CHUNK_ELEMENTS", 10 * 4 * 8)
     kept: list[int] = []
     leaves = [value.requires_grad_(True) for value in inputs(1, 200, s=8)]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):

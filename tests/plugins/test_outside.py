@@ -15,6 +15,7 @@ import pytest
 from tests.plugins.installing import GROUPS, install
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.early
 GRADES = ["low", "middle", "high"]
 
 

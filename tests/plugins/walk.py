@@ -18,11 +18,10 @@ import numpy as np
 
 import xmil
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations
 from xmil.encoders.load import load_encoder
-from xmil.viewer.case_bags import CaseBags
+from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
-from xmil.viewer.whatif import WhatIf
+from xmil.viewer.whatif import CaseBags, WhatIf
 
 NAMES, N, D = ("low", "middle", "high"), 12, 4
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import xmil
-from xmil.core.storage import read_explanations
+from xmil.storage import read_explanations
 
 WIDTH = 12
 NAMES = ("neg", "pos")
@@ -83,3 +83,50 @@ def scores(out: Path) -> dict[tuple[str, str], np.ndarray]:
 def bytes_of(out: Path) -> dict[str, bytes]:
     """The files of a run's slides, whatever they are called."""
     return {path.name: path.read_bytes() for path in sorted((out / "slides").iterdir())}
+
+
+TRAP = """
+import os, signal
+from pathlib import Path
+import torch, xmil
+
+ARMED = Path(__file__).with_name("armed")  # what befalls the process that meets slide {slide}, once
+
+
+class Trap(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[-2] == {instances} and ARMED.exists():
+            name, whom = ARMED.read_text().split()
+            ARMED.unlink()
+            os.kill(os.getppid() if whom == "parent" else os.getpid(), getattr(signal, name))
+            signal.pause()  # until the parent's end ends this process, too
+        return x
+
+
+def build():
+    model = xmil.create_model("attnmil", in_dim={width}, n_classes=2, class_names={names}, seed=0, dim=16)
+    model.instance.insert(0, Trap())
+    return model
+"""
+
+
+def make_trap(folder: Path, n: int, *, slide: int, instances: int = 20) -> Path:
+    """A cohort whose model `trap.py:build` stops a process at one of the slides, once it is armed."""
+    make_cohort(folder, n, instances=instances, models=0)
+    write_slide(folder / "features" / f"s{slide:03}.h5", np.random.default_rng(1), instances + 1)
+    code = TRAP.format(slide=slide, instances=instances + 1, width=WIDTH, names=NAMES)
+    (folder / "trap.py").write_text(code)
+    return folder
+
+
+def arm(folder: Path, name: str, whom: str) -> None:
+    """Let the process that meets the slide send a signal to itself ("self") or to its parent ("parent")."""
+    (folder / "armed").write_text(f"{name} {whom}")
+
+
+def trap_command(folder: Path, *more: str, out: str = "run") -> list[str]:
+    """The arguments of `xmil explain` with the model that stops."""
+    return [
+        *("explain", "--model", f"{folder / 'trap.py'}:build", "--features", str(folder / "features")),
+        *("--cohort", str(folder / "cohort.csv"), "--out", str(folder / out), *more),
+    ]

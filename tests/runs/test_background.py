@@ -11,9 +11,9 @@ import pytest
 import xmil
 from tests.runs.cohorts import command, make_cohort, scores, write_slide
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations
 from xmil.data import read_bag
 from xmil.runs import ensemble
+from xmil.storage import read_explanations
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import xmil
 from tests.runs.cohorts import make_cohort
 from xmil.cli._app import run
 from xmil.core.errors import InputError
-from xmil.runs.bag_sample import BagSample
+from xmil.runs.predict import BagSample
 
 
 def test_draws() -> None:

@@ -14,12 +14,11 @@ import xmil
 from tests.runs.cohorts import command, make_cohort, make_model, table, write_slide
 from xmil.cli._app import run
 from xmil.core.errors import InputError
-from xmil.core.storage import read_explanations, write_explanations
 from xmil.core.task import TASKS
 from xmil.data import read_bag
-from xmil.viewer.case_bags import CaseBags
+from xmil.storage import read_explanations, write_explanations
 from xmil.viewer.collection import Collection
-from xmil.viewer.whatif import WhatIf
+from xmil.viewer.whatif import CaseBags, WhatIf
 
 BINS = ((4.0, 8.0), (5.0, 9.0))
 
@@ -193,7 +192,7 @@ def test_a_foreign_label_is_named_and_counts_as_unknown(
     make = {"explain": command, "predict": predict}[which]
     assert run(make(folder, out="run")) == 0
     said = capsys.readouterr().out
-    expected = "no class of the model (neg, pos): 'unknown' of s005. They count as unlabelled."
+    expected = "the model does not know (neg, pos): 'unknown' of s005. They count as unlabelled."
     assert expected in said
     name = {"explain": "slides.csv", "predict": "predictions.csv"}[which]
     labels = {row["slide_id"]: row["label"] for row in table(folder / "run" / name)}
@@ -223,7 +222,7 @@ def test_outliers_take_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
             "--preset is for 'lrp', which is not among the methods",
         ),
         (["--methods", "lrp", "--param", "ig.steps=7"], "--param ig.steps is for 'ig'"),
-        (["--workers", "-1"], "--workers must be a whole number, 0 or more. Got -1 instead."),
+        (["--workers", "-1"], "--workers must be in the range [0, inf). Got -1 instead."),
         (["--workers", "2.5"], ". Try 'xmil explain --help'."),
     ],
 )
@@ -243,6 +242,6 @@ def test_a_run_is_not_written_among_the_features(run: Any, tmp_path: Path) -> No
     model = xmil.create_model("attnmil", in_dim=4, n_classes=2, dim=4, seed=0)
     xmil.save_model(model, tmp_path / "m.safetensors")
     (tmp_path / "link").symlink_to(tmp_path / "features")
-    with pytest.raises(InputError, match="--out is the folder of --features"):
+    with pytest.raises(InputError, match="is the folder of"):
         run(tmp_path / "m.safetensors", tmp_path / "features", out=tmp_path / "link")
     assert [path.name for path in (tmp_path / "features").iterdir()] == ["a.h5"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,15 @@ from tests.slides.pyramids import textured, write_pyramid
 from xmil.core.errors import FileError, InputError, XmilError
 from xmil.encoders import load_encoder
 from xmil.runs.cohort_run import Tally
-from xmil.runs.embed import EmbedRun, EmbedSettings
-from xmil.runs.patch_stream import PatchStream
+from xmil.runs.embed import EmbedRun, EmbedSettings, PatchStream
 from xmil.runs.workers.pool import Workers
 from xmil.slides import open_slide
-from xmil.slides.layout import write_tiling
 from xmil.slides.stain import Macenko
-from xmil.slides.tiling import TileSettings, tile_slide
+from xmil.slides.tiling import TileSettings, tile_slide, write_tiling
 
 pytest.importorskip("openslide")
 
-MEAN = "tests.encoders.builders:network"
+MEAN, MORTAL = "tests.encoders.builders:network", "tests.encoders.builders:mortal"
 
 
 def prepared(folder: Path, name: str, *, mpp: float = 0.37, seed: int = 0) -> tuple[Path, Path]:
@@ -46,7 +45,7 @@ def embed_pairs(
     pairs: dict[str, tuple[Path, Path]], out: Path, settings: EmbedSettings, **options: Any
 ) -> Tally[dict[str, Any]]:
     """Embed slides, given as id to (slide, patches)."""
-    return EmbedRun(out, settings).go([(name, *pair) for name, pair in pairs.items()], **options)
+    return EmbedRun(out, settings).execute([(name, *pair) for name, pair in pairs.items()], **options)
 
 
 def test_features_are_the_encoders_in_the_order_of_the_patches(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_patches_of_other_tools(tmp_path: Path) -> None:
         about = {"patch_size": 43, "patch_level": 0, "downsample": [1.0, 1.0], "level_dim": [360, 240]}
         coords.attrs.update({**about, "downsampled_level_dim": [360, 240], "name": "s", "save_path": "x"})
     pair = {"s": (slide, tmp_path / "clam.h5")}
-    with pytest.raises(FileError, match="pass --patch-px"):
+    with pytest.raises(FileError, match="pass patch_px="):
         PatchStream(*pair["s"], torch.from_numpy, EmbedSettings(MEAN))
     results = embed_pairs(pair, tmp_path / "out", EmbedSettings(MEAN, patch_px=32))
     assert results.failed == {}
@@ -197,23 +196,23 @@ def test_two_processes_give_the_same(tmp_path: Path) -> None:
         np.testing.assert_allclose(two, one, atol=1e-5, rtol=1e-4)
 
 
+def kill_on_the_way(folder: Path, out: Path, *options: str) -> list[str]:
+    """Embed into a folder in a process that kills itself on the way; the processes that it had started."""
+    command = [sys.executable, "-m", "xmil.cli", "embed", "--tiles", folder / "tiles", "--slides", folder]
+    command += ["--encoder", MORTAL, "--out", out, "--batch", "8", "--device", "cpu", *options]
+    environment = {**os.environ, "DIES_IN": str(out)}
+    killed = subprocess.run([*map(str, command)], capture_output=True, env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    return out.with_name("children").read_text().split()
+
+
 def test_a_killed_run_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
-    out, slow = tmp_path / "out", "tests.encoders.builders:slow"
-    command = [sys.executable, "-m", "xmil.cli", "embed", "--tiles", tmp_path / "tiles", "--slides", tmp_path]
-    options = ["--encoder", slow, "--out", out, "--batch", 8, "--device", "cpu"]
-    killed = subprocess.Popen([*map(str, [*command, *options])], stderr=subprocess.DEVNULL, cwd=Path.cwd())
-    try:
-        deadline = time.monotonic() + 60
-        while not (out / "a.h5").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    finally:
-        killed.kill()
-        killed.wait()
+    out = tmp_path / "out"
+    assert kill_on_the_way(tmp_path, out) == []
     done = sorted(path.stem for path in out.glob("*.h5"))
-    assert "a" in done
-    assert len(done) < 3
-    results = embed_pairs(slides, out, EmbedSettings(slow, batch=8))
+    assert 0 < len(done) < 3
+    results = embed_pairs(slides, out, EmbedSettings(MORTAL, batch=8))
     assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
     embed_pairs(slides, tmp_path / "whole", EmbedSettings(MEAN))
     for name in slides:

@@ -14,8 +14,8 @@ import torch
 import xmil
 from tests.training.cohorts import config_of, write_cohort
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations
 from xmil.data.cases import join_bags
+from xmil.storage import read_explanations
 from xmil.training.train import train
 
 
@@ -73,6 +73,26 @@ def test_the_table_has_every_slide_with_its_time(by_case):
     assert certificate["n"] == sum(int(row["n"]) for row in table[:2])
 
 
+def test_cases_are_the_unit_of_tests_and_intervals(folder, by_case):
+    text = (by_case / "summary.txt").read_text()
+    (row, *_) = rows(by_case / "summary.csv")
+    assert row["n"] == row["cases"]
+    assert f"on {2 * int(row['n'])} slides of {row['n']} cases." in text
+    assert run(command(folder, "--split", "test", "--modes", "remove", out="slides")) == 0
+    text = (folder / "slides" / "summary.txt").read_text()
+    (cell,) = [
+        row
+        for row in rows(folder / "slides" / "summary.csv")
+        if (row["method"], row["measure"]) == ("lrp", "aupc")
+    ]
+    (comparison,) = rows(folder / "slides" / "statistics.csv")
+    assert comparison["units"] == cell["cases"]
+    assert int(cell["cases"]) < int(cell["n"])  # two slides a case
+    assert f"2 methods on {cell['n']} slides of {cell['cases']} cases." in text
+    assert f"over {cell['n']} slides of {cell['cases']} cases" in text
+    assert "Tests and intervals are over cases" in text
+
+
 def test_certificates_say_how_few_patches_decide(by_case):
     deciding = json.loads((by_case / "certificates" / "s9_1.json").read_text())["deciding"]
     if deciding["upper"] is None:
@@ -97,13 +117,17 @@ def test_the_label_column_of_the_training_is_the_default(folder, by_case):
 
 
 def test_cases_of_the_training_are_said(folder, by_case, capsys):
+    header, *lines = (folder / "cohort.csv").read_text().splitlines()
+    few = [line for line in lines if line.split(",")[1] in ("c0", "c1", "c2", "c8")]
+    (folder / "few.csv").write_text("\n".join([header, *few]) + "\n")
+    asked = command(folder, "--split", "train,test", "--modes", "remove")
     capsys.readouterr()
-    assert run(command(folder, "--split", "train,test", "--modes", "remove")) == 0
+    assert run([word.replace("cohort.csv", "few.csv") for word in asked]) == 0
     said = capsys.readouterr().out
-    assert "warning: 24 of 32" in said
+    assert "warning: 6 of 8" in said
     assert "AUROC" in said
     assert "Test AUROC" not in said
-    assert "24 of 32" in json.loads((folder / "told" / "run.json").read_text())["warnings"][0]
+    assert "6 of 8" in json.loads((folder / "told" / "run.json").read_text())["warnings"][0]
     assert json.loads((by_case / "run.json").read_text())["warnings"] == []
 
 
@@ -150,7 +174,7 @@ def test_a_case_that_lacks_a_slide_is_named(tmp_path, capsys):
 
 
 def test_the_viewer_finds_the_curves_of_a_case(by_case):
-    from xmil.viewer.shown_run import ShownRun
+    from xmil.viewer.collection import ShownRun
 
     methods = ShownRun(by_case).certificate("s8_1")["methods"]
     assert len(methods[0]["morf"]) == 11

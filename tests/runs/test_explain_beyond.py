@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from zlib import crc32
 
@@ -84,14 +85,15 @@ def test_pairs_are_drawn_and_go_to_qupath(cohort: Path) -> None:
 
 
 def test_it_goes_on_and_begins_anew(cohort: Path) -> None:
-    pairs = cohort / "run" / "interactions" / "s000.1.parquet"
+    shutil.copytree(cohort / "run", cohort / "again")
+    pairs = cohort / "again" / "interactions" / "s000.1.parquet"
     before = pairs.stat().st_mtime_ns
-    assert run(command(cohort, *ASKED)) == 0
+    assert run(command(cohort, *ASKED, out="again")) == 0
     assert pairs.stat().st_mtime_ns == before
-    assert run(command(cohort, "--methods", "lrp", "--restart")) == 0
+    assert run(command(cohort, "--methods", "lrp", "--restart", out="again")) == 0
     assert not pairs.exists()
     with pytest.raises(InputError, match="none fit for 's000'"):
-        xmil.open_run(cohort / "run").interactions("s000")
+        xmil.open_run(cohort / "again").interactions("s000")
 
 
 @pytest.mark.parametrize(
@@ -127,19 +129,21 @@ def test_vectors_are_in_the_slides_files(tmp_path: Path) -> None:
         models[0],
         folder / "features",
         out=tmp_path / "one",
-        methods="lrp,single",
+        methods=["lrp", "single"],
         target=1,
-        save_vectors=True,
+        params={"lrp": {"feature_level": True}},
     )
     found = one.explanation("s000", method="lrp")
     np.testing.assert_array_equal(found.relevance, each[0].relevance)
     np.testing.assert_allclose(found.relevance.sum(axis=1), found.scores, rtol=1e-4, atol=1e-6)
     assert one.explanation("s000", method="single").relevance is None
-    two = xmil.explain_slides(models, folder / "features", out=tmp_path / "two", target=1, save_vectors=True)
+    two = xmil.explain_slides(
+        models, folder / "features", out=tmp_path / "two", target=1, params={"lrp": {"feature_level": True}}
+    )
     mean = (each[0].relevance + each[1].relevance) / 2
     np.testing.assert_allclose(two.explanation("s000", method="lrp").relevance, mean, rtol=1e-5, atol=1e-7)
 
 
 def test_vectors_are_for_methods_that_have_them(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(command(cohort, "--methods", "single", "--save-vectors", "--restart")) == 2
-    assert "--save-vectors is for lrp" in " ".join(capsys.readouterr().err.split())
+    assert run(command(cohort, "--methods", "single", "--param", "lrp.feature_level=true", "--restart")) == 2
+    assert "is for 'lrp'" in " ".join(capsys.readouterr().err.split())

@@ -14,9 +14,9 @@ import pytest
 import xmil
 from tests.runs.cohorts import NAMES, bytes_of, command, make_cohort, make_model, scores, table, write_slide
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations, read_header
 from xmil.data import join_bags, read_bag
 from xmil.runs.summary import outliers
+from xmil.storage import read_explanations, read_header
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_parameters_of_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (("--methods", "logits"), "cannot explain attnmil"),
         (("--output", "logits"), "Did you mean 'logit'"),
         (("--memory", "much"), "a size such as 500MB"),
-        (("--by", "patient"), "Unknown grouping"),
+        (("--by", "patient"), "--by must be one of"),
         (("--engine", "rya"), "Did you mean 'ray'"),
     ):
         assert run(command(folder, *more, out="other")) == 2

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +12,15 @@ import pytest
 import torch
 
 import xmil
-from tests.runs.test_embed import MEAN, embed_pairs, prepared
+from tests.runs.test_embed import MEAN, MORTAL, embed_pairs, kill_on_the_way, prepared
 from tests.slides.pyramids import textured, write_pyramid
-from xmil.core.fitting import PatchFit
+from tests.waiting import wait_for
 from xmil.runs.embed import EmbedSettings
 from xmil.runs.feed.feed import Feed, Part
 from xmil.runs.feed.reader import PatchSource
 from xmil.runs.workers.pool import Workers
 from xmil.slides import open_slide
+from xmil.slides.slide import PatchFit
 
 pytest.importorskip("openslide")
 
@@ -89,7 +87,7 @@ def test_patches_that_kill_twice_are_named_and_the_rest_is_read(tmp_path: Path) 
         os.kill(feed._processes[0].program.pid, signal.SIGKILL)
         found = None
         while found is None:  # each new process is killed before it can answer, until the part is given up
-            found = feed._taken(feed._processes[0])
+            found = feed._receive(feed._processes[0])
             if found is None:
                 feed._hand_out()
                 feed._processes[0].program.kill()
@@ -103,25 +101,13 @@ def test_patches_that_kill_twice_are_named_and_the_rest_is_read(tmp_path: Path) 
 
 def test_a_killed_run_takes_its_readers_with_it_and_goes_on(tmp_path: Path) -> None:
     slides = {name: prepared(tmp_path, name, seed=seed) for seed, name in enumerate("abc")}
-    out, slow = tmp_path / "out", "tests.encoders.builders:slow"
-    command = [sys.executable, "-m", "xmil.cli", "embed", "--tiles", tmp_path / "tiles", "--slides", tmp_path]
-    options = ["--encoder", slow, "--out", out, "--batch", 8, "--device", "cpu", "--readers", 2]
-    killed = subprocess.Popen([*map(str, [*command, *options])], stderr=subprocess.DEVNULL, cwd=Path.cwd())
-    try:
-        deadline = time.monotonic() + 60
-        while not list(out.glob("*.h5")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
-    finally:
-        killed.kill()
-        killed.wait()
+    out = tmp_path / "out"
+    children = kill_on_the_way(tmp_path, out, "--readers", "2")
     assert len(children) == 2
-    while any(is_reader(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_reader(pid) for pid in children)
+    wait_for(lambda: not any(is_reader(pid) for pid in children))
     done = sorted(path.stem for path in out.glob("*.h5"))
     assert 0 < len(done) < 3
-    results = embed_pairs(slides, out, EmbedSettings(slow, batch=8, readers=2))
+    results = embed_pairs(slides, out, EmbedSettings(MORTAL, batch=8, readers=2))
     assert (results.found, sorted(results.done)) == (done, sorted(set("abc") - set(done)))
     assert not list(out.glob(".*.part"))
 

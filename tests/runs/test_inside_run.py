@@ -11,8 +11,10 @@ import xmil
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.cli import main
 from xmil.core.errors import InputError
-from xmil.core.inside_patch import Inside
+from xmil.core.inside import Inside
 from xmil.encoders import load_encoder
+
+VECTORS = {"lrp": {"feature_level": True}}
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +67,13 @@ def test_maps_sheets_and_tiles_per_slide_and_resumed(study: Path, capsys: pytest
 
 
 def test_stored_vectors_serve_without_model_and_features(study: Path, tmp_path: Path) -> None:
-    """`xmil explain --save-vectors`, then `xmil inside` with slides and encoder alone, OME-TIFF asked for."""
+    """`xmil explain` with vectors, then `xmil inside` with slides and encoder alone, and OME-TIFF."""
     xmil.explain_slides(
-        study / "m.safetensors", study / "features", out=tmp_path / "run", target="1", save_vectors=True
+        study / "m.safetensors",
+        study / "features",
+        out=tmp_path / "run",
+        target="1",
+        params=VECTORS,
     )
     asked = ["inside", str(tmp_path / "run"), "--slides", str(study / "slides"), "--encoder", "resnet18"]
     with pytest.raises(SystemExit) as left:
@@ -87,7 +93,8 @@ def test_maps_are_measured_against_the_background_that_the_run_kept(study: Path,
     for stored in (False, True):
         run = tmp_path / f"run{stored}"
         xmil.explain_slides(
-            study / "m.safetensors", study / "features", out=run, target="1", save_vectors=stored,
+            study / "m.safetensors", study / "features", out=run, target="1",
+            params=VECTORS if stored else None,
             background=study / "features",
         )  # fmt: skip
         more = {} if stored else {"model": study / "m.safetensors", "features": study / "features"}
@@ -115,4 +122,4 @@ def test_without_vectors_and_model_the_options_are_named(
         main([*asked[:7], "--features", str(study / "features"), "--out", str(tmp_path / "inside")])
     said = capsys.readouterr().out
     assert left.value.code == 2
-    assert "give --model and --features, or explain again with --save-vectors." in said
+    assert "give --model and --features" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from benchmarks.killed.__main__ import Study, Trial, plan
 
 import xmil
 from tests.training.cohorts import config_of, write_cohort
-from xmil.core.runfiles import RunFolder
+from xmil.storage import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,12 @@ def test_what_kills_leave_behind_is_swept(tmp_path: Path) -> None:
         (out / folder / ".s1.zarr.ab12.part" / "new").mkdir(parents=True)  # a store that is a folder
         (out / folder / ".s1.zarr.ab12.part" / "new" / "0").write_text("half")
         (out / folder / ".s2.csv.ab12.part").write_text("half")
+    with RunFolder(out, "explain", {}).open({}):
+        pass
+    for folder in ("", "slides", "summary", "qupath"):
         (out / folder / "mine.part").write_text("whole")
-    with RunFolder(out, "explain", {}).opened({}):
+        (out / folder / ".s3.csv.ab12.part").write_text("half")
+    with RunFolder(out, "explain", {}).open({}):
         pass
     assert sorted(path.name for path in out.rglob("*.part")) == ["mine.part"] * 4
 
@@ -60,8 +65,9 @@ def test_a_training_killed_before_its_log_writes_it_when_it_goes_on(tmp_path: Pa
     assert job.read_text() == whole
 
 
-def test_a_lost_file_would_be_found(study: Study, tmp_path: Path) -> None:
+def test_a_lost_file_would_be_found(study: Study) -> None:
     """The comparison can fail: against an unbroken run of other content it does."""
-    study.whole["export", "1"] = {**study.whole["export", "1"], "more.txt": "0"}
-    assert study.judge(Trial("export", "1", 3, everyone=False)).faults
+    other = copy(study)
+    other.whole = {**study.whole, ("export", "1"): {**study.whole["export", "1"], "more.txt": "0"}}
+    assert other.judge(Trial("export", "1", 3, everyone=False)).faults
     assert {trial.command for trial in plan(study.points, 9)} == {"explain", "export"}

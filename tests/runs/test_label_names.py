@@ -39,12 +39,12 @@ def words(folder: Path, name: str, labels: list[str], *more: str) -> list[str]:
     [
         (
             ORDER,
-            "'metastasis' in column 'label' is no class of the model, which has no class names; give its 2",
+            "'metastasis' in column 'label' is not a class of the model, which has no class names",
         ),
-        (["1", "tumour", "1", "tumour"], "'tumour' in column 'label' is no class of the model"),
+        (["1", "tumour", "1", "tumour"], "'tumour' in column 'label' is not a class of the model"),
         (["1", "2", "2", "1"], "has a class 2, but the model knows 2: they count from 0"),
         (["-1", "1", "1", "-1"], "has a class -1, but the model knows 2"),
-        (["0.5", "1", "1", "0"], "'0.5' in column 'label' is no class of the model"),
+        (["0.5", "1", "1", "0"], "'0.5' in column 'label' is not a class of the model"),
     ],
 )
 def test_names_are_not_put_in_the_order_of_the_alphabet(

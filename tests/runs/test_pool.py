@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.runs.cohorts import arm, make_trap, scores, table, trap_command
 from tests.runs.workers import make, make_broken, make_staged
+from tests.waiting import wait_for
+from xmil.cli._app import run
 from xmil.core.errors import InputError, StopError, UnknownNameError
 from xmil.runs.workers.pool import Stages, Workers, process
 
+pytestmark = pytest.mark.early
 HERE, TWO, RAY = Workers(), Workers(workers=2), Workers("ray", workers=2)
 ENGINES = [pytest.param(HERE, id="here"), pytest.param(TWO, id="processes"), pytest.param(RAY, id="ray")]
+QUICK_TO_MISS = {  # a dead node is missed after 1.5 s instead of 15; a slow answer still has its 10 s
+    "RAY_health_check_initial_delay_ms": "100",
+    "RAY_health_check_period_ms": "300",
+}
+ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    """A local Ray of two CPUs: one for all tests that need it, since starting it costs seconds."""
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=80_000_000,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}},
+    )
+    yield
+    ray.shutdown()
+
+
+def paths() -> dict[str, str]:
+    """The environment of a process of its own that imports the tests."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return {**os.environ, **QUICK_TO_MISS, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -82,17 +111,30 @@ def test_one_local_worker_is_this_process() -> None:
 
 
 @pytest.mark.parametrize("engine", [HERE, TWO], ids=["here", "processes"])
-def test_the_next_item_is_read_while_this_one_is_worked_on(engine: Workers, tmp_path: Path) -> None:
+def test_an_item_is_read_and_worked_on(engine: Workers, tmp_path: Path) -> None:
     log = tmp_path / "log"
     outcomes = list(process(range(6), partial(make_staged, str(log)), engine))
     found = {outcome.item: outcome.result for outcome in outcomes}
     assert found == {0: 1, 1: 11, 2: None, 3: 31, 4: 41, 5: 51}
     assert [outcome.error for outcome in outcomes if outcome.item == 2] == ["Item 2 cannot be read."]
     lines = log.read_text().splitlines()
-    if engine is HERE:
-        assert lines.index("read 1") < lines.index("done 0")
-        assert lines.index("read 4") < lines.index("done 3")
     assert sum(line.startswith("read") for line in lines) == 6
+
+
+def test_the_next_item_is_read_while_this_one_is_worked_on() -> None:
+    """Work on an item ends only once the next one has been read."""
+    known = [threading.Event() for _ in range(4)]
+
+    def read(item: int) -> int:
+        known[item].set()
+        return item
+
+    def work(item: int, content: int) -> int:
+        assert known[min(item + 1, 3)].wait(120)
+        return content
+
+    outcomes = process(range(4), lambda: Stages(read, work), HERE)
+    assert [(outcome.item, outcome.error) for outcome in outcomes] == [(i, None) for i in range(4)]
 
 
 def test_a_result_is_written_while_the_next_item_is_worked_on() -> None:
@@ -105,7 +147,7 @@ def test_a_result_is_written_while_the_next_item_is_worked_on() -> None:
         return content
 
     def write(content: int) -> int:
-        assert second.wait(30)
+        assert second.wait(120)
         if content == 20:
             raise InputError("No ink.")
         return content + 1
@@ -151,11 +193,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    for _ in range(100):
-        if not any(map(_alive, pids)):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"workers {pids} outlived their parent")
+    wait_for(lambda: not any(map(_alive, pids)))
 
 
 RAY_DRIVER = """
@@ -173,20 +211,14 @@ def test_workers_on_ray_end_when_their_driver_is_killed() -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    driver = subprocess.Popen(
-        [sys.executable, "-c", RAY_DRIVER.format(address=address)], stdout=subprocess.PIPE, text=True, env=env
-    )
+    command = [sys.executable, "-c", RAY_DRIVER.format(address=address)]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paths())
     assert driver.stdout is not None
     pid = int(driver.stdout.readline())
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    for _ in range(100):
-        if not _alive(pid):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"worker {pid} outlived its driver")
+    wait_for(lambda: not _alive(pid))
 
 
 RAYLET_DIES = """
@@ -219,9 +251,37 @@ except StopError as error:
 
 
 def test_a_dead_raylet_stops_the_run_and_blames_no_item() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", RAYLET_DIES], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, "-c", RAYLET_DIES], capture_output=True, text=True, env=paths())
     assert "\n0 Ray stopped working" in f"\n{done.stdout}", done.stdout[-500:] + done.stderr[-500:]
+
+
+def test_a_worker_of_the_cluster_that_dies_changes_nothing(tmp_path: Path) -> None:
+    folder = make_trap(tmp_path, 12, slide=6)
+    methods = ("--methods", "lrp,gxi", "--target", "all")
+    assert run(trap_command(folder, *methods, out="local")) == 0
+    arm(folder, "SIGKILL", "self")
+    assert run(trap_command(folder, *methods, "--engine", "ray", "--workers", "2")) == 0
+    assert not (folder / "armed").exists()  # it died
+    assert table(folder / "run" / "failures.csv") == []
+    ours, theirs = scores(folder / "run"), scores(folder / "local")
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == 12 * 4
+    for key, values in ours.items():
+        np.testing.assert_allclose(values, theirs[key], atol=1e-6)
+
+
+def test_two_nodes_equal_one_process_and_a_dead_node_costs_no_slide(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.runs.two_nodes", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=paths(), capture_output=True, text=True)
+    assert (tmp_path / "found.json").exists(), done.stdout[-1000:] + done.stderr[-1000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found.pop("written when the node died") < 16  # it died on the way
+    assert found == {
+        "nodes at work": 2,
+        "the node is dead": True,
+        "failed": {"one": 0, "two": 0, "killed": 0},
+        "equal": {"two": True, "killed": True},
+    }
 
 
 def test_without_items_no_worker_is_made() -> None:
@@ -234,7 +294,7 @@ def test_an_engine_says_what_is_wrong_with_it() -> None:
         Workers("rya")
     with pytest.raises(InputError, match="'workers' parameter of Workers"):
         Workers(workers=0)
-    with pytest.raises(InputError, match="address is for --engine ray"):
+    with pytest.raises(InputError, match="address is for"):
         Workers(address="auto")
 
 

@@ -13,9 +13,9 @@ import torch
 
 import xmil
 from xmil.cli._app import run
-from xmil.core.storage import read_explanations
 from xmil.data.inspection import inspect_run
-from xmil.predictions.metrics import c_index
+from xmil.evaluate import c_index
+from xmil.storage import read_explanations
 
 D, N = 6, 24
 TASKS = {
@@ -321,13 +321,13 @@ def test_other_settings_need_restart(cohort: Path, tmp_path: Path, capsys) -> No
     ("model", "more", "message"),
     [
         ("classes0", ["--label", "grade"], "has a class 2, but the model knows 2"),
-        ("classes0", ["--label", "case_id"], "'c0' in column 'case_id' is no class of the model"),
+        ("classes0", ["--label", "case_id"], "'c0' in column 'case_id' is not a class of the model"),
         ("classes0", ["--label", "nope"], "Unknown column 'nope'"),
         ("labels0", ["--label", "mut_a"], "2 outputs"),
         ("labels0", ["--label", "mut_a,age"], "'age' must hold 0 or 1"),
         ("value0", ["--label", "case_id"], "must hold numbers"),
-        ("cox0", ["--time", "weeks"], "weeks"),
-        ("cox0", ["--by", "patient"], "Unknown grouping"),
+        ("cox0", ["--label", "weeks,event"], "weeks"),
+        ("cox0", ["--by", "patient"], "--by must be one of"),
         ("cox0", ["--draws", "-1"], "draws"),
         ("cox0", ["--split", "test"], "split"),
     ],

@@ -23,7 +23,8 @@ def test_known_slides_add_what_their_files_add(
 ) -> None:
     folder = make_cohort(tmp_path, 10, instances=12)
     out = tmp_path / "run"
-    asked = {"out": out, "methods": "lrp,gxi", "cohort": folder / "cohort.csv", "by": by, "label": "label"}
+    cohort = folder / "cohort.csv"
+    asked = {"out": out, "methods": ["lrp", "gxi"], "cohort": cohort, "by": by, "label": "label"}
     explain_slides(folder / "m0.safetensors", folder / "features", **asked)
     fresh = summary_of(out)
     shutil.rmtree(out / "summary")

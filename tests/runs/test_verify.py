@@ -43,12 +43,12 @@ def copy(made: Path, tmp_path: Path) -> Path:
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "runs"
 
 
-def told(run: Path) -> str:
+def error_line(run: Path) -> str:
     return "\n".join(map(str, verify_run(xmil.open_run(run))))
 
 
 def test_a_whole_run_has_no_fault(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(made / "run") == ""
+    assert error_line(made / "run") == ""
     with pytest.raises(SystemExit) as left:
         main(["verify", str(made / "run")])
     assert not left.value.code
@@ -60,7 +60,7 @@ def test_every_flipped_byte_of_the_scores_is_found(copy: Path) -> None:
     whole = path.read_bytes()
     place = len(whole) // 8
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-    assert "slides/b.parquet" in told(copy)
+    assert "slides/b.parquet" in error_line(copy)
 
 
 def test_what_is_missing_cut_off_or_foreign_is_named(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_what_is_missing_cut_off_or_foreign_is_named(copy: Path, capsys: pytest.
     path = copy / "slides" / "b.parquet"
     path.write_bytes(path.read_bytes()[:-40])
     shutil.copy(copy / "slides" / "c.parquet", copy / "slides" / "stranger.parquet")
-    faults = told(copy)
+    faults = error_line(copy)
     for name in ("slides/a.parquet", "slides/b.parquet", "slides/stranger.parquet: is not in slides.csv"):
         assert name in faults
     with pytest.raises(SystemExit) as left:
@@ -86,7 +86,7 @@ def test_changed_features_and_models_are_named(made: Path, tmp_path: Path) -> No
     xmil.save_model(
         xmil.create_model("attnmil", in_dim=6, n_classes=2, dim=8, seed=1), root / "m.safetensors"
     )
-    faults = told(root / "again")
+    faults = error_line(root / "again")
     assert "a.h5 has changed since it was explained" in faults
     assert "the model has changed since" in faults
     assert "slides/b.parquet" not in faults
@@ -100,7 +100,7 @@ def test_a_rewritten_score_does_not_fit_the_audit(copy: Path) -> None:
     scores[3] += 0.01
     place = table.column_names.index(name)
     pq.write_table(table.set_column(place, table.schema.field(name), [scores]), path)
-    assert f"slides/b.parquet: the scores of {name} add up to" in told(copy)
+    assert f"slides/b.parquet: the scores of {name} add up to" in error_line(copy)
 
 
 def test_an_edit_that_keeps_the_sum_is_found(copy: Path) -> None:
@@ -110,9 +110,11 @@ def test_an_edit_that_keeps_the_sum_is_found(copy: Path) -> None:
     swapped = table[name].to_numpy()[::-1].copy()
     place = table.column_names.index(name)
     pq.write_table(table, path)  # packed anew, nothing changed
-    assert told(copy) == ""
+    assert error_line(copy) == ""
     pq.write_table(table.set_column(place, table.schema.field(name), [swapped]), path)
-    assert told(copy) == ("slides/b.parquet: has been changed since it was written; explain the slide again")
+    assert error_line(copy) == (
+        "slides/b.parquet: has been changed since it was written; explain the slide again"
+    )
 
 
 def test_the_table_is_compared_with_the_slides_files(copy: Path) -> None:
@@ -122,7 +124,7 @@ def test_the_table_is_compared_with_the_slides_files(copy: Path) -> None:
     column = next(name for name in cells if name.startswith("p:"))
     cells |= {column: "0.125", "n": "41"}
     path.write_text("\n".join([head, ",".join(cells.values()), *rest]) + "\n")
-    faults = told(copy).splitlines()
+    faults = error_line(copy).splitlines()
     assert f"slides.csv: {column} of a is '0.125', and the slide's file says" in faults[0]
     assert faults[1:] == ["slides.csv: n of a is '41', and the slide's file says 40"]
 
@@ -141,28 +143,28 @@ def test_features_and_settings_that_are_gone_are_faults(
     assert "3 slides checked, 1 fault, 0 failed slides." in said
     (tmp_path / "run" / "run.json").write_text("{")
     with pytest.raises(InputError, match=r"damaged; put back a copy of it"):
-        told(tmp_path / "run")
+        error_line(tmp_path / "run")
     (tmp_path / "run" / "run.json").unlink()
-    assert "run.json: is missing" in told(tmp_path / "run")
+    assert "run.json: is missing" in error_line(tmp_path / "run")
 
 
 def test_the_slides_of_a_case_share_one_account(made: Path, tmp_path: Path) -> None:
     (tmp_path / "cohort.csv").write_text("slide_id,case_id\na,x\nb,x\nc,y\n")
-    args = {"cohort": tmp_path / "cohort.csv", "by": "case", "methods": "lrp,gxi"}
+    args = {"cohort": tmp_path / "cohort.csv", "by": "case", "methods": ["lrp", "gxi"]}
     xmil.explain_slides(made / "m.safetensors", made / "features", out=tmp_path / "run", **args)
-    assert told(tmp_path / "run") == ""
+    assert error_line(tmp_path / "run") == ""
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "predict", "train", "tiles", "embedded", "ensemble"])
 def test_damage_in_a_run_of_any_kind_is_named(kind: str, tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / kind, tmp_path / kind)
     whole = {path: path.read_bytes() for path in (tmp_path / kind).rglob("*.*") if path.is_file()}
-    before = set(told(tmp_path / kind).splitlines())
+    before = set(error_line(tmp_path / kind).splitlines())
     assert not any("cannot be read" in line or "changed since it was" in line for line in before)
     for path in whole:
         if path.suffix in (".json", ".parquet", ".h5", ".safetensors", ".png") and path.name != "run.json":
             path.write_bytes(whole[path][: len(whole[path]) // 2])
-            new = set(told(tmp_path / kind).splitlines()) - before
+            new = set(error_line(tmp_path / kind).splitlines()) - before
             assert any(line.startswith(path.relative_to(tmp_path / kind).as_posix()) for line in new)
             path.write_bytes(whole[path])
 
@@ -172,7 +174,10 @@ def test_a_damaged_table_and_a_pipe_are_faults_among_others(
 ) -> None:
     (copy / "slides" / "a.parquet").unlink()
     os.mkfifo(copy / "slides" / "a.parquet")
-    assert told(copy).splitlines()[0] == "slides/a.parquet: is no file; remove it and explain the slide again"
+    assert (
+        error_line(copy).splitlines()[0]
+        == "slides/a.parquet: is not a file; remove it and explain the slide again"
+    )
     (copy / "slides.csv").write_bytes(b"\xff\xfe")
     (copy / "failures.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(SystemExit) as left:
@@ -188,7 +193,7 @@ def test_links_and_missing_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "train" / "fold0" / "model.safetensors").unlink()
     (tmp_path / "train" / "fold1" / "model.safetensors").rename(tmp_path / "elsewhere")
     (tmp_path / "train" / "fold1" / "model.safetensors").symlink_to(tmp_path / "elsewhere")
-    assert told(tmp_path / "train").splitlines() == [
+    assert error_line(tmp_path / "train").splitlines() == [
         "fold0/model.safetensors: is missing; run the command again",
         "fold1/model.safetensors: is a link, which is not followed; copy the file in",
     ]
@@ -205,7 +210,7 @@ def test_the_file_used_of_several_is_named(
         main([*map(str, words), "--methods", "lrp,gxi,ig,shapley"])
     said = capsys.readouterr()
     assert "1 slide with several files: a (a.h5 is used)." in said.out + said.err
-    assert told(tmp_path / "run") == ""
+    assert error_line(tmp_path / "run") == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,54 @@ import numpy as np
 import ray
 from benchmarks.killed.commands import contents
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import xmil
+from tests.waiting import wait_for
 from xmil.runs.workers.pool import Workers
 
 SLIDES, WIDTH = 16, 8
 RAY = Workers("ray", workers=2)
 
 
+MEETING = """
+import signal, time
+from pathlib import Path
+import ray, torch, xmil
+
+HERE = Path(__file__).parent
+
+
+class Meeting(torch.nn.Module):
+    def forward(self, x):
+        if (HERE / "doomed").exists() and ray.is_initialized() and ray.get_runtime_context().get_task_id():
+            if ray.get_runtime_context().get_node_id() == (HERE / "doomed").read_text():
+                (HERE / "met").touch()
+                signal.pause()  # until the node is killed
+            while not (HERE / "met").exists():
+                time.sleep(0.01)
+        return x
+
+
+def build():
+    model = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, dim=4, seed=0)
+    model.instance.insert(0, Meeting())
+    return model
+"""
+
+
 def prepare(folder: Path) -> dict[str, Any]:
-    """Features and a model, as the arguments of `explain_slides`."""
+    """Features and a model, as the arguments of `explain_slides`.
+
+    Once a node is doomed, a worker on it stops at its first slide, and the others wait until it has.
+    """
     (folder / "features").mkdir()
     rng = np.random.default_rng(0)
     for i in range(SLIDES):
         np.save(folder / "features" / f"s{i}.npy", np.abs(rng.normal(size=(30, WIDTH))).astype(np.float32))
-    model = xmil.create_model("attnmil", in_dim=WIDTH, n_classes=2, dim=4, seed=0)
-    xmil.save_model(model, folder / "m.safetensors")
+    (folder / "nets.py").write_text(MEETING.replace("WIDTH", str(WIDTH)))
     return {
-        "model": folder / "m.safetensors",
+        "model": f"{folder / 'nets.py'}:build",
         "features": folder / "features",
         "methods": ["lrp", "attention"],
     }
@@ -52,19 +81,23 @@ def start() -> tuple[Cluster, Any]:
     return cluster, second
 
 
-@ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+@ray.remote(num_cpus=1)
 def _where() -> str:
     import xmil.runs.explain  # noqa: F401  # so that the worker is ready
 
-    time.sleep(0.5)
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _kill_on_the_way(cluster: Cluster, node: Any, out: Path, found: dict[str, Any]) -> None:
-    while len(list((out / "slides").glob("*.parquet"))) < 2:
-        time.sleep(0.001)
+def _nodes_at_work() -> int:
+    """On how many nodes a worker answers, once it has started."""
+    pinned = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes()]
+    return len(set(ray.get([_where.options(scheduling_strategy=each).remote() for each in pinned])))
+
+
+def _kill_on_the_way(cluster: Cluster, node: Any, folder: Path, found: dict[str, Any]) -> None:
+    wait_for((folder / "met").exists)
     cluster.remove_node(node, allow_graceful=False)
-    found["written when the node died"] = len(list((out / "slides").glob("*.parquet")))
+    found["written when the node died"] = len(list((folder / "killed" / "slides").glob("*.parquet")))
 
 
 def main(folder: Path) -> None:
@@ -72,9 +105,10 @@ def main(folder: Path) -> None:
     arguments, found = prepare(folder), dict[str, Any]()
     one = xmil.explain_slides(**arguments, out=folder / "one")
     cluster, second = start()
-    found["nodes at work"] = len(set(ray.get([_where.remote() for _ in range(4)])))
+    found["nodes at work"] = _nodes_at_work()
     two = xmil.explain_slides(**arguments, out=folder / "two", workers=RAY)
-    args = (cluster, second, folder / "killed", found)
+    (folder / "doomed").write_text(second.node_id)
+    args = (cluster, second, folder, found)
     killer = threading.Thread(target=_kill_on_the_way, args=args)
     killer.start()
     killed = xmil.explain_slides(**arguments, out=folder / "killed", workers=RAY)

@@ -45,7 +45,7 @@ def make_broken() -> Callable[[Any], Any]:
 
 
 def make_staged(log: str) -> Stages[Any, Any]:
-    """A worker in two stages that writes down when each begins and ends."""
+    """A worker in two stages that writes down when each begins."""
 
     def note(line: str) -> None:
         with open(log, "a", encoding="utf-8") as stream:
@@ -59,8 +59,6 @@ def make_staged(log: str) -> Stages[Any, Any]:
 
     def work(item: Any, content: Any) -> Any:
         note(f"work {item}")
-        time.sleep(0.1)
-        note(f"done {item}")
         return content + 1
 
     return Stages(read, work)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xmil.core.explanation import Explanation
-from xmil.core.target import Target
+from xmil.core.task import Target
 
 tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
 openslide = pytest.importorskip("openslide", reason="OpenSlide is not installed")

@@ -77,7 +77,7 @@ def test_mpp_of_an_ome_file_that_openslide_reads(tmp_path: Path, monkeypatch: py
     about = {"axes": "YXS", "PhysicalSizeX": 370, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.37}
     pixels = np.zeros((300, 300, 3), dtype=np.uint8)
     tifffile.imwrite(path, pixels, ome=True, metadata=about, tile=(64, 64), photometric="rgb")
-    monkeypatch.setattr("xmil.slides.backends.tiffs.open_ome", _no_codec)
+    monkeypatch.setattr("xmil.slides.backends.tiff.open_ome", _no_codec)
     with open_slide(path) as slide:
         assert slide.backend.startswith("OpenSlide")
         assert slide.mpp_source == "OME PhysicalSize"
@@ -259,5 +259,5 @@ def test_slides_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_slides_need_no_torch() -> None:
-    code = "import sys, xmil.slides, xmil.slides.layout, xmil.slides.stain; sys.exit('torch' in sys.modules)"
+    code = "import sys, xmil.slides, xmil.slides.tiling, xmil.slides.stain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

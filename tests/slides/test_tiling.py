@@ -14,11 +14,10 @@ from PIL import Image
 import xmil
 from tests.slides.pyramids import GLASS, textured, write_pyramid
 from tests.slides.squares import write_scn
-from xmil.cli._slide import inspect_slide
+from xmil.cli.inspect import inspect_slide
 from xmil.core.errors import FileError, InputError
-from xmil.evaluate.localisation import read_polygons
+from xmil.evaluate import read_polygons
 from xmil.slides import open_slide
-from xmil.slides.layout import write_tiling
 from xmil.slides.tiling import (
     TileSettings,
     TissueMask,
@@ -30,6 +29,7 @@ from xmil.slides.tiling import (
     tile_slide,
     tissue_geojson,
     tissue_mask,
+    write_tiling,
 )
 
 pytest.importorskip("openslide")
@@ -164,10 +164,10 @@ def test_ink_and_specks_are_no_tissue() -> None:
 
 def test_mpp_is_asked_for_and_never_guessed(tmp_path: Path) -> None:
     path = write_pyramid(tmp_path / "s.tif", textured([BOX], (2200, 1500)), mpp=None)
-    with pytest.raises(FileError, match="pass --slide-mpp"):
+    with pytest.raises(FileError, match="pass slide_mpp="):
         tiled(path)
     given = tiled(path, slide_mpp=0.5)
-    assert (len(given.xy0) >= 12, given.inferred) == (True, ("mpp given by --slide-mpp",))
+    assert (len(given.xy0) >= 12, given.inferred) == (True, ("mpp given as slide_mpp",))
     with open_slide(path) as slide:
         slide.magnification = 20.0
         with pytest.raises(FileError, match="objective power is 20"):
@@ -268,7 +268,7 @@ def test_pixels_that_are_not_square_are_named(tmp_path: Path) -> None:
     ):
         path = tmp_path / name
         tifffile.imwrite(path, textured([(0, 0, 500, 500)], (600, 600)), photometric="rgb", **options)
-        with pytest.raises(FileError, match=r"0.5 µm wide and 0.25 µm high, not square; .*--slide-mpp"):
+        with pytest.raises(FileError, match=r"0.5 µm wide and 0.25 µm high, not square; .*slide_mpp="):
             tiled(path)
         assert "not square" in inspect_slide(path).missing[0]
         tiled(path, slide_mpp=0.5)

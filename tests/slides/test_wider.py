@@ -74,11 +74,11 @@ def write_dicom(path: Path, pixels: np.ndarray, *, colours: str = "YBR_FULL_422"
 
 def test_dicom_through_wsidicom(tmp_path: Path) -> None:
     pytest.importorskip("wsidicom")
-    from xmil.slides.backends import wsidicoms
+    from xmil.slides.backends import wsidicom
 
     write_dicom(tmp_path / "s.dcm", tissue())
     (tmp_path / "note.dcm").write_bytes(b"no DICOM")
-    with wsidicoms.open_(tmp_path / "s.dcm") as slide:
+    with wsidicom.open_(tmp_path / "s.dcm") as slide:
         assert (slide.dimensions, slide.mpp) == ((200, 150), pytest.approx(0.5))
         area = slide.read_area((40, 50, 100, 60), (100, 60))
         assert np.abs(area.astype(int) - tissue()[50:110, 40:140]).max() <= 12  # JPEG

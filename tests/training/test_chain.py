@@ -54,8 +54,8 @@ def root(tmp_path_factory):
 
 def test_one_command_each(root, monkeypatch, capsys):
     monkeypatch.chdir(root)
-    assert run(["tile", "slides", "--out", "luad"]) == 0
-    embed = ["embed", "--tiles", "luad", "--slides", "slides", "--encoder", "resnet18", "--random"]
+    assert run(["tile", "slides", "--out", "luad/tiles"]) == 0
+    embed = ["embed", "--tiles", "luad/tiles", "--slides", "slides", "--encoder", "resnet18", "--random"]
     assert run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--device", "cpu"]) == 0
     small = ["--set", "train.epochs=30", "--set", "optim.lr=0.02", "--set", "train.batch=4", "--repeats", "1"]
     assert run(["train", str(CONFIG), *small, "--device", "cpu"]) == 0
@@ -69,4 +69,4 @@ def test_one_command_each(root, monkeypatch, capsys):
     evaluate = ["evaluate", "--model", str(out / best["models"][0]), "--features", "luad/features_ctranspath"]
     evaluate += ["--cohort", str(out / "cohort.csv"), "--split", "test", "--modes", "remove", "--steps", "9"]
     assert run([*evaluate, "--methods", "random,lrp", "--orders", "3", "--out", str(out / "table2")]) == 0
-    assert "2 methods on 4 slides." in capsys.readouterr().out
+    assert "2 methods on 4 slides of 4 cases." in capsys.readouterr().out

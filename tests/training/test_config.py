@@ -10,12 +10,12 @@ from xmil.core.errors import FileError, InputError
 from xmil.training.config import (
     at_point,
     differences,
+    dumps,
     grid_points,
     load_config,
     make_config,
     plain,
 )
-from xmil.training.toml import dumps
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_file_and_what_is_wrong_with_it(tmp_path):
     changed = load_config(path, ["train.seed=3", "optim.name=sgd", "data.class_names=['a', 'b']"])
     assert (changed.train.epochs, changed.train.seed, changed.optim.name) == (7, 3, "sgd")
     assert changed.data.class_names == ["a", "b"]
-    with pytest.raises(InputError, match="--set must look like"):
+    with pytest.raises(InputError, match="must look like"):
         load_config(path, ["train.seed"])
 
 

@@ -14,7 +14,7 @@ import xmil
 from tests.training.cohorts import D, settings, write_cohort
 from xmil.cli._app import run
 from xmil.core.errors import FileError
-from xmil.training.toml import dumps
+from xmil.training.config import dumps
 
 E = 5
 

@@ -10,10 +10,9 @@ import torch
 
 from xmil.core.errors import InputError
 from xmil.training.config import Loss, Optim, make_config
-from xmil.training.losses import bag_weights, cox_loss, hazard_nll, make_loss
-from xmil.training.optimizers import lr_factor
-from xmil.training.progress import measure
-from xmil.training.targets import Goal, Targets, make_goal
+from xmil.training.fit import bag_weights, cox_loss, hazard_nll, make_loss, measure
+from xmil.training.loop import lr_factor
+from xmil.training.training_set import Goal, Targets, make_goal
 
 
 def goal_of(task, values, outputs, names=None):

@@ -10,7 +10,7 @@ from benchmarks.killed.training import kill_training
 
 import xmil
 from tests.training.cohorts import config_of, settings, write_cohort
-from xmil.training.toml import dumps
+from xmil.training.config import dumps
 
 
 def test_three_kills_change_nothing(tmp_path):

@@ -234,14 +234,14 @@ def test_cases_with_several_slides_are_one_bag(tmp_path):
     outcome = train(config_of(folder, data={"by": "case", "instances": 0}, train={"epochs": 12}))
     assert outcome.best["validation"]["auc"]["mean"] == 1.0
     plan = make_plan(config_of(folder, data={"by": "case"}))
-    assert len(plan.found) == 20
+    assert len(plan.training_set) == 20
     listed = rows(folder / "out" / "cohort.csv")
     assert [row["slide_id"] for row in listed[:4]] == ["s0_0", "s0_1", "s0_2", "s1_0"]
     assert {row["case_id"] for row in listed} == {f"c{i}" for i in range(20)}
-    joined = plan.found.bags[0].bag.features
+    joined = plan.training_set.bags[0].bag.features
     parts = [xmil.read_bag(folder / "features" / f"s0_{k}.h5").features for k in range(3)]
     np.testing.assert_array_equal(joined, np.concatenate(parts))
-    some = plan.found.bags.headers[0].read([0, len(parts[0]), len(joined) - 1]).features
+    some = plan.training_set.bags.headers[0].read([0, len(parts[0]), len(joined) - 1]).features
     np.testing.assert_array_equal(some, joined[[0, len(parts[0]), -1]])
 
 
@@ -293,7 +293,7 @@ def test_a_finished_model_is_not_trained_again_and_restart_does(folder, tmp_path
 def test_another_config_or_cohort_in_the_folder_is_refused(folder, tmp_path):
     out = str(tmp_path / "out")
     train(config_of(folder, out=out, train={"epochs": 2}))
-    with pytest.raises(InputError, match=r"train.epochs was 2, now 3.*--restart"):
+    with pytest.raises(InputError, match=r"train.epochs was 2, now 3.*restart=True"):
         train(config_of(folder, out=out, train={"epochs": 3}))
     train(config_of(folder, out=out, train={"epochs": 2, "workers": 1}))  # where it runs may differ
     fewer = folder / "fewer.csv"
@@ -376,7 +376,7 @@ def test_tensorboard_holds_each_epoch_once_after_a_kill(folder, tmp_path):
 
 def test_large_bags_are_left_out_and_said(folder):
     sizes = [len(xmil.read_bag(folder / "features" / f"s{i}.h5")) for i in range(30)]
-    found = make_plan(config_of(folder, data={"exclude_above": 15})).found
+    found = make_plan(config_of(folder, data={"exclude_above": 15})).training_set
     assert len(found) == sum(n <= 15 for n in sizes)
     assert f"{sum(n > 15 for n in sizes)} bags have more than 15 instances" in found.notes[0]
 
@@ -435,3 +435,24 @@ def test_predictions_by_case_name_their_slides(tmp_path):
     train(config_of(folder, data={"by": "case"}, train={"epochs": 1}))
     first = rows(folder / "out" / "predictions.csv")[0]
     assert (first["slide_id"], first["case_id"]) == ("s8_0;s8_1", "c8")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_folder_of_the_user_is_left_alone(folder, tmp_path, restart):
+    texts = {"config.toml": "# by hand\n", "cohort.csv": "slide_id,mine\n", "model/model.safetensors": ""}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=r"cohort\.csv"):
+        train(config_of(folder, out=str(tmp_path)), restart=restart)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(tmp_path)): path.read_text() for path in files} == texts
+
+
+def test_a_training_killed_before_its_first_table_goes_on(folder, tmp_path, monkeypatch):
+    config = config_of(folder, out=str(tmp_path / "out"), train={"epochs": 1})
+    monkeypatch.setattr(runs, "dumps", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(config)
+    monkeypatch.undo()
+    assert train(config).trained == ["model"]

@@ -11,8 +11,8 @@ import pytest
 from tests.training.cohorts import settings, write_cohort
 from xmil.core.errors import InputError
 from xmil.data import read_cohort, split_folds, split_fractions
+from xmil.training.batches import SiteGroups
 from xmil.training.config import make_config
-from xmil.training.site_balance import SiteGroups
 from xmil.training.train import make_plan, train
 
 
@@ -77,7 +77,7 @@ def test_training_by_sites_runs_and_keeps_them_apart(tmp_path: Path) -> None:
         "train": {**base["train"], "sampling": "site_balanced"},
     }
     plan = make_plan(make_config(content))
-    sites = np.array(plan.found.cohort.column("site"))
+    sites = np.array(plan.training_set.cohort.column("site"))
     for job in plan.jobs:
         parts = [set(sites[rows]) for rows in (job.fold.train, job.fold.validation, job.fold.test)]
         assert len(parts[0] | parts[1] | parts[2]) == sum(map(len, parts))
@@ -88,7 +88,7 @@ def test_training_by_sites_runs_and_keeps_them_apart(tmp_path: Path) -> None:
 def test_bad_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.site must name"):
         make_config({"train": {"sampling": "site_balanced"}})
-    with pytest.raises(InputError, match="xmil split --sites"):
+    with pytest.raises(InputError, match=r"needs data\.folds"):
         make_config({"data": {"site": "site", "site_splits": "preserved"}})
     with pytest.raises(InputError, match="cannot be told apart"):
         SiteGroups.of(np.arange(4), list("aabb"), list("0011"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 import xmil
 from xmil.core.errors import UnsupportedError
-from xmil.evaluate.sanity import audit_summary
-from xmil.heatmaps.words import subtitle
+from xmil.evaluate import audit_summary
+from xmil.heatmaps import subtitle
 
 X = torch.randn(10, 16, generator=torch.Generator().manual_seed(0))
 
@@ -131,6 +132,63 @@ def test_item_01_scores_that_are_all_zero_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"No relevance reaches the instances.*ig, gxi, single"):
         xmil.explain(net, X, target=1)
     assert np.abs(xmil.explain(net, X, method="single", target=1).scores).max() > 1e-3
+
+
+class SwitchedOff(nn.Module):
+    """Evidence in feature 0 switches a unit off, which raises the output."""
+
+    def __init__(self, n_outputs: int) -> None:
+        super().__init__()
+        self.n_outputs = n_outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = 2 - F.relu(1 - 8 * F.relu(x[..., :1]).mean(dim=1))
+        return z if self.n_outputs == 1 else torch.cat([torch.zeros_like(z), z], dim=-1)
+
+
+def _bag(evidence: Sequence[int], n: int = 12) -> Tensor:
+    bag = torch.rand(n, 4, generator=torch.Generator().manual_seed(0))
+    bag[:, 0] = 0
+    bag[list(evidence), 0] = 10.0
+    return bag
+
+
+@pytest.mark.parametrize(
+    ("evidence", "options"),
+    [(range(12), {}), ([0, 11], {}), ([5], {}), ([5], {"preset": "paper"}), (range(12), {"contexts": 8})],
+)
+@pytest.mark.parametrize("n_outputs", [1, 2])
+def test_item_01_zero_scores_of_evidence_that_switches_off_are_refused(
+    n_outputs: int, evidence: Sequence[int], options: dict[str, Any]
+) -> None:
+    bag = _bag(evidence)
+    with pytest.raises(UnsupportedError, match=r"Every score is zero.*shapley, single, one_removed"):
+        xmil.explain(SwitchedOff(n_outputs), bag, target=1, **options)
+    assert np.abs(xmil.explain(SwitchedOff(n_outputs), bag, method="single", target=1).scores).max() > 0.5
+
+
+def test_item_01_zero_scores_are_refused_where_sub_bags_cannot_run() -> None:
+    class Fixed(SwitchedOff):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.reshape(-1, 12, 4))
+
+    with pytest.raises(UnsupportedError, match="Every score is zero"):
+        xmil.explain(Fixed(2), _bag([5]), target=1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 12])
+def test_item_01_zero_scores_of_a_constant_output_are_no_fault(n: int) -> None:
+    e = xmil.explain(SwitchedOff(2), _bag([0], n), target=0)
+    assert np.all(e.scores == 0)
+    assert not e.warnings
+
+
+def test_item_01_zero_scores_of_instances_that_equal_the_baseline_are_no_fault() -> None:
+    bag = torch.ones(6, 16)
+    e = xmil.explain(Head(mean), bag, target=1, baseline="bag")
+    assert e.audit is not None
+    assert np.abs(e.scores).max() < 1e-6
+    assert abs(e.audit.baseline) > 1e-3
 
 
 def test_item_01_the_warning_goes_where_the_scores_go(tmp_path: Path) -> None:

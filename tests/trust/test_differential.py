@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import xmil
 from tests.zoo.patterns import ORDERED, PATTERNS, RANDOM, WIDTH, logits_of
 from xmil.lrp import trace
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
 
 OURS = tuple(xmil.list_models())
 VARIANTS = tuple(name for name in PATTERNS if name not in RANDOM)

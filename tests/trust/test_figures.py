@@ -16,16 +16,12 @@ from PIL import Image
 
 import xmil
 from tests.bench.test_report import made
-from xmil.bench.figures import Column, weak_spots
-from xmil.bench.measuring import Measure
-from xmil.bench.resampling import draws_of
-from xmil.bench.verdicts import verdict_of
+from xmil.bench import Column, Measure, draws_of, verdict_of, weak_spots
 from xmil.core.errors import InputError
 from xmil.demo.pipeline import Demo
 from xmil.demo.results_page import certificate_section
-from xmil.heatmaps.picture import heatmap
-from xmil.heatmaps.scale import SIGNED, Scale
-from xmil.viewer.shown_run import ShownRun
+from xmil.heatmaps import SIGNED, Scale, heatmap
+from xmil.viewer.collection import ShownRun
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 def test_item_12_a_certificate_and_its_caption_speak_of_one_method(measured: Demo) -> None:
     section = certificate_section(measured)
-    [data] = re.findall("base64,([^']+)'", section)
+    [data] = re.findall('base64,([^"]+)"', section)
     [caption] = re.findall("<figcaption>(.+)</figcaption>", section)
     title = Image.open(io.BytesIO(base64.b64decode(data))).info["Title"]
     assert title.split("\n")[-1] == unescape(caption)
@@ -115,7 +111,7 @@ def test_item_12_the_best_by_one_measure_is_not_named_for_another() -> None:
 
 def test_item_17_overlaps_are_the_mean_in_pictures_and_files(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
-    from xmil.heatmaps.ometiff import Pyramid, write_scores
+    from xmil.heatmaps import Pyramid, write_scores
 
     e = explanation([-1.0, 0.5, 1.0])  # 128 px wide, 64 px apart: pairs overlap
     scale = Scale(-1, 1, True, SIGNED)

@@ -34,14 +34,14 @@ from tests.training.cohorts import config_of, write_cohort
 from xmil.cli._app import run
 from xmil.core.errors import FileError, InputError, StopError
 from xmil.core.identity import identity, unchanged
-from xmil.core.runfiles import locked
 from xmil.data.cases import Case
-from xmil.data.feature_facts import feature_facts
+from xmil.data.files import feature_facts
 from xmil.runs import cohort_run
-from xmil.runs.cautions import seen_warning
-from xmil.runs.ensemble import Ensemble
+from xmil.runs.ensemble import ModelFiles
+from xmil.runs.inputs import training_overlap_warning
 from xmil.runs.workers.pool import Workers
 from xmil.slides.open import slide_files
+from xmil.storage import lock_folder
 
 MEAN = "tests.encoders.builders:network"
 
@@ -257,7 +257,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_item_15_slides_of_the_training(
     trained: Path, slide: str, case: str | None, said: str | None
 ) -> None:
-    told = seen_warning([trained], [Case(slide, (slide,), (Path("x.h5"),), case_id=case or slide)])
+    told = training_overlap_warning(
+        [trained], [Case(slide, (slide,), (Path("x.h5"),), case_id=case or slide)]
+    )
     assert (told is None) == (said is None), told
     assert said is None or said in str(told)
 
@@ -331,7 +333,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "model": {"name": "attnmil", "dim": 8},
         "train": {"epochs": 1, "monitor": "loss"},
     }
-    from xmil.training.toml import dumps
+    from xmil.training.config import dumps
 
     (folder / "train.toml").write_text(dumps(settings))
     return {
@@ -367,7 +369,7 @@ def test_item_19_a_restart_is_refused_before_it_touches_anything(
 ) -> None:
     folder, every = everything
     before = kept(folder / name)
-    with locked(folder / name):
+    with lock_folder(folder / name):
         assert run([*every[name], "--out", str(folder / name), "--restart"]) == 2
     assert "another run is writing there" in capsys.readouterr().err
     assert kept(folder / name) == before
@@ -379,11 +381,11 @@ def test_item_19_a_restart_is_refused_before_it_touches_anything(
 def test_item_20_workers_verify_the_model(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     path = folder / "m0.safetensors"
-    models = Ensemble.load([path])
+    models = ModelFiles((path,)).load()
     make_model(path, seed=7)
     with pytest.raises(StopError, match="not the model that the run started with"):
-        Ensemble.load([path], digests=models.digests)
-    assert Ensemble.load([path]).digests != models.digests
+        ModelFiles((path,), models.digests).load()
+    assert ModelFiles((path,)).load().digests != models.digests
 
 
 @pytest.mark.parametrize("name", ["explain", "predict", "evaluate"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from tests.viewer.make_run import Made
 
 HOST = (b"host", b"127.0.0.1:8787")
+_THREAD = ThreadPoolExecutor(1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,12 @@ def ask(
         "server": ("127.0.0.1", 8787),
         "client": ("127.0.0.1", 5),
     }
-    return anyio.run(_call, app, scope, [body] if isinstance(body, bytes) else body)
+    return run_apart(_call, app, scope, [body] if isinstance(body, bytes) else body)
+
+
+def run_apart(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Run it in a loop in a thread of its own: where a browser is open, this thread has a loop already."""
+    return _THREAD.submit(anyio.run, function, *arguments).result()
 
 
 async def _call(app: Any, scope: dict[str, Any], parts: list[bytes]) -> Answer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,40 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from xmil.heatmaps.scale import SIGNED, Scale
+from xmil.heatmaps import SIGNED, Scale
 from xmil.viewer.static_copy import page_files
 
 Colours = npt.NDArray[np.float64]
+WATCHED = """(() => {
+  const pending = (window.pendingWork = new Set());  // timers of up to a second, and requests
+  const { setTimeout: begin, clearTimeout: end, fetch: ask } = window;
+  window.setTimeout = (work, delay = 0, ...more) => {
+    const timer = begin((...given) => { pending.delete(timer); work(...given); }, delay, ...more);
+    if (delay <= 1000) pending.add(timer);
+    return timer;
+  };
+  window.clearTimeout = (timer) => { pending.delete(timer); end(timer); };
+  const track = (promise) => {
+    const work = {};
+    pending.add(work);
+    return promise.finally(() => begin(() => pending.delete(work)));
+  };
+  window.fetch = (...asked) => track(ask(...asked).then((answer) => {
+    for (const kind of ["json", "text", "blob", "arrayBuffer"]) {
+      const read = answer[kind].bind(answer);
+      answer[kind] = () => track(read());
+    }
+    return answer;
+  }));
+})();"""
+QUIET = """() => {
+  const { view, compare } = window.xmil ?? {};
+  const panes = [...(view?.panes ?? []), ...(compare?.sides ?? []).map((side) => side.pane)];
+  const names = ["zoomSpring", "centerSpringX", "centerSpringY", "degreesSpring"];
+  const resting = ({ viewer: { viewport } }) =>
+    !viewport || names.every((name) => viewport[name].isAtTargetValue());
+  return window.pendingWork.size === 0 && panes.every(resting);
+}"""
 
 
 @contextmanager
@@ -40,8 +71,7 @@ def chromium() -> Iterator[Any]:
 def served(collection: Any, models: list[Path] | None = None, *, port: int = 0) -> Iterator[str]:
     """The address of a server on loopback, on any free port or a given one."""
     from xmil.viewer.app import create_app
-    from xmil.viewer.security import Rules
-    from xmil.viewer.serve import BackgroundServer, address, open_socket
+    from xmil.viewer.server import BackgroundServer, Rules, address, open_socket
 
     rules = Rules("127.0.0.1", None)
     listening = open_socket("127.0.0.1", port)
@@ -54,8 +84,9 @@ def served(collection: Any, models: list[Path] | None = None, *, port: int = 0) 
 def opened(browser: Any, url: str, *, expect_errors: bool = False, **options: Any) -> Iterator[Any]:
     """A page; what its console complains about fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
+    context.add_init_script(WATCHED)
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     faults: list[str] = []
     page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -104,6 +135,21 @@ def show_plainly(page: Any) -> None:
 def settle(page: Any) -> None:
     """Wait until the page has drawn, and the slide rests."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def wait_until_quiet(page: Any) -> None:
+    """Wait until the page has done all it began: timers are over, requests answered, the slide rests."""
+    page.wait_for_function(QUIET)
+    settle(page)
+    page.wait_for_function(QUIET)
+
+
+def wait_until(page: Any, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
+    """Let the page go on until something outside it is so; the limit only ends what would never end."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        page.wait_for_timeout(20)
 
 
 def place_of(page: Any, x: float, y: float, pane: int = 0) -> tuple[float, float]:

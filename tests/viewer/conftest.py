@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,15 @@ import pytest
 pytest.importorskip("starlette", reason="the viewer is not installed")
 pytest.importorskip("tifffile", reason="the slide readers are not installed")
 
+from tests.viewer.browser import chromium, served
 from tests.viewer.make_run import Made, make_run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that look at the page mostly wait for it."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.early)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +37,30 @@ def app(made: Made) -> Any:
 
     shown = Collection(made.runs, slides=made.slides, features=[made.features])
     return create_app(shown, models=made.models)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """One browser for all pages; each test opens a context of its own."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="package")
+def address(made: Made) -> Iterator[str]:
+    """One server for all pages that look at both runs."""
+    from xmil.viewer.collection import Collection
+
+    with served(Collection(made.runs, slides=made.slides, features=[made.features]), made.models) as found:
+        yield found
+
+
+@pytest.fixture
+def url(browser: Any, address: str, made: Made) -> str:
+    """The server's address, without what other tests drew: it would lie over what this one looks at."""
+    for run in made.runs:
+        shutil.rmtree(run / "annotations", ignore_errors=True)
+    return address
 
 
 @pytest.fixture

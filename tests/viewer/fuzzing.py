@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.viewer.asking import Answer, ask
-from xmil.viewer.openapi import describe_routes
+from xmil.viewer.app import describe_routes
 
 SECRET = "the-secret-of-another-folder"  # noqa: S105  # of a file that must not be reached
 NUMBERS = ["0", "1", "2", "3", "95", "96", "-1", "+1", "00", "007", "1e3", "0x1", "1.0", "٣", "²", "\uff19"]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.explanation import Audit, Explanation
-from xmil.core.storage import write_explanations
-from xmil.core.target import Target
+from xmil.core.task import Target
+from xmil.storage import write_explanations
 
 Scores = npt.NDArray[np.float32]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tests.viewer.make_run import Made
-from xmil.core.inside_patch import Inside, InsideAudit
+from xmil.core.inside import Inside, InsideAudit
 from xmil.core.interactions import Interactions
-from xmil.core.storage import read_explanation, read_explanations
-from xmil.core.target import Target
-from xmil.findings.concept_maps import ConceptMaps
+from xmil.core.task import Target
+from xmil.storage import ConceptMaps, interactions_file, read_explanation, read_explanations
 
 EDGE = 64
 
@@ -52,9 +51,9 @@ def write_pairs(made: Made) -> None:
         output=1.0,
         bag=made.names[0],
     )
-    folder = made.runs[0] / "interactions"
-    folder.mkdir(exist_ok=True)
-    pairs.save(folder / f"{made.names[0]}.tumour.parquet")
+    path = interactions_file(made.runs[0], made.names[0], pairs.target)
+    path.parent.mkdir(exist_ok=True)
+    pairs.save(path)
 
 
 def write_concepts(made: Made, more: float = 0.0) -> ConceptMaps:

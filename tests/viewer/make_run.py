@@ -22,11 +22,11 @@ import torch
 import xmil
 from xmil.core.bag import Bag
 from xmil.core.identity import file_digest
-from xmil.core.storage import write_explanations
 from xmil.data.cases import Case
-from xmil.evaluate.faithfulness import FaithfulnessSettings, evaluate_slide
+from xmil.evaluate import FaithfulnessSettings, evaluate_slide
 from xmil.models import save_model
-from xmil.runs.evaluate import SCHEMA, certificate_dict
+from xmil.runs.evaluate import SCHEMA
+from xmil.storage import write_explanations
 
 NAMES = ("benign", "tumour")
 METHODS = ("lrp", "attention", "gxi")
@@ -166,7 +166,7 @@ def _certify(net: Any, bags: list[Bag], run: Path) -> None:
     for i, bag in enumerate(bags):
         slide = Case(str(bag.slide_id), (str(bag.slide_id),), (Path(),), i % 2)
         result = evaluate_slide(net, bag, settings, label=slide.label)
-        paper = json.dumps(certificate_dict(slide, result))
+        paper = json.dumps(result.as_dict(slide.name))
         (run / "certificates" / f"{slide.name}.json").write_text(paper, encoding="utf-8")
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA)
         pq.write_table(table, run / "results" / f"{slide.name}.parquet")

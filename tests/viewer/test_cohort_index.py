@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 import xmil
 from tests.viewer.asking import ask
 from tests.viewer.make_run import Made
+from tests.waiting import wait_for
 
 
 def test_similar_patches_of_other_slides_are_the_nearest(app: Any, made: Made) -> None:
@@ -18,11 +18,9 @@ def test_similar_patches_of_other_slides_are_the_nearest(app: Any, made: Made) -
         xmil.read_bag(made.features / f"{name}.h5").features.astype(np.float64) for name in made.names
     ]
     unit = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in features]
-    for _ in range(200):
-        found = ask(app, "/api/slides/1/alike-0-20.json").json
-        if found["neighbours"] is not None:
-            break
-        time.sleep(0.02)
+    target = "/api/slides/1/alike-0-20.json"
+    wait_for(lambda: ask(app, target).json["neighbours"] is not None)
+    found = ask(app, target).json
     slow = [(float(u @ unit[1][20]), k, i) for k in (0, 2) for i, u in enumerate(unit[k])]
     best = sorted(slow, reverse=True)
     told = found["neighbours"]

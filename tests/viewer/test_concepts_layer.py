@@ -9,7 +9,7 @@ from tests.viewer.asking import app_of, ask
 from tests.viewer.make_inside import write_concepts
 from tests.viewer.make_run import Made
 from xmil.core.errors import FileError
-from xmil.findings.concept_maps import ConceptMaps
+from xmil.storage import ConceptMaps
 
 
 def test_concepts_come_by_strength_and_add_up(fresh: Made) -> None:

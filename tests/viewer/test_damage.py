@@ -12,7 +12,7 @@ import pytest
 from tests.viewer.asking import app_of, ask, pixels
 from tests.viewer.make_run import Made, write_slide
 from xmil.core.explanation import Explanation
-from xmil.core.storage import read_explanations, write_explanations
+from xmil.storage import read_explanations, write_explanations
 
 
 def test_numbers_that_json_lacks_become_null(fresh: Made) -> None:

@@ -156,7 +156,7 @@ def test_no_path_of_this_machine_is_exported(
 def test_command(made: Made, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "xmil.cli", "view", str(made.runs[0]), "--slides", str(made.slides)]
     command += ["--export", str(tmp_path / "out"), "--export-px", "64"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if page_files():
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "out" / "index.html").is_file()

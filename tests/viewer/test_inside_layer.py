@@ -15,8 +15,8 @@ import xmil
 from tests.viewer.asking import app_of, ask
 from tests.viewer.make_inside import EDGE, inside_of, kept
 from tests.viewer.make_run import Made
-from xmil.core.storage import read_explanations
 from xmil.encoders.encoder import Encoder, Transform
+from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
 from xmil.viewer.static_copy import export
 

@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 
 import xmil
-from tests.viewer.asking import Answer, ask
+from tests.viewer.asking import Answer, ask, run_apart
 from tests.viewer.make_run import DIM, Made, make_bag
 from tests.viewer.test_whatif import one_slide
 from xmil.core.background import background_of
 from xmil.core.errors import XmilError
-from xmil.core.storage import read_explanations, write_explanations
-from xmil.methods.registry import seeds
+from xmil.methods import seeds
 from xmil.models import load_model
+from xmil.storage import read_explanations, write_explanations
 from xmil.viewer.app import create_app
-from xmil.viewer.case_bags import CaseBags
 from xmil.viewer.collection import Collection
-from xmil.viewer.left_bag import AbandonedError, explain_left
-from xmil.viewer.whatif import WhatIf
+from xmil.viewer.whatif import AbandonedError, CaseBags, WhatIf
 
 LEFT = [*range(5, 40), *range(50, 96)]
 KEEP = [[5, 40], [50, 96]]
@@ -141,7 +139,7 @@ def test_an_answer_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    anyio.run(app, scope, receive, send)
+    run_apart(app, scope, receive, send)
     assert sent[0]["status"] == 499
     whatif = {"run": 0, "remove": [0]}
     again = ask(app, "/api/slides/0/whatif", method="POST", headers=HEADERS, body=json.dumps(whatif).encode())
@@ -154,7 +152,7 @@ def test_one_who_left_before_the_turn_costs_nothing(made: Made) -> None:
     gone.set()
     question = {"run": 0, "keep": KEEP, "method": "lrp", "targets": ["tumour"]}
     with pytest.raises(AbandonedError):
-        explain_left(WhatIf(shown, CaseBags(shown), made.models), 0, question, gone)
+        WhatIf(shown, CaseBags(shown), made.models).explain(0, question, gone)
 
 
 def test_the_layout_of_features_is_taken_as_given(made: Made) -> None:

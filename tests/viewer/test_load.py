@@ -20,7 +20,7 @@ import pytest
 
 import xmil
 from tests.viewer.make_run import Made
-from xmil.viewer.serve import BackgroundServer, open_socket
+from xmil.viewer.server import BackgroundServer, open_socket
 from xmil.viewer.static_copy import tile_numbers
 
 COMMAND = [sys.executable, "-m", "xmil.cli", "view"]
@@ -63,7 +63,7 @@ def memory(pid: int) -> int:
 
 def fetch(port: int, targets: list[str]) -> list[int]:
     """The statuses of so many requests over one connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     statuses = []
     for target in targets:
         connection.request("GET", target)
@@ -77,7 +77,7 @@ def fetch(port: int, targets: list[str]) -> list[int]:
 def test_fifty_clients_and_an_interrupt(made: Made) -> None:
     """No error, bounded memory; the interrupt ends the server without a word and with code 0."""
     with running(made.runs[0], "--slides", made.slides, "--port", 0) as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         connection.request("GET", "/api/slides/0/slide.json")
         image = json.load(connection.getresponse())["image"]
         connection.close()
@@ -91,7 +91,7 @@ def test_fifty_clients_and_an_interrupt(made: Made) -> None:
         if sys.platform == "linux":
             assert memory(process.pid) - before < 300 << 20
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=20)
+        _, error = process.communicate(timeout=120)
         assert process.returncode == 0, error
         assert "Traceback" not in error
 
@@ -102,7 +102,7 @@ def test_clients_that_leave_do_no_harm(app: Any, caplog: pytest.LogCaptureFixtur
     port, server = listening.getsockname()[1], BackgroundServer(app, listening)
     try:
         for i in range(150):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", port), timeout=120) as client:
                 target = f"/tiles/{i % 3}/12/{i % 12}_{i % 8}.jpeg"
                 client.sendall(f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         assert fetch(port, ["/tiles/0/12/0_0.jpeg", "/api/run.json"]) == [200, 200]
@@ -118,12 +118,11 @@ def test_the_next_free_port_or_a_clear_word(made: Made) -> None:
             [*COMMAND, str(made.runs[0]), "--port", str(first), "--no-browser"],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert done.returncode == 2
         assert len(done.stderr.strip().splitlines()) == 1
-        assert "--port" in done.stderr
+        assert "another port" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -135,8 +134,8 @@ def test_the_next_free_port_or_a_clear_word(made: Made) -> None:
         (["{run}", "--features", "{none}"], "no such folder"),
         (["{run}", "--model", "{model}"], "--features"),
         (["{run}", "--features", "{features}", "--model", "{none}"], "no such file"),
-        (["{run}", "--port", "70000"], "--port"),
-        (["{run}", "--host", "192.0.2.1"], "--host"),
+        (["{run}", "--port", "70000"], "another port"),
+        (["{run}", "--host", "192.0.2.1"], "192.0.2.1"),
         (["{run}", "--host", "0.0.0.0", "--token", "short"], "characters"),  # noqa: S104
     ],
 )
@@ -197,7 +196,7 @@ def test_view_in_a_notebook(made: Made) -> None:
         assert shown.url in html
         assert html.startswith("<iframe")
         port = int(shown.url.rsplit(":", 1)[1].strip("/"))
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         connection.request("GET", "/api/run.json", headers={"Sec-Fetch-Site": "same-origin"})
         answer = connection.getresponse()
         assert json.load(answer)["whatif"] is True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,29 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import chromium, open_slide, opened, served, settle
-from tests.viewer.make_run import Made
-from xmil.viewer.collection import Collection
+from tests.viewer.browser import open_slide, opened, settle, wait_until_quiet
 
 PAGE = Path(__file__).parents[2] / "page"
 AXE = PAGE / "node_modules" / "axe-core" / "axe.min.js"
 VIOLATIONS = """() => axe.run(document, { resultTypes: ["violations"] })
   .then(({ violations }) => violations.map((v) => [v.id, ...v.nodes.map((n) => n.html.slice(0, 120))]))"""
 HELD = "() => document.activeElement !== document.body && document.activeElement.isConnected"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(browser: Any, made: Made) -> Iterator[str]:
-    for run in made.runs:
-        shutil.rmtree(run / "annotations", ignore_errors=True)
-    with served(Collection(made.runs, slides=made.slides, features=[made.features]), made.models) as address:
-        yield address
 
 
 def select_shown(page: Any) -> None:
@@ -64,10 +46,10 @@ def test_axe_finds_no_violation(browser: Any, url: str, scheme: str) -> None:
         page.keyboard.press("Escape")
         page.keyboard.press("s")
         page.wait_for_function("() => window.xmil.view.panes[1]?.viewer.isOpen()")
-        page.wait_for_timeout(200)
+        wait_until_quiet(page)
         found["two panes"] = page.evaluate(VIOLATIONS)
         page.locator(".note-row button", has_text="Delete").click()
-        page.wait_for_timeout(600)
+        wait_until_quiet(page)
     assert {place: broken for place, broken in found.items() if broken} == {}
 
 
@@ -128,7 +110,7 @@ def test_fault_14_scales_and_minimap_leave_the_slide_free(browser: Any, url: str
         for width, height in ((390, 844), (1024, 768), (640, 400)):
             page.set_viewport_size({"width": width, "height": height})
             open_slide(page, url, 1)
-            page.wait_for_timeout(150)
+            wait_until_quiet(page)
             seen = page.evaluate(COVERED)
             assert seen["covered"] < 0.01, (width, seen)
             assert seen["height"] >= 180, (width, seen)

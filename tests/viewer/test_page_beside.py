@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.viewer.browser import chromium, open_slide, opened, served
+from tests.viewer.browser import open_slide, opened, served, wait_until_quiet
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from tests.viewer.test_page_access import AXE, VIOLATIONS
@@ -22,12 +22,6 @@ from xmil.viewer.collection import Collection
 COLUMNS, ROWS, EDGE = 12, 8, 64
 ANGLE, SCALE, SHIFT = np.deg2rad(30), 0.5, np.array([300.0, 40.0])
 MARKED = np.array([[100.0, 120.0], [600.0, 400.0]])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +61,7 @@ def screen(page: Any, side: int, place: Any) -> list[float]:
 
 def wait(page: Any) -> None:
     page.wait_for_function("() => window.xmil.compare?.ready")
-    page.wait_for_timeout(150)
+    wait_until_quiet(page)
 
 
 def mark(page: Any) -> None:
@@ -106,7 +100,7 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         page.mouse.move(x, y)
         for _ in range(3):
             page.mouse.wheel(0, -240)
-        page.wait_for_timeout(700)
+        wait_until_quiet(page)
         assert_together(page)
         twin, meant = (
             page.locator(".twin:visible").bounding_box(),
@@ -120,10 +114,10 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         page.mouse.down()
         page.mouse.move(x + 60, y + 25, steps=4)
         page.mouse.up()
-        page.wait_for_timeout(700)
+        wait_until_quiet(page)
         assert_together(page)
         before = screen(page, 0, [384, 256])
-        page.wait_for_timeout(300)
+        wait_until_quiet(page)
         link = page.url
         page.goto("about:blank")
         page.goto(link)
@@ -131,7 +125,7 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         assert_together(page)
         np.testing.assert_allclose(screen(page, 0, [384, 256]), before, atol=6)
         page.keyboard.press("o")
-        page.wait_for_timeout(100)
+        wait_until_quiet(page)
         assert_together(page)
 
 
@@ -147,7 +141,7 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
                 page.keyboard.press(key)
                 if side and i:
                     page.keyboard.press("ArrowRight")
-                page.wait_for_timeout(500)
+                wait_until_quiet(page)
                 page.keyboard.press("Enter")
         assert "Linked" in page.locator(".link-bar").inner_text()
         assert page.evaluate(turns)[1] not in (0, 360)
@@ -158,14 +152,14 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
         still = page.evaluate(middle)
         page.locator(".stage").first.focus()
         page.keyboard.press("ArrowLeft")
-        page.wait_for_timeout(500)
+        wait_until_quiet(page)
         assert page.evaluate(middle) == pytest.approx(still)  # each on its own again
         page.keyboard.press("x")
         assert "Mark two places" in page.locator(".link-bar").inner_text()
         page.keyboard.press("u")
         assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
         page.locator("select[name=method]").nth(1).select_option("gxi")
-        page.wait_for_timeout(400)
+        wait_until_quiet(page)
         page.reload()
         wait(page)
         assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()

@@ -18,7 +18,6 @@ import xmil
 from tests.runs.cohorts import command
 from tests.runs.test_cohort_faults import survival_folds
 from tests.viewer.browser import (
-    chromium,
     open_slide,
     opened,
     pixels,
@@ -26,6 +25,7 @@ from tests.viewer.browser import (
     red_blue,
     served,
     show_plainly,
+    wait_until_quiet,
 )
 from tests.viewer.given_scores import SWITCHES, grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
@@ -34,12 +34,6 @@ from xmil.viewer.collection import Collection
 from xmil.viewer.static_copy import export
 
 HOSTILE = "<img src=x onerror=document.title='hurt'>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 def test_scripts_in_names_are_text(browser: Any, tmp_path: Path) -> None:
@@ -269,7 +263,7 @@ def test_an_exported_folder_opens_from_any_web_server(
         middle = "c.getContext('2d').getImageData(c.width / 2, c.height / 2, 1, 1)"
         colour = f"(c) => [...{middle}.data].slice(0, 3)"
         page.wait_for_function("() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()")
-        page.wait_for_timeout(200)
+        wait_until_quiet(page)
         np.testing.assert_allclose(picture.evaluate(colour), tissue[i], atol=16)
         assert page.locator(".panel", has_text="Most similar").count() == 0
         page.keyboard.press("4")

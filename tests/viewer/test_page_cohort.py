@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from tests.viewer.asking import ask
-from tests.viewer.browser import chromium, opened, served
+from tests.viewer.browser import opened, served
 from tests.viewer.make_run import Made
-from xmil.core.storage import read_explanation
+from xmil.storage import read_explanation
 from xmil.viewer.collection import Collection
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 def test_the_wall_holds_the_strongest_patches_of_each_group(app: Any, made: Made) -> None:

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from tests.viewer.browser import (
-    chromium,
     open_slide,
     opened,
     pixels,
@@ -23,6 +22,7 @@ from tests.viewer.browser import (
     served,
     settle,
     show_plainly,
+    wait_until_quiet,
     whisker,
 )
 from tests.viewer.given_scores import grid, signed, write_run
@@ -31,12 +31,6 @@ from xmil.viewer.collection import Collection
 
 COLUMNS, ROWS, EDGE = 12, 8, 64
 CLEAR = [r * COLUMNS + c for r in (2, 4, 5) for c in (2, 4, 6)]  # not below minimap or scales
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +75,7 @@ def test_a_difference_of_two_maps_is_in_units_of_their_scales(browser: Any, url:
         assert "more in this" in page.locator(".colour-bar").inner_text()
         page.keyboard.press("3")
         assert page.locator(".panel .verdict-line").count() == 0
-        page.wait_for_timeout(400)
+        wait_until_quiet(page)
         page.reload()
         page.wait_for_function("() => window.xmil.view?.firstPaint")
         minus = page.evaluate("() => window.xmil.view.panes[0].evidence.choice.minus")
@@ -99,17 +93,17 @@ def test_the_slide_turns_with_its_evidence_and_the_image_is_adjusted(
         wanted = [red_blue(np.clip(values[i] / whisker(values), -1, 1)) for i in CLEAR]
         for _ in range(2):
             page.keyboard.press("o")
-            page.wait_for_timeout(300)
+            wait_until_quiet(page)
             np.testing.assert_allclose(colours(page, CLEAR), wanted, atol=6)
             page.mouse.move(*place_of(page, *centre(CLEAR[0])))
             assert page.locator(".tip strong").inner_text() == f"Patch {CLEAR[0]}"
             page.mouse.move(5, 5)
         page.locator("[data-action=as-scanned]").click()
         page.locator("[data-objective='40']").click()
-        page.wait_for_timeout(800)
+        wait_until_quiet(page)
         assert page.locator(".magnification").inner_text() == "40×"  # noqa: RUF001
         page.keyboard.press("0")
-        page.wait_for_timeout(800)
+        wait_until_quiet(page)
         page.locator("input[name=opacity]").fill("0")
         tissue = colours(page, CLEAR)
         page.locator("input[name=brightness]").fill("0.5")

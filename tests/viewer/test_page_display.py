@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.viewer.browser import chromium, open_slide, opened, pixels, place_of, served, show_plainly
+from tests.viewer.browser import (
+    open_slide,
+    opened,
+    pixels,
+    place_of,
+    served,
+    show_plainly,
+    wait_until_quiet,
+)
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_run import Made, patch_colours, write_slide
 from tests.viewer.test_page_frames import LABELS
@@ -21,12 +29,6 @@ from xmil.core.explanation import Audit
 from xmil.viewer.collection import Collection
 
 EDGE = 64
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +241,7 @@ def test_full_screen_shows_the_slide_alone_and_leaves_again(browser: Any, url: s
         if page.evaluate("() => document.fullscreenElement !== null"):
             page.keyboard.press("f")
         page.wait_for_function("() => !document.fullscreenElement")
-        page.wait_for_timeout(200)
+        wait_until_quiet(page)
         assert page.locator(".stage").bounding_box() == before
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.slides.squares import boxes_of, explanation, grid, write_scn
-from tests.viewer.browser import chromium, open_slide, opened, served
+from tests.viewer.browser import open_slide, opened, served
 from tests.viewer.given_scores import signed, write_run
-from xmil.heatmaps.exports import write_geojson
+from xmil.heatmaps import write_geojson
 from xmil.viewer.collection import Collection
 
 BOUNDS, EDGE = (701, 433, 1536, 1024), 256
@@ -26,12 +26,6 @@ LABELS = """() => {
   };
   window.written = texts;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

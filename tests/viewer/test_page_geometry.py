@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xmil.heatmaps.scale import SIGNED, STEPS, Scale
+from xmil.heatmaps import SIGNED, STEPS, Scale
 
 SOURCES = Path(__file__).parents[2] / "page" / "src"
 SCRIPT = """

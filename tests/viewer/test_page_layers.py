@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.viewer.browser import (
-    chromium,
     open_slide,
     opened,
     pixels,
@@ -19,22 +16,17 @@ from tests.viewer.browser import (
     red_blue,
     served,
     show_plainly,
+    wait_until_quiet,
     whisker,
 )
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_inside import EDGE, write_concepts, write_pairs
 from tests.viewer.make_run import Made, make_run
-from xmil.core.inside_patch import Inside, InsideAudit
-from xmil.core.storage import read_explanation
+from xmil.core.inside import Inside, InsideAudit
+from xmil.storage import read_explanation
 from xmil.viewer.collection import Collection
 
 COLUMNS = 6
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 def centre(i: int) -> tuple[float, float]:
@@ -103,7 +95,7 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         page.evaluate(
             "e => window.xmil.view.showArea({ x: e * 1.5, y: e * 0.5, width: 2 * e, height: 2 * e })", EDGE
         )
-        page.wait_for_timeout(900)
+        wait_until_quiet(page)
         assert (
             "Inside (tokens, tiny): 0 % of the score has a place, 100 % constant"
             in page.locator(".panel .inside").inner_text()
@@ -135,7 +127,7 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
                 x, y = place_of(page, *centre(i))
                 share = np.clip(maps.values[i, concept] / limit, -1, 1)
                 np.testing.assert_allclose(seen[round(y), round(x)], red_blue(share), atol=6)
-        page.wait_for_timeout(400)
+        wait_until_quiet(page)
         page.reload()
         page.locator(".pane-note", has_text="concept 1").wait_for()
         page.locator("select[name=target]").select_option("benign")

@@ -12,7 +12,6 @@ import pytest
 
 import xmil
 from tests.viewer.browser import (
-    chromium,
     open_slide,
     opened,
     pixels,
@@ -20,6 +19,7 @@ from tests.viewer.browser import (
     red_blue,
     served,
     show_plainly,
+    wait_until_quiet,
     whisker,
 )
 from tests.viewer.make_run import Made
@@ -30,12 +30,6 @@ from xmil.viewer.collection import Collection
 GONE = [0, 1, 2, 12, 13, 14]
 LEFT = [i for i in range(96) if i not in GONE]
 NOTE = "Explained without 6 patches"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +76,7 @@ def test_what_is_left_is_explained_drawn_linked_and_undone(
             page.locator("[data-action=picture]").click()
         assert "explained-again" in got.value.suggested_filename
         assert NOTE in page.evaluate("() => window.written")
-        page.wait_for_timeout(400)
+        wait_until_quiet(page)
         link = page.url
         page.keyboard.press("4")
         page.locator("[data-action=toggle-left]").click()
@@ -161,7 +155,7 @@ def test_a_link_brings_the_selection_and_the_lists_filter_back(browser: Any, url
         assert page.locator("input[type=search]").input_value() == "slide"
         open_slide(page, url, 0)
         page.evaluate("rows => window.xmil.view.select(rows)", [3, 4, 5, 40])
-        page.wait_for_timeout(400)
+        wait_until_quiet(page)
         page.reload()
         page.wait_for_function("() => window.xmil.view?.firstPaint")
         chosen = page.evaluate("() => window.xmil.view.store.state.selection.patches")

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from tests.viewer.browser import chromium, open_slide, opened, place_of, served, settle
+from tests.viewer.browser import open_slide, opened, place_of, settle, wait_until_quiet
 from tests.viewer.make_run import Made
-from xmil.core.storage import read_explanation
-from xmil.viewer.collection import Collection
+from xmil.storage import read_explanation
 
 EDGE, COLUMNS = 256, 12
 MPP = 0.5
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(browser: Any, made: Made) -> Iterator[str]:
-    for run in made.runs:
-        shutil.rmtree(run / "annotations", ignore_errors=True)
-    with served(Collection(made.runs, slides=made.slides, features=[made.features]), made.models) as address:
-        yield address
 
 
 def drag(page: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -128,7 +110,7 @@ def test_an_import_merges_without_doubling(browser: Any, url: str, tmp_path: Pat
         page.locator("[data-panel=notes]").click()
         for _ in range(2):  # no ids in the file: what it says tells that it is known
             page.locator("input[type=file]").set_input_files(path)
-            page.wait_for_timeout(200)
+            wait_until_quiet(page)
             settle(page)
             assert len(notes(page)) == 2
         assert "2 known already" in page.locator(".messages").inner_text()
@@ -139,13 +121,13 @@ def test_a_note_changed_in_two_windows_keeps_both_versions(browser: Any, url: st
         open_slide(one, url, 0)
         one.evaluate("() => window.xmil.view.region([[[[0, 0], [500, 0], [500, 500], [0, 0]]]], null)")
         one.evaluate("() => { const v = window.xmil.view; v.show('notes'); v.notes.add(); }")
-        one.wait_for_timeout(700)
+        wait_until_quiet(one)
         with opened(browser, url, expect_errors=True) as two:  # the browser logs the 409
             open_slide(two, url, 0)
             two.keyboard.press("5")
             for page, name in ((one, "mine"), (two, "theirs")):
                 page.locator(".note-row input").first.fill(name)
-                page.wait_for_timeout(700)
+                wait_until_quiet(page)
             two.wait_for_function("() => window.xmil.view.marks.annotations.length === 2")
             names = {n["name"] for n in notes(two)}
             assert names == {"theirs", "mine (other window)"}

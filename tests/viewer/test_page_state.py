@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.viewer.browser import (
-    chromium,
     open_slide,
     opened,
     pixels,
@@ -18,30 +16,15 @@ from tests.viewer.browser import (
     red_blue,
     served,
     show_plainly,
+    wait_until_quiet,
 )
 from tests.viewer.given_scores import grid, write_run
-from tests.viewer.make_run import Made
 from tests.viewer.test_page_frames import LABELS
-from xmil.core.storage import read_explanations
-from xmil.heatmaps.ometiff import Pyramid, write_scores
-from xmil.heatmaps.picture import heatmap
-from xmil.heatmaps.scale import SIGNED, Scale
+from xmil.heatmaps import SIGNED, Pyramid, Scale, heatmap, write_scores
+from xmil.storage import read_explanations
 from xmil.viewer.collection import Collection
 
 tifffile = pytest.importorskip("tifffile")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(browser: Any, made: Made) -> Iterator[str]:
-    shown = Collection(made.runs, slides=made.slides, features=[made.features])
-    with served(shown, made.models) as address:
-        yield address
 
 
 def signed(n: int, seed: int = 0) -> Any:
@@ -58,7 +41,7 @@ def cohort(folder: Path, names: list[str]) -> Path:
 
 def settled(page: Any) -> str:
     """The address once it has been written."""
-    page.wait_for_timeout(400)
+    wait_until_quiet(page)
     return str(page.evaluate("() => location.href"))
 
 
@@ -201,13 +184,13 @@ def test_a_link_brings_the_place_back(browser: Any, url: str) -> None:
         open_slide(page, url, 0)
         area = {"x": 300, "y": 200, "width": 800, "height": 500}
         page.evaluate("area => window.xmil.view.showArea(area)", area)
-        page.wait_for_timeout(900)
+        wait_until_quiet(page)
         link = settled(page)
         before = page.evaluate("() => window.xmil.view.panes[0].area()")
         page.goto("about:blank")
         page.goto(link)
         page.wait_for_function("() => window.xmil.view?.firstPaint")
-        page.wait_for_timeout(500)
+        wait_until_quiet(page)
         after = page.evaluate("() => window.xmil.view.panes[0].area()")
         for key in ("x", "y", "width", "height"):
             assert abs(before[key] - after[key]) <= 0.02 * before["width"]
@@ -247,7 +230,7 @@ def test_fault_11_late_answers_leave_no_boxes(browser: Any, url: str) -> None:
     with opened(browser, url) as page:
         open_slide(page, url, 0)
         page.evaluate("""() => { const v = window.xmil.view; v.pick(v.panes[0], 3); v.show("evidence"); }""")
-        page.wait_for_timeout(1200)
+        wait_until_quiet(page)
         assert page.evaluate("() => window.xmil.view.marks.similar") is None
 
 
@@ -256,7 +239,7 @@ def test_fault_12_a_click_while_annotating_stays_in_its_panel(browser: Any, url:
         open_slide(page, url, 0)
         page.keyboard.press("5")
         page.mouse.click(*place_of(page, 300, 300))
-        page.wait_for_timeout(200)
+        wait_until_quiet(page)
         assert page.locator("[role=tab][aria-selected=true]").inner_text() == "Annotations"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from tests.viewer.make_inside import inside_of, kept, write_concepts, write_pair
 from tests.viewer.make_run import Made, make_run
 from xmil.core.errors import InputError
 from xmil.viewer import static_copy
-from xmil.viewer.app import create_app
+from xmil.viewer.app import create_app, describe_routes
 from xmil.viewer.collection import Collection
-from xmil.viewer.openapi import describe_routes
-from xmil.viewer.security import MAX_BODY, Rules, is_loopback
-from xmil.viewer.serve import BackgroundServer, open_socket
+from xmil.viewer.server import MAX_BODY, BackgroundServer, Rules, is_loopback, open_socket
 
 TOKEN = "a-long-enough-token"  # noqa: S105
 JSON = {"content-type": "application/json"}
@@ -404,10 +401,11 @@ def test_a_slide_without_a_label_says_so(made: Made) -> None:
     assert (answer.status, answer.json["error"]) == (404, "The slide 'slide-0' has no label image.")
 
 
-def test_fuzzed_requests_in_process(open_app: Any) -> None:
-    tally = fuzz(open_app, requests=4000, seed=int(os.environ.get("XMIL_SEED", "0")))
-    assert tally.sent == 4000
-    assert tally.statuses[200] > 200  # it reaches the routes, not the guard alone
+def test_fuzzed_requests_in_process(open_app: Any, full: bool) -> None:
+    requests = 4000 if full else 600
+    tally = fuzz(open_app, requests=requests, seed=0)
+    assert tally.sent == requests
+    assert tally.statuses[200] > requests / 20  # it reaches the routes, not the guard alone
     assert len([status for status in tally.statuses if status >= 400]) >= 6
 
 

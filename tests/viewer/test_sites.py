@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 import xmil
-from tests.viewer.browser import chromium, opened, served
+from tests.viewer.browser import opened, served, wait_until
 from tests.viewer.make_run import Made
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
-from xmil.viewer.security import Rules
-from xmil.viewer.serve import BackgroundServer, address, open_socket
+from xmil.viewer.server import BackgroundServer, Rules, address, open_socket
 
 TOKEN = "a-long-enough-token"  # noqa: S105
 ATTACK = """<!doctype html><body><script>
@@ -57,12 +56,6 @@ def another_site(folder: Path, html: str) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://localhost:{server.server_port}/evil.html"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture
@@ -131,5 +124,5 @@ def test_only_notebooks_may_frame_it(browser: Any, made: Made, shown: Collection
         another_site(tmp_path, FRAME % {"url": url}) as evil,
         opened(browser, evil, expect_errors=True) as page,
     ):
-        page.wait_for_timeout(500)
+        wait_until(page, lambda: page.frames[1].url.startswith("chrome-error:"))
         assert page.frame_locator("iframe").get_by_text("slide-1").count() == 0

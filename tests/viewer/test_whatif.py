@@ -15,8 +15,8 @@ from tests.viewer.asking import Answer, ask
 from tests.viewer.make_run import DIM, Made, make_bag, make_run
 from xmil.core.bag import Bag
 from xmil.core.errors import InputError
-from xmil.core.storage import write_explanations
 from xmil.models import load_model, save_model
+from xmil.storage import write_explanations
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
 from xmil.viewer.whatif import as_mask
@@ -161,8 +161,8 @@ def test_refusals(app: Any, made: Made) -> None:
     assert ask(app, "/api/slides/0/whatif", method="POST", body=b"{}").status == 415
     assert ask(app, "/api/slides/0/whatif").status == 404
     looking = create_app(Collection(made.runs, features=[made.features]))
-    assert "--model" in question(looking, 0, run=0, remove=[0]).json["error"]
-    with pytest.raises(InputError, match="--features"):
+    assert "model=" in question(looking, 0, run=0, remove=[0]).json["error"]
+    with pytest.raises(InputError, match="features"):
         create_app(Collection(made.runs), models=made.models)
     both = Collection(made.runs, features=[made.features])
     strangers = [made.models[0].with_name(f"{i}.safetensors") for i in range(3)]

@@ -1,10 +1,16 @@
-"""What enters the benchmark: methods (ours, a function of yours, scores from elsewhere) and controls."""
+"""What enters the benchmark: methods of ours, a function of yours, scores from elsewhere, and controls.
+
+For scores from elsewhere the bags and models of a run go out, and a Parquet file of scores comes in. Its
+columns are `problem`, `model`, `repetition`, `bag`, `target`, `scores` (a list) and `checksum`, the SHA-256
+that the exported bag carries; a bag with another checksum is refused.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,22 +20,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
+from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.core.bag import Bag
-from xmil.core.errors import InputError, XmilError
+from xmil.core.budget import read_parquet
+from xmil.core.durable import write_atomically
+from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
-from xmil.core.named_function import load_function, source_file
-from xmil.methods import METHODS, explain_classes
-from xmil.methods.network import Network
+from xmil.core.identity import file_digest
+from xmil.core.registry import load_function
+from xmil.methods import METHODS, ZeroMapError, explain, explain_classes
 from xmil.models import MILModel
-from xmil.nn.frozen import frozen
-from xmil.toy.scoring import MethodSpec, score_bags
+from xmil.network import Network, frozen
+from xmil.storage import make_folder
 
 PACKAGE = Path(__file__).parents[1]
-EXPLAINING = ("lrp", "methods", "models", "nn", "toy")
+EXPLAINING = ("lrp", "methods", "models", "network", "nn", "subsets", "bench/scoring.py")  # decide our scores
 ORACLE = "oracle"
 CONTROLS = ("random", "constant", "lrp_flipped")  # wrong on purpose: they must come last
+COLUMNS = ("problem", "model", "repetition", "bag", "target", "scores", "checksum")
 Score = Callable[[nn.Module, Bag, int], Any]
+Key = tuple[str, str, int, str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +59,10 @@ class Exam:
 
 class MethodEntry(Protocol):
     """A row of the table."""
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it explains any model, also one with other weights."""
 
     @property
     def name(self) -> str:
@@ -68,6 +84,7 @@ class OurMethod:
     """A method of the package, written `name[:preset][@output]`."""
 
     spec: MethodSpec
+    asks_model: bool = True
 
     @property
     def name(self) -> str:
@@ -90,19 +107,29 @@ class OurMethod:
         seed = exam.seed if block.first == 0 else [exam.seed, block.first]
         if isinstance(exam.model, MILModel) or self.spec.name == "random":
             return score_bags(exam.model, block.x, self.spec, seed=seed, n_classes=exam.n_classes)
-        found = [self._one(exam.model, bag) for bag in block.x]
-        return torch.from_numpy(np.stack(found)).to(block.x.device)
+        scores = np.stack([self._one(exam, bag) for bag in block.x])
+        return torch.from_numpy(scores).to(block.x.device)
 
-    def _one(self, model: nn.Module, bag: Tensor) -> Any:
-        explained = explain_classes(model, bag, method=self.spec.name, output=self.spec.output)
-        return np.stack([e.scores for e in explained])
+    def _one(self, exam: Exam, bag: Tensor) -> Any:
+        """Scores (c, n) of one bag; where LRP refuses a map of zeros, its row has the zeros."""
+        name, output, scores = self.spec.name, self.spec.output, np.zeros((exam.n_classes, len(bag)))
+        try:
+            return np.stack([e.scores for e in explain_classes(exam.model, bag, method=name, output=output)])
+        except ZeroMapError:
+            for target in range(exam.n_classes):
+                with suppress(ZeroMapError):
+                    scores[target] = explain(
+                        exam.model, bag, method=name, target=target, output=output
+                    ).scores
+        return scores.astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Control:
-    """A row whose place is known beforehand: the truth itself, one number, or LRP with its sign turned."""
+    """A row whose place is clear beforehand: the truth itself, one number, or LRP with its sign turned."""
 
     name: str
+    asks_model: bool = True
 
     @property
     def digest(self) -> str:
@@ -133,16 +160,16 @@ class OwnMethod:
     source: str
     function: Score
     digest: str
+    asks_model: bool = True
 
     @classmethod
     def load(cls, source: str) -> OwnMethod:
-        """The function that `file.py:function` names."""
-        function = load_function(source, kind="method")
-        return cls(source, function, file_digest(source_file(source)))
+        """Load the function that `file.py:function` names."""
+        return cls(source, load_function(source, kind="method"), source_digest(source))
 
     @property
     def name(self) -> str:
-        """The function's name, with its file's where that says more.
+        """The function's name, after its file's.
 
         >>> OwnMethod("folder/mine.py:score", print, "").name
         'mine:score'
@@ -151,7 +178,7 @@ class OwnMethod:
         return f"{Path(place).stem}:{function}"
 
     def supports(self, model: nn.Module) -> bool:
-        """A method of the user's is asked to explain every model."""
+        """A method of the user's has to explain every model."""
         del model
         return True
 
@@ -160,25 +187,25 @@ class OwnMethod:
         model = copy.deepcopy(exam.model)
         classes = range(exam.n_classes)
         with frozen(model):
-            found = [[self._one(model, block, i, c) for c in classes] for i in range(len(block))]
-        return torch.from_numpy(np.asarray(found)).to(block.x.device)
+            scores = [[self._one(model, block, i, c) for c in classes] for i in range(len(block))]
+        return torch.from_numpy(np.asarray(scores)).to(block.x.device)
 
     def _one(self, model: nn.Module, block: Block, i: int, target: int) -> Any:
         bag = Bag(block.x[i].detach().cpu().numpy().copy(), slide_id=block.names[i])
         try:
-            given = self.function(model, bag, target)
+            scores = self.function(model, bag, target)
         except XmilError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".rstrip(".")
             raise InputError(f"The method {self.name} failed on bag {bag.slide_id}: {reason}.") from error
-        return checked(given, len(bag), f"the method {self.name} on bag {bag.slide_id}")
+        return _check_scores(scores, len(bag), f"the method {self.name} on bag {bag.slide_id}")
 
 
-def checked(given: Any, n: int, where: str) -> Any:
+def _check_scores(scores: Any, n: int, where: str) -> Any:
     """Scores (n,) in double precision, whatever they came as."""
-    held = given.scores if isinstance(given, Explanation) else given
-    values = np.asarray(held.detach().cpu() if isinstance(held, Tensor) else held)
+    plain = scores.scores if isinstance(scores, Explanation) else scores
+    values = np.asarray(plain.detach().cpu() if isinstance(plain, Tensor) else plain)
     if values.shape != (n,) or values.dtype.kind not in "fiub" or not np.isfinite(values).all():
         raise InputError(
             f"Scores must be {n} finite numbers, one per instance; {where} gave "
@@ -187,13 +214,99 @@ def checked(given: Any, n: int, where: str) -> Any:
     return values.astype(np.float64)
 
 
+@dataclass(frozen=True, eq=False)
+class ForeignScores:
+    """A row of the table whose scores were read from a file."""
+
+    path: Path
+    digest: str
+    table: dict[Key, tuple[Any, str]]
+    asks_model: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> ForeignScores:
+        """Read the scores of a file, which must have the columns above."""
+        import pyarrow as pa
+
+        try:
+            rows = read_parquet(path, list(COLUMNS)).to_pylist()
+        except FileNotFoundError:
+            raise FileError(absent(path)) from None
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise FileError(f"{path}: needs the columns {', '.join(COLUMNS)} ({reason}).") from None
+        table = {}
+        for row in rows:
+            place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
+            table[*place, str(row["bag"]), int(row["target"])] = (row["scores"], str(row["checksum"]))
+        return cls(path, file_digest(path), table)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    def supports(self, model: nn.Module) -> bool:
+        """Any model, if the file has its scores."""
+        del model
+        return True
+
+    def scores(self, exam: Exam, block: Block) -> Tensor:
+        """Scores (b, c, n) of the block's bags; one that is missing or of another bag is an error."""
+        sums = block.checksums()
+        scores = [
+            [self._one(exam, block.names[i], c, sums[i], block.x.shape[1]) for c in range(exam.n_classes)]
+            for i in range(len(block))
+        ]
+        return torch.from_numpy(np.asarray(scores)).to(block.x.device)
+
+    def _one(self, exam: Exam, bag: str, target: int, checksum: str, n: int) -> Any:
+        key = (exam.problem, exam.model_name, exam.repetition, bag, target)
+        if key not in self.table:
+            raise InputError(
+                f"{self.path}: has no scores for {exam.problem}, {exam.model_name}, repetition "
+                f"{exam.repetition}, bag {bag}, target {target}; export the run again and score every bag."
+            )
+        values, stored = self.table[key]
+        if stored != checksum:
+            raise InputError(
+                f"{self.path}: the scores of bag {bag} belong to another bag (its checksum is "
+                f"{checksum[:12]}, the file says {stored[:12]}); export the run again."
+            )
+        return _check_scores(np.asarray(values, dtype=np.float64), n, f"{self.path.name} on bag {bag}")
+
+
+def export_exam(exam: Exam, folder: Path) -> Path:
+    """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
+    from safetensors.torch import save_file
+
+    make_folder(folder)
+    stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
+    path = folder / f"{stem}.npz"
+    arrays: dict[str, Any] = {"n_classes": np.array(exam.n_classes)}
+    names, sums = [], []
+    for block in exam.blocks:
+        for name, x, checksum in zip(block.names, block.x.cpu().numpy(), block.checksums(), strict=True):
+            arrays[f"bag|{name}"] = x
+            names.append(name)
+            sums.append(checksum)
+    arrays |= {"names": np.array(names), "checksums": np.array(sums)}
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as stream:
+            np.savez_compressed(stream, **arrays)
+
+    write_atomically(path, write)
+    state = {k: v.detach().cpu().contiguous().clone() for k, v in exam.model.state_dict().items()}
+    write_atomically(path.with_suffix(".safetensors"), lambda t: save_file(state, t))
+    return path
+
+
 def method_entry(text: str) -> MethodEntry:
-    """The entry that a text names: one of ours, a control, a Parquet file, or `file.py:function`."""
+    """Find the entry that a text names: one of ours, a control, a Parquet file, or `file.py:function`."""
     if text in (ORACLE, "constant", "lrp_flipped"):
         return Control(text)
     if text.endswith(".parquet"):
-        from xmil.bench.foreign_scores import ForeignScores
-
         return ForeignScores.read(Path(text))
     place = text.rpartition(":")[0]
     if place and (place.endswith(".py") or place not in METHODS):
@@ -203,13 +316,10 @@ def method_entry(text: str) -> MethodEntry:
 
 @cache
 def code_digest(root: Path = PACKAGE) -> str:
-    """What the code that explains is, in 16 letters: methods, rules, layers and models."""
-    found = hashlib.sha256()
-    for path in sorted(file for part in EXPLAINING for file in (root / part).rglob("*.py")):
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
-
-
-def file_digest(path: Path | None) -> str:
-    """SHA-256 of a file, empty where there is none."""
-    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+    """Name the code that explains in 16 letters: methods, rules, layers and models."""
+    parts = [root / part for part in EXPLAINING]
+    files = [file for part in parts for file in ([part] if part.is_file() else part.rglob("*.py"))]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]

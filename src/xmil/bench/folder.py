@@ -1,33 +1,43 @@
-"""The folder of a run: one file for each column, filled repetition by repetition; plain NumPy files."""
+"""The folder of a run: what was measured and what was trained, each file whole or not there.
+
+`units/` has one NumPy file for each column (a suite, a problem and a model), filled repetition by repetition;
+`models/` has the weights: all repetitions of our models on digits in one file, others one by one.
+"""
 
 from __future__ import annotations
 
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor, nn
 
-from xmil.core.absence import not_made
+from xmil.bench.protocol import Configuration
+from xmil.bench.training import Fitted, Stacked
+from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError
-from xmil.core.storage import write_atomically
+from xmil.core.text import parse_json
+from xmil.storage import make_folder
 
 HEADER = "header"
+STACK_KEY, WEIGHTS_KEY = "xmil-toy", "xmil-bench"  # of the settings in a file's metadata
+FLAT, BUFFER = "parameters", "buffer|"
 Grid = npt.NDArray[np.float64]
 
 
-def plain(settings: Any) -> Any:
-    """As JSON gives it back."""
+def _plain(settings: Any) -> Any:
+    """The settings as JSON gives them back."""
     return json.loads(json.dumps(settings, default=str))
 
 
 def file_name(*parts: str) -> str:
-    """A name for a file from names that may hold a colon.
+    """Make a file's name from names that may hold a colon.
 
     >>> file_name("evidence", "four_bags", "mine:build")
     'evidence--four_bags--mine-build'
@@ -76,17 +86,17 @@ class Unit:
         return list(dict.fromkeys(method for _, method in self.rows))
 
     def check(self, repetition: int, facts: dict[str, Any]) -> None:
-        """Refuse to go on where the bags are not those measured before."""
-        known = self.facts.get(repetition)
-        if known is not None and known["checksum"] != facts["checksum"]:
+        """Note what holds for a repetition; refuse to go on if the bags are not those measured before."""
+        stored = self.facts.get(repetition)
+        if stored is not None and stored["checksum"] != facts["checksum"]:
             raise InputError(
                 f"{self.path.name}: the test bags of repetition {repetition} have changed since they were "
-                "measured (their checksum differs); choose another --out, or restore the data."
+                "measured (their checksum differs); choose another out=, or restore the data."
             )
         self.facts[repetition] = facts
 
     def add(self, repetition: int, name: str, values: dict[str, Grid], about: dict[str, Any]) -> None:
-        """A row: one value for each bag and measure."""
+        """Add a row: one value for each bag and measure."""
         self.values[repetition, name] = np.stack([values[m] for m in self.measures], axis=1)
         self.rows[repetition, name] = about
 
@@ -110,12 +120,12 @@ class Unit:
 
     @classmethod
     def read(cls, path: Path) -> Unit:
-        """The unit of a file."""
+        """Read the unit of a file."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 header = json.loads(file[HEADER].tobytes().decode())
                 arrays = [file[f"v{i}"].astype(np.float64) for i in range(len(header["rows"]))]
-        except (OSError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise FileError(f"{path}: not a file of the benchmark ({error}); delete it.") from None
         unit = cls(path, header["settings"], tuple(header["measures"]))
         unit.facts = {int(r): f for r, f in header["facts"].items()}
@@ -127,53 +137,117 @@ class Unit:
 
 @dataclass(frozen=True)
 class Folder:
-    """A run's folder: `units/*.npz` (what was measured), `models/` (what was trained)."""
+    """A run's folder: `units/*.npz` (what was measured), `models/*.safetensors` (what was trained)."""
 
     path: Path
 
-    def unit(self, settings: dict[str, Any], measures: Sequence[str]) -> Unit:
-        """The unit of these settings: what is there of it, or a fresh one; other settings are refused."""
+    def unit(self, settings: dict[str, Any], measures: Sequence[str], *, replace: bool = False) -> Unit:
+        """Open the unit of these settings, or start a fresh one.
+
+        A file with other settings is refused; with `replace` it is measured anew.
+        """
         names = (settings["suite"], settings["problem"]["name"], settings["model"]["name"])
-        path = self._made("units") / f"{file_name(*names)}.npz"
+        path = self._subfolder("units") / f"{file_name(*names)}.npz"
+        fresh = Unit(path, _plain(settings), tuple(measures))
         if not path.is_file():
-            return Unit(path, plain(settings), tuple(measures))
+            return fresh
         unit = Unit.read(path)
-        changed = differences(unit.settings, plain(settings))
-        if changed or unit.measures != tuple(measures):
-            raise InputError(
-                f"{path}: was measured with other settings ({', '.join(changed) or 'measures'}); "
-                "choose another --out, or delete the file."
-            )
-        return unit
+        changed = differences(unit.settings, fresh.settings)
+        if not changed and unit.measures == fresh.measures:
+            return unit
+        if replace:
+            return fresh
+        raise InputError(
+            f"{path}: was measured with other settings ({', '.join(changed) or 'measures'}); "
+            "choose another out=, or delete the file."
+        )
 
     def units(self) -> list[Unit]:
-        """Every unit in the folder."""
+        """Read every unit in the folder."""
         return [Unit.read(path) for path in sorted((self.path / "units").glob("*.npz"))]
 
-    def model_file(self, *names: str) -> Path:
-        """Where a trained model lies."""
-        return self._made("models") / f"{file_name(*names)}.safetensors"
+    def stack(self, configuration: Configuration) -> Fitted | None:
+        """Load the trained models of a configuration; None if there are none with the same settings."""
+        path = self._stack_file(configuration)
+        if not path.is_file():
+            return None
+        header, tensors = read_stack(path, configuration.device)
+        if header["settings"] != _plain(configuration.settings()):
+            return None
+        fresh = configuration.fresh_models()
+        buffers = {name: tensors[BUFFER + name] for name in fresh.buffers}
+        return Fitted(Stacked(fresh.template, tensors[FLAT], buffers), **header["fitted"])
 
-    def _made(self, name: str) -> Path:
-        folder = self.path / name
+    def save_stack(self, configuration: Configuration, fitted: Fitted) -> None:
+        """Write the best checkpoints of a configuration, whole or not at all."""
+        tensors = {BUFFER + name: value for name, value in fitted.models.buffers.items()}
+        summary = {key: getattr(fitted, key) for key in ("best_epoch", "best_loss", "epochs")}
+        header = {"settings": configuration.settings(), "fitted": summary}
+        _save_tensors(
+            self._stack_file(configuration), {**tensors, FLAT: fitted.models.flat}, STACK_KEY, header
+        )
+
+    def load_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> bool:
+        """Load the weights under these names into a model; False if none were trained with these settings."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._weights_file(names)
+        if not path.is_file():
+            return False
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(not_made(folder, error)) from None
-        return folder
+            with safe_open(path, framework="pt") as file:
+                same: bool = json.loads((file.metadata() or {}).get(WEIGHTS_KEY, "null")) == _plain(settings)
+                if same:
+                    model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+            raise FileError(f"{path}: not a model of the benchmark ({error}); delete it.") from None
+        return same
+
+    def save_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> None:
+        """Write a model's weights under these names, whole or not at all."""
+        _save_tensors(self._weights_file(names), model.state_dict(), WEIGHTS_KEY, _plain(settings))
+
+    def _stack_file(self, configuration: Configuration) -> Path:
+        return self._subfolder("models") / f"{configuration.name}.safetensors"
+
+    def _weights_file(self, names: Sequence[str]) -> Path:
+        return self._subfolder("models") / f"{file_name(*names)}.safetensors"
+
+    def _subfolder(self, name: str) -> Path:
+        make_folder(self.path / name)
+        return self.path / name
+
+
+def read_stack(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file of stacked models: its settings and how training went, and the tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=device) as file:
+            header: dict[str, Any] = parse_json(file.metadata()[STACK_KEY])
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor], key: str, header: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    write_atomically(path, lambda temporary: save_file(copies, temporary, {key: json.dumps(header)}))
 
 
 def differences(first: dict[str, Any], second: dict[str, Any], before: str = "") -> list[str]:
-    """Which settings differ, by their dotted names.
+    """List the settings that differ, by their dotted names.
 
     >>> differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
     ['b.c']
     """
-    found = []
+    names = []
     for key in sorted({*first, *second}):
         a, b = first.get(key), second.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += differences(a, b, f"{before}{key}.")
+            names += differences(a, b, f"{before}{key}.")
         elif a != b:
-            found.append(f"{before}{key}")
-    return found
+            names.append(f"{before}{key}")
+    return names

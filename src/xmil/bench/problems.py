@@ -1,4 +1,4 @@
-"""A problem: bags with labels and, where it is known, what every instance says about every class."""
+"""A problem: bags with labels and, if it is known, what every instance says about every class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError
 
 SPLITS = ("train", "validation", "test")
+SHARES = (0.6, 0.15, 0.25)  # of one set, for training, validation and test
 Labels = npt.NDArray[np.int64]
 Evidence = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) where it is known, names.
+    """Bags of one length: features (b, n, d), labels (b,), evidence (b, c, n) if it is known, names.
 
     `lesions` (b, n) numbers what each instance lies in, -1 for none. `first` is the place of the first bag.
     """
@@ -38,7 +39,7 @@ class Block:
         return len(self.labels)
 
     def select(self, rows: Labels) -> Block:
-        """Some of the bags, in the given order."""
+        """Some of the bags, in the order of the rows."""
         at = torch.from_numpy(rows).to(self.x.device)
         names = tuple(self.names[int(i)] for i in rows)
         evidence = None if self.evidence is None else self.evidence[rows]
@@ -51,11 +52,11 @@ class Block:
         return [self._checksum(x[i], i) for i in range(len(self))]
 
     def _checksum(self, features: FloatArray, i: int) -> str:
-        found = hashlib.sha256(f"{features.shape}|{int(self.labels[i])}|".encode())
-        found.update(np.ascontiguousarray(features, dtype=np.float32).tobytes())
+        digest = hashlib.sha256(f"{features.shape}|{int(self.labels[i])}|".encode())
+        digest.update(np.ascontiguousarray(features, dtype=np.float32).tobytes())
         if self.evidence is not None:
-            found.update(np.ascontiguousarray(self.evidence[i]).tobytes())
-        return found.hexdigest()
+            digest.update(np.ascontiguousarray(self.evidence[i]).tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +106,11 @@ class Problem(Protocol):
 
 def checksum(problem: Problem, repetition: int) -> str:
     """SHA-256 of the test bags of a repetition."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for block in problem.blocks("test", repetition):
         for one in block.checksums():
-            whole.update(one.encode())
-    return whole.hexdigest()
+            digest.update(one.encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,14 +133,14 @@ class ListedProblem:
     @property
     def in_dim(self) -> int:
         """The width of the features."""
-        known = getattr(self.bags, "width", None)  # files are read once
-        return int(self.bags[0].features.shape[1]) if known is None else int(known)
+        width = getattr(self.bags, "width", None)  # files are read once
+        return int(self.bags[0].features.shape[1]) if width is None else int(width)
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """The bags of a split, each alone unless all have one length."""
         if repetition >= len(self.splits):
             raise InputError(
-                f"{self.title} has {len(self.splits)} repetitions; ask for fewer with --repetitions."
+                f"{self.title} has {len(self.splits)} repetitions; ask for fewer with repetitions=."
             )
         bags = [self.bags[int(i)] for i in self.splits[repetition][split]]
         if self.scaled:
@@ -150,9 +151,9 @@ class ListedProblem:
     def _scale(self, repetition: int) -> tuple[FloatArray, FloatArray]:
         """Mean and deviation of the training bags' features."""
         rows = self.splits[repetition]["train"]
-        known = np.concatenate([self.bags[int(i)].features for i in rows])
-        spread = known.std(axis=0)
-        return known.mean(axis=0), np.where(spread > 1e-6, spread, 1).astype(np.float32)
+        features = np.concatenate([self.bags[int(i)].features for i in rows])
+        spread = features.std(axis=0)
+        return features.mean(axis=0), np.where(spread > 1e-6, spread, 1).astype(np.float32)
 
     def settings(self) -> dict[str, Any]:
         """The name, and what the bags were made of."""

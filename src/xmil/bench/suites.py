@@ -1,4 +1,4 @@
-"""The suites: which problems, which measures, which bags."""
+"""The suites (which problems, measures and bags), how much of them a run measures, and a run by names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xmil.bench.camelyon import LESIONS, camelyon_problem
-from xmil.bench.colon import colon_problems
-from xmil.bench.colour_statistics import STATISTICS
-from xmil.bench.confounders import CONFOUNDERS
-from xmil.bench.digits import DigitProblem
-from xmil.bench.entries import CONTROLS, ORACLE, Exam
-from xmil.bench.faithfulness_batch import FAITHFULNESS, classified_right, grade_faithfulness
-from xmil.bench.measuring import TRUTH, Grade, Measure, grade_tissue, grade_truth
+from xmil.bench.digits import CONFOUNDERS, TASKS, DigitTask
+from xmil.bench.entries import CONTROLS, ORACLE, Exam, MethodEntry, method_entry
+from xmil.bench.histology import camelyon_problem, colon_problems
+from xmil.bench.instances import load_instances
+from xmil.bench.measures import (
+    FAITHFULNESS,
+    LESIONS,
+    TRUTH,
+    Grade,
+    Measure,
+    grade_faithfulness,
+    grade_tissue,
+    grade_truth,
+    keep_correct,
+)
+from xmil.bench.models import PAPER_MODELS, ModelEntry, model_entry
 from xmil.bench.problems import Problem
-from xmil.bench.tissue import read_tissue, tissue_problems
+from xmil.bench.protocol import PAPER_TASKS, QUICK, DigitProblem, Protocol
+from xmil.bench.tissue import STATISTICS, read_tissue, tissue_problems
 from xmil.core.errors import unknown_name
-from xmil.toy.digit_tasks import TASKS, DigitTask
-from xmil.toy.instances import Instances, load_instances
-from xmil.toy.protocol import QUICK, Protocol
 
 LEARNED = 0.7  # bag AUROC on the test bags from which on a model counts
 METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by bag; they can be named
@@ -39,7 +45,8 @@ METHODS = (  # all of the package's but `milli` and `shapley`, which go bag by b
     "lrp:exact",
     "lrp:paper",
 )
-FAITHFULNESS_TASKS = ("four_bags", "pos_neg_count", "adjacent_pairs")
+QUICK_MODELS = ("attnmil",)
+EVERY = "all"
 DIGIT_TASKS = (
     "four_bags",
     "pos_neg",
@@ -81,7 +88,7 @@ QUICK_PLAN = Plan(
 
 
 @dataclass(frozen=True)
-class TissueAsked:
+class TissueChoice:
     """Which tissue: a source with its patients and classes, or colon nuclei; and what encodes images."""
 
     source: str = ""
@@ -103,48 +110,44 @@ class Suite:
     grade: Grade
     controls: tuple[str, ...] = (ORACLE, *CONTROLS)
     bags: Callable[[Exam, Plan], Exam] = lambda exam, _: exam
-    absent: str = "none of the tasks asked for is part of it."
+    absent: str = "it has none of the tasks that were chosen."
 
 
-def instances_of(plan: Plan) -> Instances:
-    """The digits of a plan."""
-    return load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
+def digit_problems(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Problem]]:
+    """Give a suite's problems on bags of digits: those of its tasks that the plan wants."""
 
-
-def _digits(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Problem]]:
     def problems(plan: Plan) -> Sequence[Problem]:
         chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
-        instances = instances_of(plan)
+        instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
         return [DigitProblem(task, instances, plan.protocol) for task in chosen]
 
     return problems
 
 
-def tissue(plan: Plan) -> Sequence[Problem]:
-    """Colon nuclei where the data is at hand, or the tissue that was asked for."""
-    asked = TissueAsked(**plan.tissue)
-    problems = _tissue_problems(asked, plan)
+def choose_tissue(plan: Plan) -> Sequence[Problem]:
+    """Find the tissue that was chosen, else colon nuclei if the data is at hand."""
+    problems = _tissue_problems(TissueChoice(**plan.tissue), plan)
     return [problem for problem in problems if not plan.tasks or problem.name in plan.tasks]
 
 
-def _tissue_problems(asked: TissueAsked, plan: Plan) -> Sequence[Problem]:
-    if asked.source:
-        source = Path(asked.source)
+def _tissue_problems(choice: TissueChoice, plan: Plan) -> Sequence[Problem]:
+    if choice.source:
+        source = Path(choice.source)
         if (source / "slides.csv").is_file():
             return [camelyon_problem(source)]
-        images = read_tissue(source, patient=asked.patient, encoder=asked.encoder)
+        images = read_tissue(source, patient=choice.patient, encoder=choice.encoder)
         return tissue_problems(
             images,
-            positive=asked.positive,
-            against=asked.against,
+            positive=choice.positive,
+            against=choice.against,
             sizes=plan.tissue_bags,
             seed=plan.protocol.seed,
         )
-    folder = data_folder() / "colon"
+    folder = Path(os.environ.get("XMIL_DATA", "../shared/data")) / "colon"
     if not (folder / "nuclei.csv").is_file():
         return []
-    features = Path(asked.features) if asked.features else None
-    return colon_problems(folder, features=features, encoder=asked.encoder, runs=max(10, plan.fold_runs))
+    features = Path(choice.features) if choice.features else None
+    return colon_problems(folder, features=features, encoder=choice.encoder, runs=max(10, plan.fold_runs))
 
 
 SUITES = {
@@ -153,45 +156,103 @@ SUITES = {
         Suite(
             "evidence",
             "Evidence: bags of digits whose evidence is known",
-            _digits([TASKS[name] for name in DIGIT_TASKS]),
+            digit_problems([TASKS[name] for name in DIGIT_TASKS]),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "tissue",
             "Tissue: labelled nuclei, tissue classes, lesions",
-            tissue,
+            choose_tissue,
             (*TRUTH, *LESIONS),
             grade_tissue,
-            absent="no colon images in XMIL_DATA and no --tissue; see the documentation for downloads.",
+            absent="no colon images in XMIL_DATA and no tissue=; see the documentation for downloads.",
         ),
         Suite(
             "confounder",
             "Confounders: what really decides is planted",
-            _digits(CONFOUNDERS),
+            digit_problems(CONFOUNDERS),
             TRUTH,
             grade_truth,
         ),
         Suite(
             "faithfulness",
             "Faithfulness: what the model does when instances leave",
-            _digits([TASKS[name] for name in FAITHFULNESS_TASKS]),
+            digit_problems([TASKS[name] for name in PAPER_TASKS]),
             FAITHFULNESS,
             grade_faithfulness,
             controls=CONTROLS,
-            bags=lambda exam, plan: classified_right(exam, plan.curve_bags),
+            bags=lambda exam, plan: keep_correct(exam, plan.curve_bags),
         ),
     )
 }
 
 
-def suite_named(name: str) -> Suite:
-    """A suite by its name."""
-    if name not in SUITES:
-        raise unknown_name("suite", name, SUITES)
-    return SUITES[name]
+@dataclass(frozen=True)
+class Request:
+    """A run by names: suites, methods, models, tasks; what is empty is the suites' own."""
 
+    suites: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    only: bool = False  # these methods and the controls, without the package's own
+    quick: bool = False
+    tasks: tuple[str, ...] = ()
+    repetitions: int | None = None
+    seed: int = 0
+    data: str = "digits"
+    encoder: str = "pixels"
+    device: str = "cpu"
+    minutes: float | None = None
+    tissue: tuple[tuple[str, Any], ...] = ()
 
-def data_folder() -> Path:
-    """Where data that the package does not carry is looked for: XMIL_DATA, else ../shared/data."""
-    return Path(os.environ.get("XMIL_DATA", "../shared/data"))
+    def plan(self) -> Plan:
+        """The plan of the suites."""
+        base = QUICK_PLAN if self.quick else FULL
+        changes: dict[str, Any] = {
+            "seed": self.seed,
+            **({"repetitions": self.repetitions} if self.repetitions else {}),
+        }
+        return replace(
+            base,
+            protocol=replace(base.protocol, **changes),
+            data=self.data,
+            encoder=self.encoder,
+            tasks=self.tasks,
+            fold_runs=self.repetitions or base.fold_runs,
+            tissue=dict(self.tissue),
+        )
+
+    def chosen_suites(self) -> list[Suite]:
+        """The suites by their names; `all` is every one."""
+        names = list(SUITES) if EVERY in self.suites or not self.suites else list(dict.fromkeys(self.suites))
+        for name in names:
+            if name not in SUITES:
+                raise unknown_name("suite", name, SUITES)
+        return [SUITES[name] for name in names]
+
+    def entries(self, suite: Suite) -> list[MethodEntry]:
+        """The rows of a suite: its controls, the package's methods, and those of the request."""
+        ours = ("random",) if self.only else METHODS
+        names = dict.fromkeys([*suite.controls, *ours, *self.methods])
+        return [method_entry(name) for name in names]
+
+    def model_entries(self) -> list[ModelEntry]:
+        """The models of the request, else the protocol's."""
+        names = dict.fromkeys(self.models or (QUICK_MODELS if self.quick else PAPER_MODELS))
+        return [model_entry(name) for name in names]
+
+    def settings(self) -> dict[str, Any]:
+        """What the results page says of the run."""
+        name = "quick" if self.quick else "Table 1"
+        return {**vars(self), "protocol_name": name, "plan": self.plan().as_dict()}
+
+    def check_tasks(self) -> None:
+        """Refuse a task that none of the suites has."""
+        plan = replace(self.plan(), tasks=())
+        if self.tasks:
+            problems = [problem for suite in self.chosen_suites() for problem in suite.problems(plan)]
+            names = sorted({problem.name for problem in problems})
+            for name in self.tasks:
+                if name not in names:
+                    raise unknown_name("task of the suites", name, names)

@@ -20,17 +20,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from xmil.bench.colour_statistics import STATISTICS, Embed, embedder, scaled
-from xmil.bench.problems import SPLITS, Block
-from xmil.core.absence import absent
+from xmil.bench.digits import BAG_SIZE, draw_kinds, draw_rows, for_and_against
+from xmil.bench.problems import SHARES, SPLITS, Block
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.errors import FileError, InputError, absent, unknown_name
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-SHARES = (0.6, 0.15, 0.25)  # of the patients
-BAG_SIZE, EDGE, TOP_FOLDER = 30, 96, "folder"
+EDGE, TOP_FOLDER = 96, "folder"
 TRIES = 200  # divisions of the patients that are tried until every pool has every class
 Rows = npt.NDArray[np.int64]
+Patches = npt.NDArray[np.uint8]  # (n, h, w, 3)
+Embed = Callable[[Patches], FloatArray]
+STATISTICS = "statistics"
+RINGS, CELLS, BATCH = 4, 6, 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +88,47 @@ class Tissue:
         return dict(zip(SPLITS, rows, strict=True))
 
 
-def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, device: str = "cpu") -> Tissue:
-    """The images of a source as vectors.
+def embedder(name: str, device: str = "cpu") -> Embed:
+    """Give the function from patches of one size to vectors: an encoder by name, or `statistics`."""
+    if name == STATISTICS:
+        return statistics
+    from xmil.encoders import load_encoder
 
-    `patient` says who is who in a folder of class folders: an expression whose first group is found in the
-    file's name, or `folder` where the class folders lie in one folder for each group of patients.
+    encoder = load_encoder(name, device=device)
+
+    def embed(patches: Patches) -> FloatArray:
+        parts = [patches[i : i + BATCH] for i in range(0, len(patches), BATCH)]
+        batches = [torch.stack([encoder.transform(p) for p in part]) for part in parts]
+        return np.concatenate([encoder(batch).cpu().numpy() for batch in batches]).astype(np.float32)
+
+    return embed
+
+
+def statistics(patches: Patches) -> FloatArray:
+    """Describe optical densities: mean and spread in rings around the centre, means of a coarse grid.
+
+    >>> statistics(np.full((2, 48, 48, 3), 200, dtype=np.uint8)).shape
+    (2, 132)
+    """
+    density = -np.log((patches.astype(np.float32) + 1) / 256)
+    n, h, w, _ = density.shape
+    y, x = np.mgrid[:h, :w]
+    away = np.hypot((y - (h - 1) / 2) / h, (x - (w - 1) / 2) / w) * 2
+    parts: list[Any] = []
+    for ring in range(RINGS):
+        inside = (away >= ring / RINGS) & ((away < (ring + 1) / RINGS) | (ring == RINGS - 1))
+        values = density[:, inside]
+        parts += [values.mean(axis=1), values.std(axis=1)]
+    rows, columns = (np.array_split(np.arange(length), CELLS) for length in (h, w))
+    parts += [density[:, r[0] : r[-1] + 1, c[0] : c[-1] + 1].mean(axis=(1, 2)) for r in rows for c in columns]
+    return np.concatenate(parts, axis=1).reshape(n, -1).astype(np.float32)
+
+
+def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, device: str = "cpu") -> Tissue:
+    """Read the images of a source as vectors.
+
+    `patient` tells the patient of an image in a folder of class folders: an expression whose first group is
+    in the file's name, or `folder` if the class folders lie in one folder for each group of patients.
     """
     if source.suffix == ".npz":
         return _from_npz(source)
@@ -98,20 +136,21 @@ def read_tissue(source: Path, *, patient: str = "", encoder: str = STATISTICS, d
         return _from_table(source)
     if not source.is_dir():
         raise FileError(absent(source, "folder or table of tissue images"))
-    listed = _listed(source, patient)
+    listing = _list_images(source, patient)
     embed = embedder(encoder, device)
-    paths = [path for path, _, _ in listed]
-    features = np.concatenate([_embedded(embed, paths[i : i + 256]) for i in range(0, len(paths), 256)])
-    classes, patients = (np.array([row[k] for row in listed], dtype=str) for k in (1, 2))
+    paths = [path for path, _, _ in listing]
+    starts = range(0, len(paths), BATCH)
+    features = np.concatenate([_embed_files(embed, paths[i : i + BATCH]) for i in starts])
+    classes, patients = (np.array([row[k] for row in listing], dtype=str) for k in (1, 2))
     return Tissue(source.name, features, classes, patients)
 
 
-def _listed(source: Path, patient: str) -> list[tuple[Path, str, str]]:
-    """Path, class and patient of each image."""
+def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
+    """List path, class and patient of each image."""
     if (source / "images.csv").is_file():
         with (source / "images.csv").open(newline="", encoding="utf-8") as stream:
             rows = list(csv.DictReader(stream))
-        _need(source / "images.csv", rows, ("path", "class", "patient"))
+        _check_columns(source / "images.csv", rows, ("path", "class", "patient"))
         return [(source / row["path"], row["class"], row["patient"]) for row in rows]
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
@@ -119,23 +158,23 @@ def _listed(source: Path, patient: str) -> list[tuple[Path, str, str]]:
     if not patient:
         raise InputError(
             f"{source}: unknown patients. Name them in images.csv (path, class, patient), "
-            "or give --patient: a regular expression for the file name, or 'folder'."
+            "or give patient=, a regular expression for the file name, or 'folder'."
         )
-    return [(path, path.parent.name, _whose(path, patient)) for path in files]
+    return [(path, path.parent.name, _patient_of(path, patient)) for path in files]
 
 
-def _whose(path: Path, patient: str) -> str:
+def _patient_of(path: Path, patient: str) -> str:
     if patient == TOP_FOLDER:
         return path.parent.parent.name
-    found = re.search(patient, path.name)
-    if found is None:
+    match = re.search(patient, path.name)
+    if match is None:
         raise InputError(
             f"{path}: the expression {patient!r} for the patient matches nothing in this file name."
         )
-    return found.group(1) if found.groups() else found.group(0)
+    return match.group(1) if match.groups() else match.group(0)
 
 
-def _embedded(embed: Embed, paths: Sequence[Path]) -> FloatArray:
+def _embed_files(embed: Embed, paths: Sequence[Path]) -> FloatArray:
     from PIL import Image, UnidentifiedImageError
 
     patches = []
@@ -154,13 +193,13 @@ def _from_npz(path: Path) -> Tissue:
             x, y, patients = file["x"].astype(np.float32), file["y"].astype(str), file["patient"].astype(str)
     except (OSError, KeyError, ValueError) as error:
         raise FileError(f"{path}: needs the arrays x (m, d), y (m,) and patient (m,) ({error}).") from None
-    return _checked(Tissue(path.stem, x, y, patients), path)
+    return _check(Tissue(path.stem, x, y, patients), path)
 
 
 def _from_table(path: Path) -> Tissue:
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    _need(path, rows, ("class", "patient"))
+    _check_columns(path, rows, ("class", "patient"))
     numbers = [name for name in rows[0] if name not in ("class", "patient", "path")]
     try:
         x = np.array([[float(row[name]) for name in numbers] for row in rows], dtype=np.float32)
@@ -169,16 +208,16 @@ def _from_table(path: Path) -> Tissue:
             f"{path}: columns beside class, patient and path must hold numbers ({error})."
         ) from None
     classes, patients = (np.array([row[name] for row in rows], dtype=str) for name in ("class", "patient"))
-    return _checked(Tissue(path.stem, x, classes, patients), path)
+    return _check(Tissue(path.stem, x, classes, patients), path)
 
 
-def _need(path: Path, rows: list[dict[str, str]], names: Sequence[str]) -> None:
+def _check_columns(path: Path, rows: list[dict[str, str]], names: Sequence[str]) -> None:
     missing = [name for name in names if not rows or name not in rows[0]]
     if missing:
         raise FileError(f"{path}: needs the column {missing[0]!r}; it must have {', '.join(names)}.")
 
 
-def _checked(tissue: Tissue, path: Path) -> Tissue:
+def _check(tissue: Tissue, path: Path) -> Tissue:
     x = tissue.features
     if x.ndim != 2 or x.shape[1] == 0 or len({len(x), len(tissue.classes), len(tissue.patients)}) > 1:
         raise FileError(f"{path}: features, classes and patients must be one row per image. Got {x.shape}.")
@@ -197,31 +236,31 @@ class TissueQuestion:
     support: Callable[[Rows, int, int], npt.NDArray[np.int8]]
 
 
-def _holds(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.bool_]:
-    del other
-    return np.asarray((codes == wanted).any(axis=-1))
+def _holds(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
+    del against
+    return np.asarray((codes == positive).any(axis=-1))
 
 
-def _more(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.bool_]:
-    return np.asarray((codes == wanted).sum(axis=-1) > (codes == other).sum(axis=-1))
+def _more(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
+    return np.asarray((codes == positive).sum(axis=-1) > (codes == against).sum(axis=-1))
 
 
-def _both(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.bool_]:
-    return _holds(codes, wanted, 0) & _holds(codes, other, 0)
+def _both(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
+    return _holds(codes, positive, 0) & _holds(codes, against, 0)
 
 
-def _for(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.int8]:
-    del other
-    return np.asarray(codes == wanted, dtype=np.int8)
+def _for(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
+    del against
+    return np.asarray(codes == positive, dtype=np.int8)
 
 
-def _for_and_against(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.int8]:
-    return np.asarray(_for(codes, wanted, 0) - _for(codes, other, 0), dtype=np.int8)
+def _for_and_against(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
+    return np.asarray(_for(codes, positive, 0) - _for(codes, against, 0), dtype=np.int8)
 
 
-def _together(codes: Rows, wanted: int, other: int) -> npt.NDArray[np.int8]:
-    present = _both(codes, wanted, other)[..., np.newaxis]
-    return np.asarray((_for(codes, wanted, 0) + _for(codes, other, 0)) * present, dtype=np.int8)
+def _together(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
+    present = _both(codes, positive, against)[..., np.newaxis]
+    return np.asarray((_for(codes, positive, 0) + _for(codes, against, 0)) * present, dtype=np.int8)
 
 
 QUESTIONS = (
@@ -242,6 +281,7 @@ class TissueProblem:
     sizes: tuple[int, int, int]
     seed: int
     size: int = BAG_SIZE
+    family: str = "tissue"
 
     def __post_init__(self) -> None:
         for name in (self.positive, self.against):
@@ -260,7 +300,7 @@ class TissueProblem:
 
     @property
     def why(self) -> str:
-        """The question again: it says what is asked."""
+        """The question again: it says what it probes."""
         return self.title
 
     @property
@@ -273,25 +313,20 @@ class TissueProblem:
         """The width of the features."""
         return int(self.tissue.features.shape[1])
 
-    @property
-    def family(self) -> str:
-        """Sizes and training as for other tissue."""
-        return "tissue"
-
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """One block: bags of one size from the split's patients."""
         pools = self.tissue.pools(self.seed * 1000 + repetition)
-        features = _scaled_by(self.tissue, self.seed * 1000 + repetition)
+        features = _scale(self.tissue, self.seed * 1000 + repetition)
         at = SPLITS.index(split)
         rng = np.random.default_rng((self.seed, repetition, at))
-        codes, rows = _draw(self.tissue, pools[split], rng, self.sizes[at], self.size)
-        names = self.tissue.class_names
-        asked = (names.index(self.positive), names.index(self.against))
-        support = self.question.support(codes, *asked)
-        evidence = np.stack([-support, support], axis=-2).astype(np.int8)
-        labels = self.question.label(codes, *asked).astype(np.int64)
-        named = tuple(f"{self.name}-{split}-{repetition}-{i}" for i in range(len(labels)))
-        return [Block(torch.from_numpy(features[rows]).to(device), labels, evidence, named)]
+        classes, pool = self.tissue.class_names, pools[split]
+        codes = draw_kinds(rng, self.sizes[at], self.size, len(classes))
+        rows = draw_rows(rng, codes, [pool[self.tissue.classes[pool] == name] for name in classes])
+        pair = (classes.index(self.positive), classes.index(self.against))
+        evidence = for_and_against(self.question.support(codes, *pair)).astype(np.int8)
+        labels = self.question.label(codes, *pair).astype(np.int64)
+        names = tuple(f"{self.name}-{split}-{repetition}-{i}" for i in range(len(labels)))
+        return [Block(torch.from_numpy(features[rows]).to(device), labels, evidence, names)]
 
     def settings(self) -> dict[str, Any]:
         """The source by its checksum, the question and the numbers of bags."""
@@ -302,26 +337,11 @@ class TissueProblem:
 
 
 @lru_cache(maxsize=4)
-def _scaled_by(tissue: Tissue, seed: int) -> FloatArray:
-    """Features scaled by the training pool of a division."""
-    return scaled(tissue.features, tissue.pools(seed)["train"])
-
-
-def _draw(tissue: Tissue, pool: Rows, rng: np.random.Generator, n_bags: int, size: int) -> tuple[Rows, Rows]:
-    """Classes and rows (b, n) of bags drawn from a pool."""
-    names = tissue.class_names
-    by_class = [pool[tissue.classes[pool] == name] for name in names]
-    chosen = rng.random((n_bags, len(names))) < 0.5
-    while (empty := ~chosen.any(axis=1)).any():
-        chosen[empty] = rng.random((int(empty.sum()), len(names))) < 0.5
-    order = np.argsort(~chosen, axis=1, kind="stable")
-    picks = (rng.random((n_bags, size)) * chosen.sum(axis=1, keepdims=True)).astype(np.int64)
-    codes = np.take_along_axis(order, picks, axis=1)
-    which, rows = rng.random(codes.shape), np.zeros_like(codes)
-    for code, candidates in enumerate(by_class):
-        here = codes == code
-        rows[here] = candidates[(which[here] * len(candidates)).astype(np.int64)]
-    return codes, rows
+def _scale(tissue: Tissue, seed: int) -> FloatArray:
+    """Scale features to mean 0 and deviation 1 over the training pool of a division."""
+    rows = tissue.pools(seed)["train"]
+    mean, std = tissue.features[rows].mean(axis=0), tissue.features[rows].std(axis=0)
+    return np.asarray((tissue.features - mean) / np.where(std > 1e-6, std, 1.0), dtype=np.float32)
 
 
 def tissue_problems(

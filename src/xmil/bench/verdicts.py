@@ -1,22 +1,97 @@
-"""What a column says: which row leads, by how much, and what can be told from it."""
+"""What a run says: intervals over bags and repetitions, which row leads each column, by how much."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.bench.entries import CONTROLS, ORACLE
-from xmil.bench.folder import Unit
-from xmil.bench.measuring import Measure
-from xmil.bench.resampling import Draws
-from xmil.core.interval import Interval
-from xmil.evaluate.statistics import ALPHA, compare
+from xmil.bench.folder import Folder, Unit
+from xmil.bench.measures import Measure
+from xmil.bench.protocol import Protocol, paper_figure
+from xmil.bench.suites import LEARNED, SUITES
+from xmil.evaluate.statistics import ALPHA, Interval, compare, nan_mean, percentile_interval, ratio
 
+DRAWS = 1000
 SAME = 0.0005  # a lead below this is none, as printed
 ENOUGH = 6  # repetitions from which on tests are over repetitions; with fewer they are over bags
+NOT_LEARNED = "model did not learn"
+PERFECT = 1.0 - 1e-6
+OURS = "lrp"  # the package's own default: where it is behind is named
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Means of rows and measures: over everything, (m, k), by repetition, (r, m, k), and redrawn, (D, m, k).
+
+    A draw takes repetitions with replacement and, within each, bags with replacement.
+    """
+
+    methods: tuple[str, ...]
+    measures: tuple[str, ...]
+    means: Floats
+    by_repetition: Floats
+    redrawn: Floats
+
+    def interval(self, method: str, measure: str) -> Interval:
+        """A row's mean with its percentile interval."""
+        i, k = self.methods.index(method), self.measures.index(measure)
+        return percentile_interval(self.means[i, k], self.redrawn[:, i, k])
+
+    def difference(self, first: str, second: str, measure: str) -> Interval:
+        """First less second, drawn in pairs."""
+        i, j = self.methods.index(first), self.methods.index(second)
+        k = self.measures.index(measure)
+        return percentile_interval(
+            self.means[i, k] - self.means[j, k], self.redrawn[:, i, k] - self.redrawn[:, j, k]
+        )
+
+    def mean(self, method: str, measure: str) -> float:
+        """A row's mean."""
+        return float(self.means[self.methods.index(method), self.measures.index(measure)])
+
+
+def draws_of(unit: Unit, repetitions: Sequence[int], *, draws: int = DRAWS, seed: int = 0) -> Draws:
+    """Draw a column's repetitions and their bags; a row that lacks a repetition has the others.
+
+    The mean of a row is that of its repetitions' means over bags; bags without a value are left out.
+    """
+    rng = np.random.default_rng(seed)
+    methods = tuple(unit.methods)
+    single = repetition_means(unit, repetitions, methods)
+    shape, redrawn = single.shape[1:], []
+    for r in repetitions:
+        grid = _grid(unit, r, methods)  # (bags, m * k)
+        weights = rng.multinomial(len(grid), np.full(len(grid), 1 / len(grid)), size=draws)
+        redrawn.append(_means(weights.astype(np.float64), grid))
+    picks = rng.integers(len(repetitions), size=(draws, len(repetitions)))
+    chosen = np.stack(redrawn)[picks, np.arange(draws)[:, None]]  # (draws, r, m * k)
+    means = nan_mean(list(chosen.swapaxes(0, 1))).reshape(draws, *shape)
+    return Draws(methods, unit.measures, nan_mean(list(single)), single, means)
+
+
+def repetition_means(unit: Unit, repetitions: Sequence[int], methods: Sequence[str]) -> Floats:
+    """Means over bags (r, m, k) of methods and measures; bags without a value are left out."""
+    grids = [_grid(unit, r, methods) for r in repetitions]
+    means = [_means(np.ones((1, len(grid))), grid)[0] for grid in grids]
+    return np.stack(means).reshape(len(means), len(methods), len(unit.measures))
+
+
+def _grid(unit: Unit, repetition: int, methods: Sequence[str]) -> Floats:
+    """Values (bags, m * k); nan for a method that lacks the repetition."""
+    some = next(v for (r, _), v in unit.values.items() if r == repetition)
+    empty = np.full_like(some, np.nan)
+    return np.concatenate([unit.values.get((repetition, m), empty) for m in methods], axis=1)
+
+
+def _means(weights: Floats, grid: Floats) -> Floats:
+    finite = np.isfinite(grid)
+    return ratio(weights @ np.where(finite, grid, 0.0), weights @ finite.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -55,7 +130,7 @@ class Verdict:
 
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
-    """The verdict of a column by a measure; None where no method has a value. Controls cannot win."""
+    """Judge a column by a measure; None if no method has a value. Controls cannot win."""
     values = {m: draws.mean(m, measure.name) for m in contenders(draws.methods)}
     order = sorted((m for m in values if np.isfinite(values[m])), key=lambda m: -measure.better * values[m])
     if not order:
@@ -65,9 +140,9 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
     n = int(np.isfinite(samples[best]).sum())
     if not rest:
         return Verdict(measure.name, best, values[best], None, None, (), (), kind, n)
-    found = compare(samples, [(best, other) for other in rest])
+    tests = compare(samples, [(best, other) for other in rest], units=range(len(samples[best])))
     gaps = {m: upward(draws.difference(best, m, measure.name), measure) for m in rest}
-    ahead = {c.second: c.t_holm < ALPHA and gaps[c.second].low > 0 for c in found}
+    ahead = {c.second: c.t_holm < ALPHA and gaps[c.second].low > 0 for c in tests}
     lead = gaps[rest[0]]
     apart = tuple(m for m in rest if ahead[m])
     level = tuple(m for m in rest if not ahead[m])
@@ -75,7 +150,7 @@ def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence
 
 
 def upward(gap: Interval, measure: Measure) -> Interval:
-    """A difference turned so that more is better."""
+    """Turn a difference so that more is better."""
     return gap if measure.better > 0 else Interval(-gap.estimate, -gap.high, -gap.low)
 
 
@@ -87,13 +162,13 @@ def contenders(methods: Sequence[str]) -> list[str]:
 def places(draws: Draws, measure: Measure) -> dict[str, int]:
     """The place of each row but the oracle's, 1 for the best; equal means share the better place."""
     values = {m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE}
-    known = {m: v for m, v in values.items() if np.isfinite(v)}
-    return {m: 1 + sum(other > v for other in known.values()) for m, v in known.items()}
+    finite = {m: v for m, v in values.items() if np.isfinite(v)}
+    return {m: 1 + sum(other > v for other in finite.values()) for m, v in finite.items()}
 
 
 def _samples(
     unit: Unit, draws: Draws, measure: str, repetitions: Sequence[int], methods: Sequence[str]
-) -> tuple[str, dict[str, npt.NDArray[np.float64]]]:
+) -> tuple[str, dict[str, Floats]]:
     """What is compared in pairs: the means of repetitions, or the bags where repetitions are few."""
     k = draws.measures.index(measure)
     if len(repetitions) >= ENOUGH:
@@ -107,3 +182,270 @@ def _samples(
         for m in methods
     }
     return "bag", {m: np.concatenate(part) for m, part in parts.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A problem and a model: repetitions whose model learned the task, their draws and verdicts."""
+
+    unit: Unit
+    measures: tuple[Measure, ...]
+    repetitions: tuple[int, ...]
+    draws: Draws | None
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def leader(self) -> str | None:
+        """The best row by the leading measure; None where no row has a value in it."""
+        return next((v.best for v in self.verdicts if v.measure == self.measures[0].name), None)
+
+    @property
+    def learned(self) -> bool:
+        """Whether any model did."""
+        return self.draws is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The column in plain types."""
+        unit, facts = self.unit, self.unit.facts
+        measured = unit.repetitions
+        return {
+            "suite": unit.suite,
+            "problem": unit.problem,
+            "model": unit.model,
+            "status": "measured" if self.learned else NOT_LEARNED,
+            "auroc": {r: facts[r]["auroc"] for r in measured},
+            "repetitions": len(measured),
+            "counted": len(self.repetitions),
+            "bags": {r: len(facts[r]["bags"]) for r in measured},
+            "seeds": {r: facts[r]["seed"] for r in measured},
+            "checksums": {r: facts[r]["checksum"] for r in measured},
+            "settings": unit.settings,
+            "rows": [self._row(m) for m in unit.methods],
+            "verdicts": [{**asdict(v), "sentence": v.sentence} for v in self.verdicts],
+        }
+
+    def _row(self, method: str) -> dict[str, Any]:
+        measured = [r for r in self.unit.repetitions if (r, method) in self.unit.rows]
+        seconds = [self.unit.rows[r, method]["seconds"] for r in measured]
+        bags = [max(1, len(self.unit.facts[r]["bags"])) for r in measured]
+        forward = [max(self.unit.facts[r]["forward"], 1e-9) for r in measured]
+        return {
+            "method": method,
+            "kind": ORACLE if method == ORACLE else "control" if method in CONTROLS else "method",
+            "digest": self.unit.rows[measured[0], method]["digest"],
+            "seconds_per_bag": float(np.mean(np.divide(seconds, bags))),
+            "forward_passes": float(np.mean(np.divide(seconds, forward))),
+            "cells": {m.name: self._cell(method, m) for m in self.measures} if self.learned else {},
+        }
+
+    def _cell(self, method: str, measure: Measure) -> dict[str, Any]:
+        draws = self.draws
+        assert draws is not None  # noqa: S101  # only columns that learned have cells
+        interval = draws.interval(method, measure.name)
+        by_repetition = draws.by_repetition[
+            :, draws.methods.index(method), draws.measures.index(measure.name)
+        ]
+        paper = None
+        if measure.name == "auprc2" and is_comparable(self.unit):
+            paper = paper_figure(self.unit.problem, self.unit.model, base_of(method))
+        return {
+            **{key: _or_none(value) for key, value in asdict(interval).items()},
+            "std": _or_none(float(np.std(by_repetition))),
+            "place": places(draws, measure).get(method),
+            "paper": paper,
+        }
+
+
+def learned_repetitions(unit: Unit) -> list[int]:
+    """The repetitions whose model learned the task: only these count."""
+    return [r for r in unit.repetitions if unit.facts[r]["auroc"] >= LEARNED]
+
+
+def column_of(unit: Unit) -> Column:
+    """Sum up a column, from the repetitions whose model learned."""
+    measures = SUITES[unit.suite].measures
+    counted = tuple(learned_repetitions(unit))
+    if not counted:
+        return Column(unit, measures, (), None, ())
+    draws = draws_of(unit, counted)
+    verdicts = [verdict_of(unit, draws, measure, counted) for measure in measures]
+    return Column(unit, measures, counted, draws, tuple(v for v in verdicts if v is not None))
+
+
+def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
+    """Sum up a run, in plain types."""
+    columns = [column_of(unit) for unit in folder.units() if unit.rows]
+    suites = [name for name in SUITES if any(c.unit.suite == name for c in columns)]
+    return {
+        **about,
+        "threshold": {"auroc": LEARNED, "below": NOT_LEARNED},
+        "suites": [_suite(name, [c for c in columns if c.unit.suite == name]) for name in suites],
+        "across": across(columns),
+    }
+
+
+def _suite(name: str, columns: Sequence[Column]) -> dict[str, Any]:
+    suite = SUITES[name]
+    return {
+        "name": name,
+        "title": suite.title,
+        "measures": [asdict(measure) for measure in suite.measures],
+        "columns": [column.as_dict() for column in columns],
+        "controls": [asdict(check) for check in checks(columns)],
+        "agreement": agreement(columns),
+        "weak_spots": weak_spots(columns),
+    }
+
+
+@dataclass(frozen=True)
+class Check:
+    """A test of the suite on itself."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
+def checks(columns: Sequence[Column]) -> list[Check]:
+    """The oracle is perfect; what is wrong on purpose is behind the best everywhere, and last overall."""
+    learned = [c for c in columns if c.learned]
+    listing = [_oracle(c) for c in learned if ORACLE in c.unit.methods]
+    for c in learned:
+        listing += [_behind(c, name) for name in CONTROLS if name in c.unit.methods and c.leader]
+    return listing + _last(learned)
+
+
+def _oracle(column: Column) -> Check:
+    draws = column.draws
+    assert draws is not None  # noqa: S101  # learned
+    lowest = float(np.nanmin([draws.mean(ORACLE, m.name) for m in column.measures]))
+    where = f"{column.unit.problem}, {column.unit.model}"
+    return Check(f"the oracle has 1 in every measure: {where}", lowest >= PERFECT, f"lowest {lowest:.6f}")
+
+
+def _behind(column: Column, control: str) -> Check:
+    """By the leading measure, the best row is ahead of the control, the whole paired interval over."""
+    draws, measure, best = column.draws, column.measures[0], column.leader
+    assert draws is not None and best is not None  # noqa: S101, PT018  # learned, and has a leader
+    gap = upward(draws.difference(best, control, measure.name), measure)
+    where = f"{column.unit.problem}, {column.unit.model}"
+    detail = f"{best} less {control}: {gap} by {measure.title}"
+    return Check(f"{control} is behind the best: {where}", bool(gap.low > 0), detail)
+
+
+def _last(columns: Sequence[Column]) -> list[Check]:
+    """Over all columns, the controls have the worst mean places by the leading measure."""
+    if not columns:
+        return []
+    shares: dict[str, list[float]] = {}
+    for c in columns:
+        assert c.draws is not None  # noqa: S101  # learned
+        n = len([m for m in c.draws.methods if m != ORACLE])
+        for method, place in places(c.draws, c.measures[0]).items():
+            shares.setdefault(method, []).append(place / n)
+    mean = {method: float(np.mean(values)) for method, values in shares.items()}
+    wrong = [m for m in CONTROLS if m in mean]
+    honest = {m: v for m, v in mean.items() if m not in CONTROLS}
+    if not wrong or not honest:
+        return []
+    worst = max(honest, key=lambda m: honest[m])
+    passed = min(mean[m] for m in wrong) > honest[worst]
+    listing = ", ".join(f"{m} {mean[m]:.2f}" for m in [worst, *wrong])
+    return [
+        Check(f"{', '.join(wrong)} come last overall", bool(passed), f"mean places (1 is last): {listing}")
+    ]
+
+
+def agreement(columns: Sequence[Column]) -> dict[str, Any]:
+    """Kendall's tau between the rankings by each pair of measures, averaged over the columns."""
+    learned = [c for c in columns if c.learned]
+    if not learned:
+        return {"measures": [], "tau": []}
+    names = [m.name for m in learned[0].measures]
+    mean = nan_mean([_taus(c) for c in learned])
+    return {
+        "measures": names,
+        "tau": [[_or_none(float(v)) for v in row] for row in mean],
+        "columns": len(learned),
+    }
+
+
+def _taus(column: Column) -> Any:
+    assert column.draws is not None  # noqa: S101  # learned
+    rows = [i for i, m in enumerate(column.draws.methods) if m != ORACLE]
+    values = column.draws.means[rows] * np.array([m.better for m in column.measures])
+    return np.array([[kendall(a, b) for b in values.T] for a in values.T])
+
+
+def kendall(a: Any, b: Any) -> float:
+    """Kendall's tau-b of two vectors over what both have; nan if one does not vary."""
+    from scipy.stats import kendalltau
+
+    both = np.isfinite(a) & np.isfinite(b)
+    if both.sum() < 2 or np.ptp(a[both]) == 0 or np.ptp(b[both]) == 0:
+        return float("nan")
+    return float(kendalltau(a[both], b[both]).statistic)
+
+
+def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Whether evidence and faithfulness rank alike, by their leading measures, where both were measured."""
+    by_key = {(c.unit.suite, c.unit.problem, c.unit.model): c for c in columns if c.learned}
+    pairs = []
+    for (suite, problem, model), first in by_key.items():
+        second = by_key.get(("faithfulness", problem, model))
+        if suite == "faithfulness" or second is None or first.draws is None or second.draws is None:
+            continue
+        shared = [m for m in first.draws.methods if m in second.draws.methods and m != ORACLE]
+        a, b = (
+            np.array([c.measures[0].better * c.draws.mean(m, c.measures[0].name) for m in shared])
+            for c in (first, second)
+            if c.draws is not None
+        )
+        names = [c.measures[0].name for c in (first, second)]
+        pairs.append(
+            {
+                "problem": problem,
+                "model": model,
+                "measures": names,
+                "tau": _or_none(kendall(a, b)),
+                "rows": len(shared),
+            }
+        )
+    return pairs
+
+
+def weak_spots(columns: Sequence[Column]) -> list[str]:
+    """Name where the package's own default is behind, with the paired interval."""
+    sentences = []
+    for c in columns:
+        measure, best = c.measures[0], c.leader
+        if c.draws is None or OURS not in c.draws.methods or best is None:
+            continue
+        gap = upward(c.draws.difference(best, OURS, measure.name), measure)
+        if best != OURS and gap.low > 0:
+            where = f"{c.unit.problem}, {c.unit.model}"
+            sentences.append(f"{where}: {best} is ahead of {OURS} by {gap} in {measure.title}.")
+    return sentences
+
+
+def is_comparable(unit: Unit) -> bool:
+    """Whether the paper's figures may stand beside: its numbers of bags and training, real MNIST."""
+    problem = unit.settings["problem"]
+    protocol = problem.get("protocol", {})
+    embedded = problem.get("data", {}).get("embedded", True)
+    sizes = tuple(protocol.get("sizes", ()))
+    return (
+        unit.suite == "evidence"
+        and not embedded
+        and not protocol.get("training")
+        and sizes == Protocol().sizes
+    )
+
+
+def base_of(method: str) -> str:
+    """A method's name without preset and output."""
+    return method.partition("@")[0].partition(":")[0]
+
+
+def _or_none(value: float) -> float | None:
+    return None if not np.isfinite(value) else float(value)

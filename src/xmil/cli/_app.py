@@ -16,8 +16,7 @@ import typer
 
 import xmil.cli as commands
 from xmil._version import __version__
-from xmil.core.absence import refused
-from xmil.core.errors import XmilError
+from xmil.core.errors import XmilError, refused
 
 FAILED, NOTHING, INTERRUPTED = 1, 2, 130
 PANELS = {  # the order of the help; commands that are not named here come last
@@ -111,7 +110,24 @@ def _options(
     """Options before the command; `run` has looked at them already."""
 
 
+REMOVED = {  # options of the version before, and what to use instead
+    "--time": "use --label TIME,EVENT",
+    "--event": "use --label TIME,EVENT",
+    "--keep": "use --param lrp.keep=0.5",
+    "--save-vectors": "use --param lrp.feature_level=true",
+    "--slide": "use --slides, with a file or a folder",
+    "--full-digests": "set the environment variable XMIL_FULL_DIGESTS=1",
+    "--address": "use --engine ray:ADDRESS",
+    "--cpus": "a worker takes one CPU",
+    "--decode": "JPEG tiles are decoded by the CPU, which was no slower",
+    "--best": "the best method is always named",
+    "--top": "sufficiency and necessity use a tenth of the instances",
+}
+
+
 def _usage(error: Any) -> str:
+    if (instead := REMOVED.get(getattr(error, "option_name", ""))) is not None:
+        return f"The option {error.option_name} is gone: {instead}."
     context = getattr(error, "ctx", None)
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
     message = str(error.format_message()).rstrip()
@@ -121,7 +137,7 @@ def _usage(error: Any) -> str:
 def _fail(message: str, *, code: int = NOTHING, debug: bool = False) -> int:
     if debug:
         traceback.print_exc()
-    from xmil.cli._report import as_options
+    from xmil.cli._screen import as_flags
 
-    print(f"xmil: error: {as_options(' '.join(message.split()))}", file=sys.stderr)
+    print(f"xmil: error: {as_flags(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from xmil.cli._report import as_options, print_failures
-from xmil.runs.listener import Listener
+from xmil.core.request import Request, options
+from xmil.core.text import merge_notes, text_table
+from xmil.runs import Listener
 
 if TYPE_CHECKING:
-    from xmil.core.run import Run
-
+    from xmil.storage import Run
 
 SAMPLING = ("xmil.methods.shapley", "xmil.methods.interactions")
 
@@ -24,18 +26,18 @@ class Screen(Listener):
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.said: list[str] = []
+        self.lines: list[str] = []
 
     def say(self, sentence: str) -> None:
         """A line."""
-        self.said.append(sentence)
+        self.lines.append(as_flags(sentence))
         if not self.as_json:
-            print(sentence)
+            print(self.lines[-1])
 
     def warn(self, sentence: str) -> None:
         """A line that says so."""
         if not self.as_json:
-            print(f"warning: {as_options(sentence)}")
+            print(f"warning: {as_flags(sentence)}")
 
     def failures(self, failed: Mapping[str, str]) -> None:
         """A line for each of the first slides that failed."""
@@ -88,16 +90,115 @@ def finished(run: Run, screen: Screen, *, then: str = "") -> int:
     """
     if screen.as_json:
         report = {"kind": run.kind, "out": str(run.path), "slides": list(run), "failed": run.failed}
-        print(json.dumps({**report, "warnings": run.warnings, "said": screen.said}, indent=2))
+        print(json.dumps({**report, "warnings": run.warnings, "said": screen.lines}, indent=2))
     elif then:
         print(f"Next: {then}")
     return 1 if run.failed else 0
 
 
-def command(*words: object) -> str:
+def command_line(*words: object) -> str:
     """A command line that can be pasted.
 
-    >>> command("xmil", "view", "my run")
+    >>> command_line("xmil", "view", "my run")
     "xmil view 'my run'"
     """
     return shlex.join(map(str, words))
+
+
+OTHERS = ("tissue", "patient")  # parameters of commands without a request
+FAILURES = 20  # on the screen; failures.csv has them all
+_SHOWN = 200  # rows of a folder's table
+_COLUMNS = ("file", "format", "instances", "width", "size", "stored as", "encoder", "patch edge", "mpp")
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """A report in lines: what it is, its facts, what was inferred, what is missing, what is wrong."""
+    if "error" in report:
+        return f"xmil: error: {' '.join(report['error'].split())}"
+    lines = [f"{report['path']}: {report['what']}"]
+    if report["rows"]:
+        lines += _table(list(report["rows"]))
+    lines += [f"  {name:<16} {_value(value)}" for name, value in report["facts"].items() if value is not None]
+    for title in ("inferred", "missing", "problems"):
+        lines += [f"  {title.rstrip('s'):<16} {as_flags(sentence)}" for sentence in report[title]]
+    return "\n".join(lines)
+
+
+def print_failures(failed: Mapping[str, str]) -> None:
+    """A line for each reason, with the slides that failed for it."""
+    lines = merge_notes(failed) if failed else []
+    for line in lines[:FAILURES]:
+        names, _, reason = line.partition(": ")
+        print(f"{names}: failed: {as_flags(reason)}")
+    if len(lines) > FAILURES:
+        print(f"... and {len(lines) - FAILURES} more reasons; failures.csv has them all.")
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    names = [name for name in _COLUMNS if any(name in row for row in rows)]
+    cells = [[_cell(row.get(name)) for name in names] for row in rows[:_SHOWN] if "error" not in row]
+    lines = text_table([names, *cells], indent="  ").splitlines()
+    lines += [f"  {row['file']}: {row['error']}" for row in rows[:_SHOWN] if "error" in row]
+    return lines + ([f"  ... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else [])
+
+
+@cache
+def _flags() -> dict[str, str]:
+    """Every option of a request by the name of its Python parameter."""
+    from xmil.runs import requests
+
+    kinds = [kind for kind in vars(requests).values() if isinstance(kind, type) and issubclass(kind, Request)]
+    named = {name: about for kind in kinds for name, about in options(kind).items()}
+    flags = {name: f"--{name}" for name in OTHERS}
+    flags |= {name: about.flag or f"--{name.replace('_', '-')}" for name, about in named.items()}
+    return {name: flag.split("/")[0] for name, flag in flags.items()}
+
+
+def as_flags(sentence: str) -> str:
+    """Python's parameters in a sentence as options of the command line.
+
+    >>> as_flags("The 'patch_size' parameter of read_bag must be positive; pass format= to force one.")
+    '--patch-size must be positive; pass --format to force one.'
+    >>> as_flags("choose another out=, or restart=True to start over, or target='label'; follow_links=False")
+    'choose another --out, or --restart to start over, or --target label; --no-follow-links'
+    """
+    names = _flags()
+    sentence = sentence.replace(" permutations=", " --param shapley.permutations=")
+    some = "|".join(sorted(names, key=len, reverse=True))
+    sentence = re.sub(
+        rf"The '({some}|keep)' parameter of \w+", lambda m: names.get(m[1], f"--param lrp.{m[1]}"), sentence
+    )
+
+    def flag(match: re.Match[str]) -> str:
+        name, value = match[1], match[2] or ""
+        if value == "False":
+            return f"--no-{name.replace('_', '-')}"
+        value = value.strip("'\"")
+        return names[name] + (f" {value}" if value and value != "True" else "")
+
+    value = r"(True\b|False\b|'[^']*'|\"[^\"]*\"|[\w./:-]*\w)?"
+    return re.sub(rf"(?<![\w.\"'-])({some})={value}", flag, sentence)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return " x ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(
+            " x ".join(map(_value, item)) if isinstance(item, list) else _value(item) for item in value
+        )
+    return str(value)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _options
+from xmil.cli import _command
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.bench.plans import Asked
+    from xmil.bench import Request
 
 SHOWN = 12  # changes that --compare prints
 
@@ -63,7 +63,7 @@ def bench(
         str, typer.Option(help="Encoder of the tissue images, or 'statistics' for plain colour statistics.")
     ] = "statistics",
     features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
-    device: _options.Device = "cpu",
+    device: _command.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after this many minutes; the next call continues.")
     ] = None,
@@ -81,7 +81,7 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option(help="Compare two folders of results, row by row, on the same bags."),
     ] = None,
-    as_json: _options.Json = False,
+    as_json: _command.Json = False,
 ) -> int:
     """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
 
@@ -89,9 +89,9 @@ def bench(
     """
     if compare is not None:
         return _compare(*compare, as_json=as_json)
-    from xmil.bench.plans import Asked
+    from xmil.bench import Request
 
-    asked = Asked(
+    request = Request(
         suites=tuple(suite or ()),
         methods=tuple(method or ()),
         models=tuple(model or ()),
@@ -115,52 +115,50 @@ def bench(
         ),
     )
     if export is not None:
-        return _export(asked, out, export, as_json=as_json)
+        return _export(request, out, export, as_json=as_json)
     if not report and not suite:
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
-    done = True if report else _measure(asked, out, as_json=as_json)
+    done = True if report else _measure(request, out, as_json=as_json)
     _report(out, done=done, as_json=as_json)
     if not done and not as_json:
         print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")
     return 0
 
 
-def _measure(asked: Asked, out: Path, *, as_json: bool) -> bool:
+def _measure(request: Request, out: Path, *, as_json: bool) -> bool:
     from rich.console import Console
 
-    from xmil.bench.plans import known_tasks, measure
-    from xmil.core.errors import unknown_name
+    from xmil.bench import measure
 
-    for name in asked.tasks:
-        known = known_tasks(asked.chosen_suites(), asked.plan())
-        if name not in known:
-            raise unknown_name("task of the suites", name, known)
     console = Console(stderr=True)
     with console.status("starting") as status:
-        done, left_out = measure(asked, out, lambda text: status.update(text))
+        done, left_out = measure(request, out, lambda text, *_: status.update(text))
     for reason in left_out:
         print(f"Left out, {reason}", file=sys.stderr if as_json else None)
     return done
 
 
-def _export(asked: Asked, out: Path, folder: Path, *, as_json: bool) -> int:
-    from xmil.bench.plans import export
+def _export(request: Request, out: Path, folder: Path, *, as_json: bool) -> int:
+    from xmil.bench import export
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr if as_json else None)
+    last = ""
 
-    made = export(asked, out, folder, say)
+    def say(text: str, *_: int) -> None:
+        nonlocal last
+        if text != last:
+            print(text, file=sys.stderr if as_json else None)
+        last = text
+
+    paths = export(request, out, folder, say)
     if as_json:
-        print(json.dumps({"out": str(folder), "sets": len(made)}))
+        print(json.dumps({"out": str(folder), "sets": len(paths)}))
         return 0
-    print(f"{len(made)} sets of bags, each with its model's weights, written to {folder}.")
+    print(f"{len(paths)} sets of bags, each with its model's weights, written to {folder}.")
     return 0
 
 
 def _report(out: Path, *, done: bool, as_json: bool) -> None:
-    from xmil.bench.folder import Folder
-    from xmil.bench.plans import read_settings
-    from xmil.bench.run_report import PAGE, write_report
+    from xmil.bench import PAGE, Folder, read_settings, write_report
 
     summary = write_report(Folder(out), read_settings(out))
     if as_json:
@@ -178,14 +176,14 @@ def _print_suite(suite: dict[str, Any]) -> None:
         lead = column["verdicts"][0]["sentence"] if column["verdicts"] else column["status"]
         print(f"  {column['problem']}, {column['model']}: {lead}")
     failed = [check for check in suite["controls"] if not check["passed"]]
-    held = len(suite["controls"]) - len(failed)
-    print(f"  The suite's self-checks: {held} of {len(suite['controls'])} hold.")
+    passed = len(suite["controls"]) - len(failed)
+    print(f"  The suite's self-checks: {passed} of {len(suite['controls'])} hold.")
     for check in failed:
         print(f"    fails: {check['what']} ({check['detail']})")
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:
-    from xmil.bench.comparing import compare_runs
+    from xmil.bench import compare_runs
 
     changes = compare_runs(first, second)
     if as_json:

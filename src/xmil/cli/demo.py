@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._options import Json
+from xmil.cli._command import Json
 
 if TYPE_CHECKING:
     from xmil.demo.pipeline import Staged, Timing
@@ -47,7 +48,7 @@ def demo(
     if images is not None and not tissue:
         raise InputError("--images goes with --tissue.")
     torch.set_num_threads(1)  # small models: threads would wait for each other more than they work
-    say = _note if as_json else _say
+    say = partial(print, end="", flush=True, file=sys.stderr if as_json else sys.stdout)
     found = _tissue(out, images, quick, seed, say) if tissue else _digits(out, quick, seed, say)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -76,8 +77,13 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
 def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     """The demonstration on tissue; what it found."""
     from xmil.demo import nuclear_stain  # noqa: F401  # registers `tissue`
-    from xmil.demo.tissue_page import read_sections, tissue_verdict, tissue_viewer, write_tissue_report
-    from xmil.demo.tissue_pipeline import TissueDemo
+    from xmil.demo.tissue import (
+        TissueDemo,
+        read_sections,
+        tissue_verdict,
+        tissue_viewer,
+        write_tissue_report,
+    )
 
     made = TissueDemo(out, images=images, quick=quick, seed=seed)
     begin = time.perf_counter()
@@ -86,8 +92,8 @@ def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) ->
     sections = read_sections(made)
     _end(say, tissue_verdict(sections), begin, report, tissue_viewer(made))
     rows = [
-        {"section": s.name, "holds": s.tumour, "probability": s.probability, "patches": len(s.held),
-         "patches_held": int(s.held.sum()), "held_among_top_10": s.found("lrp")}
+        {"section": s.name, "holds": s.tumour, "probability": s.probability, "patches": len(s.marked),
+         "patches_held": int(s.marked.sum()), "held_among_top_10": s.count_top("lrp")}
         for s in sections
     ]  # fmt: skip
     return {"verdict": tissue_verdict(sections), "sections": rows,
@@ -113,19 +119,12 @@ def _places(report: Path, viewer: str, timings: Sequence[Timing]) -> dict[str, A
     return {"report": str(report), "viewer": viewer, "seconds": {t.title: t.seconds for t in timings}}
 
 
-def _note(text: str) -> None:
-    print(text, end="", flush=True, file=sys.stderr)
-
-
-def _say(text: str) -> None:
-    print(text, end="", flush=True)
-
-
 def _run(commands: Sequence[list[str]], side_by_side: bool, log: Path) -> list[int]:
     """One after another here, or in processes of their own, as many at once as there are cores."""
     from concurrent.futures import ThreadPoolExecutor
 
-    at_once = min(len(commands), _cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    at_once = min(len(commands), cores)
     if not side_by_side or at_once < 2:
         return [_run_here(words, log) for words in commands]
     with ThreadPoolExecutor(max_workers=at_once) as pool:
@@ -148,7 +147,3 @@ def _run_apart(words: list[str], log: Path) -> int:
     with log.open("a", encoding="utf-8") as stream:
         stream.write(f"\n$ xmil {' '.join(words)}\n{done.stdout}{done.stderr}")
     return done.returncode
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

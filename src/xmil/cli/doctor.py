@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
+import platform
+import shutil
+import sys
+import time
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
+
+from xmil._version import __version__
 
 
 def doctor(
@@ -18,8 +30,6 @@ def doctor(
     The exit code is 0 when all is well, and 1 when a required package is missing or broken or the self-check
     fails. Optional packages may be missing.
     """
-    from xmil.cli._diagnosis import diagnosis
-
     report = diagnosis(check=check)
     if json_:
         import json
@@ -59,12 +69,13 @@ def _print_extra(name: str, extra: dict[str, Any]) -> None:
         print(f"  {'':<18} without {', '.join(absent)}: {extra['install']}")
     for package, found in extra["packages"].items():
         if found["version"] and found["error"]:
-            print(f"  {'':<18} {package} {found['version']} does not import: {found['error']}{_hint(found)}")
-
-
-def _hint(found: dict[str, Any]) -> str:
-    matched = "torchvision::" in found["error"]
-    return "; install builds of torch and torchvision that match (both CPU, or both CUDA)" if matched else ""
+            mixed = "torchvision::" in found["error"]
+            hint = (
+                "; install builds of torch and torchvision that match (both CPU, or both CUDA)"
+                if mixed
+                else ""
+            )
+            print(f"  {'':<18} {package} {found['version']} does not import: {found['error']}{hint}")
 
 
 def _print_check(check: dict[str, Any] | None) -> None:
@@ -80,3 +91,159 @@ def _print_check(check: dict[str, Any] | None) -> None:
 
 def _state(found: dict[str, Any]) -> str:
     return "missing" if found["version"] is None else str(found["version"]) + " broken" * bool(found["error"])
+
+
+REQUIRED = {  # distribution -> module
+    "torch": "torch",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "scikit-learn": "sklearn",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "h5py": "h5py",
+    "safetensors": "safetensors",
+    "captum": "captum",
+    "pydantic": "pydantic",
+    "typer": "typer",
+    "rich": "rich",
+    "matplotlib": "matplotlib",
+    "pillow": "PIL",
+}
+EXTRAS: dict[str, tuple[str, dict[str, str]]] = {  # extra -> what it is for, and its packages
+    "train": (
+        "xmil train: devices, precision, logs",
+        {"lightning-fabric": "lightning_fabric", "tensorboard": "tensorboard"},
+    ),
+    "slides": (
+        "xmil tile, heatmaps over slides, the viewer's images",
+        {
+            "openslide-python": "openslide",
+            "openslide-bin": "openslide_bin",
+            "tifffile": "tifffile",
+            "scikit-image": "skimage",
+        },
+    ),
+    "encoders": (
+        "xmil embed with timm and ONNX encoders",
+        {"timm": "timm", "torchvision": "torchvision", "onnxruntime": "onnxruntime"},
+    ),
+    "viewer": ("xmil view", {"starlette": "starlette", "uvicorn": "uvicorn"}),
+    "ray": ("runs on many machines (--engine ray)", {"ray": "ray"}),
+    "insight": ("survival statistics in xmil insight", {"lifelines": "lifelines"}),
+    "export": ("DICOM and Zarr exports (xmil export)", {"highdicom": "highdicom", "zarr": "zarr"}),
+    "dicom": (
+        "DICOM, JPEG 2000 and WebP slides",
+        {"wsidicom": "wsidicom", "imagecodecs": "imagecodecs"},
+    ),
+    "zarr": ("Zarr feature files (TIAToolbox, SpatialData)", {"zarr": "zarr"}),
+}
+
+
+def diagnosis(*, check: bool = True) -> dict[str, Any]:
+    """Everything `xmil doctor` says, in plain types."""
+    from xmil.storage import git_commit
+
+    report: dict[str, Any] = {
+        "xmil": {"version": __version__, "commit": git_commit(), "python": platform.python_version()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_gib": _memory_gib(),
+            "free_disk_gib": round(shutil.disk_usage(".").free / 2**30, 1),
+            "executable": sys.executable,
+        },
+        "packages": {name: _package(name, module) for name, module in REQUIRED.items()},
+        "extras": {name: _extra(name) for name in EXTRAS},
+        "openslide": _openslide(),
+        "devices": _devices(),
+    }
+    report["self_check"] = _self_check() if check else None
+    report["problems"] = _problems(report)
+    return report
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        return None
+
+
+def _package(name: str, module: str) -> dict[str, Any]:
+    """Its version, and why it cannot be imported where that is so."""
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return {"version": None, "error": "not installed"}
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            import_module(module)
+    except Exception as error:  # a broken installation raises almost any type
+        return {"version": found, "error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+    return {"version": found, "error": None}
+
+
+def _extra(name: str) -> dict[str, Any]:
+    purpose, packages = EXTRAS[name]
+    found = {package: _package(package, module) for package, module in packages.items()}
+    absent = [package for package, about in found.items() if about["version"] is None]
+    state = "missing" if absent else "broken" if any(p["error"] for p in found.values()) else "ready"
+    install = None if state == "ready" else f"pip install 'xmil[{name}]'"
+    return {"state": state, "for": purpose, "install": install, "packages": found}
+
+
+def _openslide() -> dict[str, Any]:
+    """The library itself, which may be absent where its Python package is there."""
+    try:
+        import openslide
+    except Exception as error:  # a missing library raises OSError, a missing package ImportError
+        return {"version": None, "error": " ".join(str(error).split())}
+    return {"version": openslide.__library_version__, "error": None}
+
+
+def _devices() -> list[dict[str, Any]]:
+    try:
+        import torch
+    except Exception:  # reported among the packages
+        return []
+    found: list[dict[str, Any]] = [{"device": "cpu", "name": f"{torch.get_num_threads()} threads"}]
+    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about = torch.cuda.get_device_properties(i)
+        memory = round(about.total_memory / 2**30, 1)
+        found.append({"device": f"cuda:{i}", "name": about.name, "memory_gib": memory})
+    return found
+
+
+def _self_check() -> dict[str, Any]:
+    begin = time.perf_counter()
+    try:
+        import torch
+
+        from xmil.demo.selfcheck import TOLERANCE, self_check
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny models: threads would wait for each other
+        checks = self_check()
+        torch.set_num_threads(threads)
+    except Exception as error:  # whatever is wrong with the installation shows here
+        return {"passed": False, "error": " ".join(f"{type(error).__name__}: {error}".split())}
+    wrong = [f"{check.model} {check.method}" for check in checks if not check.passed]
+    return {
+        "passed": not wrong,
+        "error": f"scores differ: {', '.join(wrong)}" if wrong else None,
+        "pairs": len(checks),
+        "largest_difference": max(check.difference for check in checks),
+        "tolerance": TOLERANCE,
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+
+
+def _problems(report: dict[str, Any]) -> list[str]:
+    """What must be mended; optional packages that are absent are none."""
+    faults = [f"{name}: {about['error']}" for name, about in report["packages"].items() if about["error"]]
+    check = report["self_check"]
+    if check is not None and not check["passed"]:
+        faults.append(f"self-check: {check['error']}")
+    return faults

@@ -17,7 +17,7 @@ EXAMPLES = {
     "Draw heatmaps and files for QuPath": "xmil heatmap run --slides slides/",
     "Look at slides and evidence in the browser": "xmil view run --slides slides/",
     "Find the method to trust for this model": (
-        "xmil evaluate --model model.pt --features features/ --cohort cohort.csv --best --out check"
+        "xmil evaluate --model model.pt --features features/ --cohort cohort.csv --out check"
     ),
     "Go from slides to features": (
         "xmil tile slides/ --out tiles && xmil embed --tiles tiles --slides slides/ --encoder resnet50"

@@ -2,89 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from xmil.cli import _options, _workers
-from xmil.cli._report import as_options
-from xmil.cli._screen import Screen, command, costs_said, finished
+from xmil.cli._command import command
+from xmil.cli._screen import Screen, as_flags, command_line, costs_said, finished
 from xmil.core.errors import InputError, XmilError
-from xmil.core.parsing import parse_json
+from xmil.core.request import options
+from xmil.core.text import counted
+from xmil.runs import Listener
+from xmil.runs.requests import ExplainRequest
 
 if TYPE_CHECKING:
-    from xmil.core.run import Run
+    from xmil.core.explanation import Explanation
+    from xmil.core.interactions import Interactions
+    from xmil.storage import Run
 
 
-def explain(
-    model: _options.Models,
-    features: _options.Features,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for results; an interrupted run continues where it stopped. Optional for one slide."
-        ),
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "lrp",
-    target: Annotated[
-        str,
-        typer.Option(
-            help="predicted, label, all, a class by name or number, a contrast A:B; several with commas."
-        ),
-    ] = "predicted",
-    cohort: _options.CohortTable = None,
-    label: _options.Labels = "",
-    time: _options.Time = "time",
-    event: _options.Event = "event",
-    split: _options.Splits = "",
-    by: _options.By = "slide",
-    output: Annotated[
-        str,
-        typer.Option(help="The number to explain: logit, contrastive, log_odds, probability, value, risk."),
-    ] = "",
-    preset: Annotated[str, typer.Option(help="Rules of lrp: default, exact, paper, released.")] = "",
-    param: Annotated[
-        list[str] | None,
-        typer.Option(help="A parameter of one method, such as ig.steps=100; may be repeated."),
-    ] = None,
-    contexts: Annotated[
-        int, typer.Option(help="Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.")
-    ] = 0,
-    keep: Annotated[float, typer.Option(help="Share of patches kept in each sub-bag.")] = 0.5,
-    interactions: Annotated[
-        int, typer.Option(help="Pairs that act together, among so many of the strongest patches.")
-    ] = 0,
-    save_vectors: Annotated[
-        bool, typer.Option("--save-vectors", help="Save lrp's relevance of each feature, (n, d) per slide.")
-    ] = False,
-    mpp: _options.Mpp = None,
-    patch_size: _options.PatchSize = None,
-    format: _options.Layout = "auto",  # noqa: A002 - the word users know
-    class_names: _options.ClassNames = "",
-    slide: Annotated[
-        Path | None, typer.Option(help="Without --out: the slide to draw the picture over.")
-    ] = None,
-    slides: Annotated[
-        Path | None, typer.Option(help="Folder of slides: draw heatmaps as well, into OUT/heatmaps.")
-    ] = None,
-    as_json: _options.Json = False,
-    device: _options.Device = "cpu",
-    memory: Annotated[
-        str, typer.Option(help="Memory limit for a method's temporary arrays, such as 500MB or 4GB.")
-    ] = "1GB",
-    seed: Annotated[int, typer.Option(help="Seed for methods that sample.")] = 0,
-    background: _options.Background = "auto",
-    restart: _options.Restart = False,
-    follow_links: _options.FollowLinks = True,
-    full_digests: _options.FullDigests = False,
-    engine: _workers.Kind = "local",
-    workers: _workers.WorkerCount = 0,
-    address: _workers.Address = "",
-    cpus: _workers.Cpus = 1.0,
-    gpus: _workers.Gpus = 0.0,
-) -> int:
+@command(ExplainRequest)
+def explain(request: ExplainRequest, screen: Screen) -> int:
     """Explain every slide: which instances speak for a class, and which against it.
 
     Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
@@ -92,97 +34,232 @@ def explain(
     """
     from xmil.runs.explain import explain_slides
 
-    chosen = _workers.workers_of(
-        engine, workers=workers, address=address, cpus=cpus, gpus=gpus, device=device
-    )
-    asked: dict[str, Any] = {
-        "methods": methods,
-        "target": target,
-        "cohort": cohort,
-        "label": label,
-        "time": time,
-        "event": event,
-        "split": split,
-        "by": by,
-        "output": output or None,
-        "params": _params(param or [], preset),
-        "contexts": contexts,
-        "keep": keep,
-        "interactions": interactions,
-        "save_vectors": save_vectors,
-        "mpp": mpp,
-        "patch_size": patch_size,
-        "format": format,
-        "class_names": class_names,
-        "device": device,
-        "memory": memory_bytes(memory),
-        "seed": seed,
-        "background": background,
-        "restart": restart,
-        "workers": chosen,
-        "follow_links": follow_links,
-        "full_digests": full_digests,
-    }
-    if out is None:
-        from xmil.cli._one_slide import check_one, explain_one
-
-        if slides is not None:
-            raise InputError("--slides goes with --out; for one slide without it, use --slide.")
-        check_one(features)
+    if request.out is None:
+        check_one(request.features)
         with costs_said():
-            return explain_one(model, features, slide=slide, as_json=as_json, **asked)
-    if slide is not None:
-        raise InputError("--slide is for one slide without --out; with it, `xmil heatmap --slides` draws.")
-    screen = Screen(as_json)
+            return explain_one(request, as_json=screen.as_json)
     with costs_said():
-        run = explain_slides(model, features, out=out, listener=screen, **asked)
-    if slides is None:
-        return finished(run, screen, then=f"{command('xmil', 'heatmap', out)} --slides SLIDES")
-    failed = _drawn(run, slides, screen, mpp=mpp, patch_size=patch_size, follow_links=follow_links)
-    return max(failed, finished(run, screen, then=command("xmil", "view", out, "--slides", slides)))
+        run = explain_slides.run(request, listener=screen)
+    if request.slides is None:
+        return finished(run, screen, then=f"{command_line('xmil', 'heatmap', run.path)} --slides SLIDES")
+    failed = _draw(run, request, screen)
+    then = command_line("xmil", "view", run.path, "--slides", request.slides)
+    return max(failed, finished(run, screen, then=then))
 
 
-def _drawn(run: Run, slides: Path, screen: Screen, **how: Any) -> int:
+def _draw(run: Run, request: ExplainRequest, screen: Screen) -> int:
     """Draw the run's slides as `xmil heatmap` would; 1 where some failed, or all: they are explained."""
     from xmil.runs.heatmap import draw_slides
 
+    options = {name: getattr(request, name) for name in ("slides", "mpp", "patch_size", "follow_links")}
     try:
-        return int(bool(draw_slides(run, slides=slides, listener=screen, **how).failed))
+        return int(bool(draw_slides(run, **options, listener=screen).failed))
     except XmilError as error:
-        print(f"xmil: error: explained, but not drawn: {as_options(str(error))}", file=sys.stderr)
+        print(f"xmil: error: explained, but not drawn: {as_flags(str(error))}", file=sys.stderr)
         return 1
 
 
-def memory_bytes(text: str) -> int:
-    """A size in bytes from 500MB, 4GB, 2GiB or a plain number.
+SHOWN = 5  # patches of each sign
+PAIRS = 3
+APART = {  # what a report holds beside the model's numbers
+    *("slide", "n", "picture", "beyond_scale", "explanations", "interactions", "warnings", "predicted"),
+}
+WORKERS = ("engine", "workers")  # options that say nothing of the results
 
-    >>> memory_bytes("500MB"), memory_bytes("2 GiB"), memory_bytes("1.5G")
-    (500000000, 2147483648, 1500000000)
-    """
-    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-    number = text.strip().rstrip("BbKMGTikmgt ").strip()
-    unit = text.strip()[len(number) :].strip().removesuffix("B").removesuffix("b")
+
+def check_one(features: Path) -> None:
+    """Refuse a folder of several files where no folder for results is given."""
+    from xmil.data import feature_files
+    from xmil.data.files import folder_advice
+
+    files = feature_files(features)[0]
+    if not files:
+        raise InputError(f"{features}: no feature files in this folder; {folder_advice(features)}.")
+    if files != [features]:
+        raise InputError(
+            f"{features}: holds {len(files)} feature files; give out=, the folder for their results, or one "
+            f"file: features={files[0]}."
+        )
+
+
+def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
+    """Explain one file, print what was found, and leave a picture in the current folder."""
+    from xmil.core.interactions import Interactions
+    from xmil.heatmaps import Look, beyond_scale
+    from xmil.runs.explain import explain_slides
+    from xmil.storage import read_explanations
+
+    slide = request.slides
+    with TemporaryDirectory() as folder:
+        run = explain_slides.run(replace(request, out=Path(folder) / "run"), listener=Quiet(as_json))
+        (name,) = run.slides
+        explanations = read_explanations(run.file(name))
+        together = [Interactions.load(path) for path in run.find_interactions(name)]
+        picture = Path(f"{'_'.join(name.split())}.heatmap.png")
+        fault = _draw_picture(explanations, slide, picture, run, pairs=together)
+        report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
+        report |= {"explanations": [_facts(e) for e in explanations]}
+        report |= {
+            "warnings": list(dict.fromkeys([*run.warnings, *(w for e in explanations for w in e.warnings)]))
+        }
+        report["beyond_scale"] = max(Look().scale(e).share_beyond(e.scores) for e in explanations)
+        report["interactions"] = [
+            {
+                "target": str(pairs.target),
+                "n": len(pairs),
+                "sure": int(pairs.sure.sum()),  # beyond three standard errors
+                "strongest": pairs.to_pandas().head(PAIRS).to_dict("records"),
+            }
+            for pairs in together
+        ]
+    if as_json:
+        report["warnings"] += [] if fault is None else [fault]
+        print(json.dumps(report, indent=2, default=str))
+    else:
+        _print(report, explanations)
+        print(f"\nPicture: {as_flags(fault or str(picture))}")
+        if fault is None and (sentence := beyond_scale(report["beyond_scale"])):
+            print(f"  {sentence}: keep the scores as below, then xmil heatmap --clip none")
+        words = [run_command(request, name)]
+        words += [command_line("--slides", slide.parent)] if slide is not None and slide.stem == name else []
+        print(f"Next: {' '.join(words)}  # keeps the scores, for xmil heatmap, view and export")
+    return 0 if fault is None else 1
+
+
+def run_command(request: ExplainRequest, name: str) -> str:
+    """The command that explains the slide with the same options, into a folder of its own."""
+    words: list[Any] = [word for model in request.model for word in ("--model", model)]
+    words += ["--features", request.features]
+    for one in fields(request):
+        value, about = getattr(request, one.name), options(ExplainRequest)[one.name]
+        if one.name in ("model", "features", "out", "slides", "restart", *WORKERS) or value == one.default:
+            continue
+        flag = about.flag or f"--{one.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{one.name.replace('_', '-')}")
+        elif isinstance(value, Mapping):
+            each = [(f"{method}.{key}", v) for method, own in value.items() for key, v in own.items()]
+            texts = [f"{place}={v if isinstance(v, str) else json.dumps(v)}" for place, v in each]
+            words += [word for text in texts for word in (flag, text)]
+        elif value:
+            words += [flag, ",".join(value) if isinstance(value, tuple) else value]
+    return command_line("xmil", "explain", *words, "--out", f"run-{'_'.join(name.split())}")
+
+
+class Quiet(Screen):
+    """A screen for one slide: its numbers are printed at the end."""
+
+    def say(self, sentence: str) -> None:
+        """Kept back: it speaks of a folder that is not kept."""
+
+    def warn(self, sentence: str) -> None:
+        """Kept back: warnings stand in the report."""
+
+    def failures(self, failed: Mapping[str, str]) -> None:
+        """There is one slide: its failure is the command's."""
+        for reason in failed.values():
+            raise InputError(reason)
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+        """No bar for one slide."""
+        return Listener().counting(what, total)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """What the model says of the slide."""
+    row = next(iter(run.rows.values()))
+    left_out = ("slide_id", "case_id", "label", "correct", "features", "seconds", "warnings")
+    return {key: _typed(key, text) for key, text in row.items() if key not in left_out and text != ""}
+
+
+def _typed(key: str, text: str) -> Any:
+    """A cell of the table: a class stays text, numbers are numbers."""
+    if key == "predicted":
+        return text
     try:
-        size = int(float(number) * units[unit[:1].upper() + unit[1:]])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < 1:
-        raise InputError(f"--memory must be a size such as 500MB or 4GB. Got {text!r} instead.")
-    return size
+        return int(text) if key == "n" else float(text)
+    except ValueError:
+        return text
 
 
-def _params(given: list[str], preset: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {"lrp": {"preset": preset}} if preset else {}
-    for text in given:
-        place, _, value = text.partition("=")
-        method, _, name = place.partition(".")
-        if not (method and name and value):
-            raise InputError(
-                f"--param must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
-            )
-        try:
-            found.setdefault(method, {})[name] = parse_json(value)
-        except ValueError:
-            found.setdefault(method, {})[name] = value
-    return found
+def _facts(e: Explanation) -> dict[str, Any]:
+    top = e.top(SHOWN).reset_index().to_dict("records")
+    low = e.to_pandas().sort_values("score", kind="stable").head(SHOWN).reset_index().to_dict("records")
+    return {
+        "method": e.method,
+        "target": str(e.target),
+        "output": e.output,
+        "audit": None if e.audit is None else e.audit.as_dict(),
+        "top": top,
+        "bottom": [row for row in low if row["score"] < 0],
+    }
+
+
+def _draw_picture(
+    found: Sequence[Explanation], slide: Path | None, path: Path, run: Run, *, pairs: Sequence[Interactions]
+) -> str | None:
+    """The heatmap of the slide with lines for pairs, or scores by rank where patches have no known place.
+
+    Gives the sentence on a picture that could not be written.
+    """
+    from xmil.heatmaps import heatmap, plot, without_repeats
+
+    try:
+        several = found[0] if len(found) == 1 else list(found)
+        targets = {e.target for e in without_repeats(found)}
+        lines = [each for each in pairs if each.target in targets]
+        picture = heatmap(several, slide, task=run.task, pairs=lines)
+    except XmilError:
+        if slide is not None:
+            raise
+        picture = plot(found[0])
+    try:
+        picture.savefig(path, dpi=150) if hasattr(picture, "savefig") else picture.save(path)
+    except OSError as error:
+        why = error.strerror or error
+        return f"{path.resolve()} cannot be written ({why}); give out=, a folder for scores and pictures."
+    return None
+
+
+def _print(report: dict[str, Any], found: Sequence[Explanation]) -> None:
+    from xmil.heatmaps import subtitle, title
+
+    print(f"{report['slide']}: {_verdict(report)}")
+    for e, facts in zip(found, report["explanations"], strict=True):
+        print(f"\n{title(e)} {subtitle(e)}: output {e.output:.4g}")
+        print(f"  account: {_account(facts['audit'])}")
+        for heading, rows in (("highest", facts["top"]), ("lowest", facts["bottom"])):
+            if rows:
+                print(f"  {heading}: " + ", ".join(_patch(row) for row in rows))
+    for pairs in report["interactions"]:
+        told = ", ".join(
+            f"patches {row['first']} and {row['second']} ({row['value']:+.3g} +/- {row['stderr']:.2g})"
+            for row in pairs["strongest"]
+        )
+        print(f"\nPairs that act together for {pairs['target']}: {told}")
+        print(f"  {pairs['sure']} of {counted(pairs['n'], 'pair')} beyond three standard errors")
+    for warning in report["warnings"]:
+        print(f"warning: {as_flags(warning)}")
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    """What the model says, in a line: the class with its probabilities, values, or the risk."""
+    chances = [f"{key[2:]} {value:.3g}" for key, value in report.items() if key.startswith("p:")]
+    said = [f"{k} {v}" for k, v in report.items() if k not in APART and not k.startswith("p:")]
+    if "predicted" in report:
+        told = f" (probabilities: {', '.join(chances)})" if chances else ""
+        said = [f"predicted {report['predicted']}{told}", *said]
+    return ", ".join([*said, counted(int(report["n"]), "patch")])
+
+
+def _account(audit: dict[str, float] | None) -> str:
+    if audit is None:
+        return "this method does not account for the output"
+    shares = {key: value for key, value in audit.items() if key != "output" and abs(value) > 5e-7}
+    told = " + ".join(f"{value:.4g} {key.replace('_', ' ')}" for key, value in shares.items())
+    return f"{audit['output']:.4g} = {told.replace('+ -', '- ') or '0'}"
+
+
+def _patch(row: dict[str, Any]) -> str:
+    where = f" at {row['x0']},{row['y0']}" if "x0" in row else ""
+    return f"patch {row['patch']}{where} ({row['score']:+.3g})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xmil.core.errors import FileError, XmilError
+from xmil.core.text import SLIDE_SUFFIXES, bare_name, is_plain
 
 if TYPE_CHECKING:
     from xmil.data.inspection import Report
@@ -33,8 +35,7 @@ def inspect(
     patch_size: Annotated[int | None, typer.Option(help="Patch edge in level-0 pixels.")] = None,
 ) -> None:
     """Say what feature files, checkpoints, slides, cohorts, explanations and runs are, and what they lack."""
-    from xmil.cli._next_step import compared, next_command
-    from xmil.cli._report import as_text
+    from xmil.cli._screen import as_text
 
     options = {"format": layout, "mpp": mpp, "patch_size": patch_size}
     results = compared([_inspected(path, options) for path in files])
@@ -80,8 +81,7 @@ def report(path: Path, options: dict[str, Any]) -> Report:
 
 def _slide(path: Path) -> Report:
     """A slide or picture; a file that is none, and is not named like one, is of no kind at all."""
-    from xmil.cli._slide import inspect_slide
-    from xmil.core.names import SLIDE_SUFFIXES
+    from xmil.core.text import SLIDE_SUFFIXES
 
     try:
         return inspect_slide(path)
@@ -93,11 +93,10 @@ def _slide(path: Path) -> Report:
 
 
 def _folder(path: Path, options: dict[str, Any]) -> Report:
-    from xmil.cli._slide import inspect_slides, slide_files
-    from xmil.data.containers.folderstore import is_bag_folder
+    from xmil.data.cohort import is_metadata
+    from xmil.data.containers.stores import is_bag_folder
+    from xmil.data.files import feature_files
     from xmil.data.inspection import inspect_cohort, inspect_features, inspect_folder, inspect_run
-    from xmil.data.join import feature_files
-    from xmil.data.tables import is_metadata
     from xmil.models.checkpoints.files import IN_FOLDER
 
     made_by = _made_by(path)
@@ -120,7 +119,7 @@ def _folder(path: Path, options: dict[str, Any]) -> Report:
 
 def _with_features(patches: Report, folder: Path) -> Report:
     """The report on a folder's patches, with where their features are."""
-    from xmil.data.whereabouts import folders_below
+    from xmil.data.files import folders_below
 
     several = [str(each.path) for each in folders_below(folder) if each.has_features]
     if not several:
@@ -132,7 +131,7 @@ def _with_features(patches: Report, folder: Path) -> Report:
 
 def _made_by(folder: Path) -> str | None:
     """The command whose run a folder holds, where it says so."""
-    from xmil.core.runfiles import read_run
+    from xmil.storage import read_run
 
     try:
         return str((read_run(folder) or {}).get("kind"))
@@ -178,3 +177,196 @@ def _table(path: Path, kind: str, options: dict[str, Any]) -> Report:
             return inspect_cohort(path) if kind == "parquet" else inspect_features(path, **options)
         except XmilError:
             raise error from None
+
+
+def inspect_slide(path: Path) -> Report:
+    """Dimensions, pyramid levels and mpp, and what to give where mpp is not stored."""
+    from xmil.data.inspection import Report
+    from xmil.slides import open_slide
+
+    with open_slide(path) as slide:
+        whole_slide = (0, 0, *slide.dimensions)
+        facts: dict[str, Any] = {
+            "read by": slide.backend,
+            "size": [list(slide.dimensions)],
+            "levels": [list(size) for size in slide.level_dimensions],
+            "downsamples": [round(scale, 4) for scale in slide.level_downsamples],
+            "mpp": slide.mpp,
+            "mpp from": slide.mpp_source,
+            "objective power": slide.magnification,
+            "bounds": None if slide.bounds == whole_slide else list(slide.bounds),
+        }
+    why = f"its pixels are {facts['mpp from']}" if facts["mpp from"] else "mpp is not stored"
+    missing = () if facts["mpp"] else (f"for patches of a known size: {why}; pass --slide-mpp",)
+    return Report(str(path), "slide", f"a slide ({facts['read by']})", facts, missing=missing)
+
+
+def slide_files(folder: Path) -> list[Path]:
+    """The files of a folder that a slide's or image's suffix names, in order of name."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.lower().endswith(SLIDE_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+    )
+
+
+def inspect_slides(folder: Path) -> Report:
+    """A folder of slides: one row each, with size and mpp, and what is missing or cannot be read."""
+    from xmil.data.inspection import Report
+
+    rows = tuple(_row(path) for path in slide_files(folder))
+    good = [row for row in rows if "error" not in row]
+    lacking = sum(row["mpp"] is None for row in good)
+    facts = {"slides": len(rows), "read by": dict(Counter(row["read by"] for row in good))}
+    missing = f"for patches of a known size: mpp is not stored in {lacking} of {len(good)}; pass --slide-mpp"
+    unread = len(rows) - len(good)
+    return Report(
+        str(folder),
+        "folder",
+        "a folder of slides",
+        facts,
+        missing=(missing,) if lacking else (),
+        problems=(f"{unread} files cannot be read",) if unread else (),
+        rows=rows,
+    )
+
+
+def _row(path: Path) -> dict[str, Any]:
+    try:
+        facts = inspect_slide(path).facts
+    except FileError as error:
+        return {"file": path.name, "error": str(error)}
+    return {"file": path.name, "size": facts["size"][0], "mpp": facts["mpp"], "read by": facts["read by"]}
+
+
+Result = dict[str, Any]
+Options = dict[str, Any]
+
+
+def compared(results: list[Result]) -> list[Result]:
+    """The results, with problems added where features fit no model, or slides no features."""
+    models = [result for result in results if result["kind"] == "checkpoint"]
+    features = [result for result in results if _features_in(result) is not None]
+    told = []
+    for result in results:
+        fault = _misfit(result, models) or _nameless(result, features)
+        told.append({**result, "problems": (*result["problems"], fault)} if fault else result)
+    return told
+
+
+def next_command(results: list[Result], options: Options) -> str:
+    """The command to go on with, once it is known where features are; what was not named is in capitals."""
+    from xmil.cli._screen import command_line
+
+    models = [result for result in results if result["kind"] == "checkpoint"]
+    slides = [result for result in results if _holds_slides(result)]
+    features = [result for result in results if _features_in(result) is not None]
+    for result in features:
+        fitting = [model for model in models if not _misfit(result, [model])]
+        facts = result["facts"]
+        if not facts.get("NaN") and not facts.get("infinite") and (fitting or not models):
+            more = {name: value for name, value in options.items() if value not in (None, "auto")}
+            words = [
+                word for name, value in more.items() for word in (f"--{name.replace('_', '-')}", str(value))
+            ]
+            return command_line(*_explain(result, fitting, slides), *words)
+    if features or any("features in" in result.get("facts", {}) for result in results):
+        return ""  # they do not fit, or which of several is meant is for the user to say
+    if patches := [result for result in results if _holds_patches(result)]:
+        return embedding(Path(patches[0]["path"]), slides[0]["path"] if slides else None)
+    return command_line("xmil", "tile", slides[0]["path"], "--out", "tiles") if slides else ""
+
+
+def embedding(tiles: Path, slides: object = None) -> str:
+    """The command that makes features of patches; which encoder, only the user knows."""
+    from xmil.cli._screen import command_line
+
+    folder = tiles.parent if tiles.name == "patches" else tiles
+    words = command_line(
+        "xmil", "embed", "--tiles", folder, "--slides", slides or "SLIDES", "--encoder", "ENCODER"
+    )
+    return f"{words}  # the encoder that the model was trained on: resnet50, ctranspath, uni, ..."
+
+
+def _explain(result: Result, models: list[Result], slides: list[Result]) -> list[str]:
+    model = models[0]["path"] if models else "MODEL"
+    shown = next((each["path"] for each in slides if not _nameless(each, [result])), None)
+    out = ["--out", "run"] if shown or result["kind"] != "features" else []
+    out += ["--slides", shown] if shown else []
+    return ["xmil", "explain", "--model", model, "--features", str(_features_in(result)), *out]
+
+
+def _misfit(result: Result, models: list[Result]) -> str | None:
+    """A sentence where none of the models reads features of this width."""
+    reads = {int(model["facts"]["in_dim"]): model["path"] for model in models}
+    found = _widths(result)
+    if not found or not reads or found & set(reads):
+        return None
+    wide = " and ".join(map(str, sorted(found)))
+    wanted = ", ".join(f"{path} reads {width}" for width, path in reads.items())
+    return f"the features are {wide} wide, and {wanted}; give features of the model's encoder"
+
+
+def _nameless(result: Result, features: list[Result]) -> str | None:
+    """A sentence where no slide of a folder has the name of a feature file."""
+    slides = {_bare(row["file"]) for row in result.get("rows", ())} if _holds_slides(result) else set()
+    named = {name for each in features for name in _names(each)}
+    if not slides or not named or slides & named:
+        return None
+    pair = f"{min(slides)} is a slide, {min(named)} has features"
+    return f"no slide has the name of a feature file ({pair}); name the files alike"
+
+
+def _names(result: Result) -> set[str]:
+    from xmil.data.header import slide_name
+
+    files = [row["file"] for row in result["rows"]] or [Path(str(_features_in(result))).name]
+    below = "features in" in result["facts"]  # its files are not looked at
+    return set() if below else {_bare(slide_name(Path(file))) for file in files}
+
+
+def _bare(name: str) -> str:
+    return bare_name(name) if is_plain(name) else name
+
+
+def _widths(result: Result) -> set[int]:
+    where, facts = _features_in(result), result.get("facts", {})
+    if where is None:
+        return set()
+    if "features in" in facts:
+        return _width_below(Path(where))
+    return _wide(facts["width"])
+
+
+def _wide(width: Any) -> set[int]:
+    """The widths of one file or of several; patches without features have none."""
+    return {int(key) for key in (width if isinstance(width, dict) else [width or 0])} - {0}
+
+
+def _width_below(folder: Path) -> set[int]:
+    """The width of a folder's first file; none where it cannot be read."""
+    from xmil.data import feature_files, open_bag
+
+    try:
+        return {open_bag(path).dim for path in feature_files(folder)[0][:1]} - {0}
+    except XmilError:
+        return set()
+
+
+def _holds_slides(result: Result) -> bool:
+    return result["kind"] == "folder" and {"slides", "read by"} <= set(result.get("facts", {}))
+
+
+def _features_in(result: Result) -> str | None:
+    """Where an inspected path holds features to explain."""
+    facts = result.get("facts", {})
+    if "features in" in facts:
+        return str(facts["features in"]) if facts["features in"] else None
+    holds = result["kind"] in ("features", "folder") and _wide(facts.get("width"))
+    return str(result["path"]) if holds and facts.get("instances") else None
+
+
+def _holds_patches(result: Result) -> bool:
+    """Whether it is a folder of patches that have no features yet."""
+    facts = result.get("facts", {})
+    return bool(result["kind"] == "folder" and facts.get("instances") and _features_in(result) is None)

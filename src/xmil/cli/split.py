@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli._options import Json
+from xmil.cli._command import Json
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:

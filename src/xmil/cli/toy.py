@@ -1,4 +1,4 @@
-"""`xmil toy`: explanations against known evidence, on bags of digits."""
+"""`xmil toy`: Table 1 by the referee, on bags of digits whose evidence is known."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli import _options
-from xmil.core.absence import not_made
+from xmil.cli import _command
 from xmil.core.errors import InputError, bad_parameter
 
 if TYPE_CHECKING:
-    from xmil.toy.benchmark import Configuration, Row
-    from xmil.toy.protocol import Protocol
+    from xmil.bench import Configuration, DigitProblem, Folder, Plan, Protocol, Referee, Suite, Unit
 
 ALL = "all"
 
@@ -33,7 +31,7 @@ def toy(
     out: Annotated[
         Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
     ] = Path("toy-out"),
-    device: _options.Device = "cpu",
+    device: _command.Device = "cpu",
     seed: Annotated[int, typer.Option(help="Base seed of bags and models.")] = 0,
     epochs: Annotated[
         int | None, typer.Option(help="Maximum number of epochs, instead of the paper's.")
@@ -52,43 +50,52 @@ def toy(
     ] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick.")] = None,
     plots: Annotated[bool, typer.Option(help="Draw bar plots and example bags.")] = True,
-    as_json: _options.Json = False,
+    as_json: _command.Json = False,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
-    from xmil.core.runfiles import locked
-    from xmil.toy.instances import load_instances
-    from xmil.toy.store import write_run
+    from xmil.bench import SETUPS, SUITES, Folder, OurModel, Plan, Referee, method_entry
+    from xmil.storage import RunFolder
 
     names = _names(task, model, methods, table1=table1, quick=quick)
     changes = {"repetitions": repetitions, "seed": seed, "pooled": pooled, "shared_bags": shared_bags}
     protocol = _protocol(quick, bags, epochs, changes)
     _check_device(device)
     _set_threads(threads if threads is not None else 1 if quick else None)
-    instances = load_instances(data, encoder=encoder, seed=seed)
-    configurations = _configurations(names, instances, protocol, device)
-    _check(configurations, names)
-    _make(out)
-    settings = {**names, "data": instances.name, "encoder": encoder, "device": device, **protocol.as_dict()}
-    with locked(out):
-        write_run(out, settings)
-        rows = _run(configurations, names["methods"], out)
-        _write(rows, configurations, names["methods"], out, plots=plots, as_json=as_json)
+    suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
+    problems = _problems(names, plan)
+    entries = [method_entry(name) for name in names["methods"]]
+    setups = [SETUPS[name] for name in names["models"]]
+    referee = Referee(plan, entries, [OurModel(setup) for setup in setups], Folder(out), device, replace=True)
+    settings = {**names, "data": problems[0].instances.name, "encoder": encoder, "device": device}
+    folder = RunFolder(out, "toy", {**settings, **protocol.as_dict()}, mixed=True)
+    with folder.open({"machine": {"device": _device_name(device)}}):
+        _measure(referee, suite, problems)
+        units = referee.units(suite, problems)
+        configurations = [p.configuration(setup, device) for p in problems for setup in setups]
+        _write_rows(units, configurations, referee.folder)
+        _write_tables(units, configurations, names["methods"], referee, plots=plots, as_json=as_json)
 
 
 def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) -> dict[str, list[str]]:
-    """Tasks, models and methods asked for, each checked; what is not said is the paper's."""
-    from xmil.toy.digit_tasks import TASKS
-    from xmil.toy.protocol import PAPER_METHODS, PAPER_MODELS, PAPER_TASKS, SETUPS, TABLE1_METHODS
-    from xmil.toy.scoring import MethodSpec
+    """The chosen tasks, models and methods, each checked; those not named are the paper's."""
+    from xmil.bench import (
+        PAPER_METHODS,
+        PAPER_MODELS,
+        PAPER_TASKS,
+        SETUPS,
+        TABLE1_METHODS,
+        TASKS,
+        MethodSpec,
+    )
 
     if table1 and quick:
         raise InputError(
             "--table1 and --quick cannot be combined: "
             "the first takes the paper's settings, the second its own."
         )
-    tasks = _listed(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
-    models = _listed(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
-    chosen = _listed(
+    tasks = _split(task, list(TASKS), list(TASKS) if quick else list(PAPER_TASKS))
+    models = _split(model, list(SETUPS), list(PAPER_MODELS) if table1 else ["attnmil"])
+    chosen = _split(
         methods,
         [*PAPER_METHODS, "grad2", "one_removed", "combined"],
         list(TABLE1_METHODS if table1 else PAPER_METHODS),
@@ -100,7 +107,7 @@ def _names(task: str, model: str, methods: str, *, table1: bool, quick: bool) ->
     return {"tasks": tasks, "models": models, "methods": [str(MethodSpec.parse(text)) for text in chosen]}
 
 
-def _listed(text: str, every: list[str], default: list[str]) -> list[str]:
+def _split(text: str, every: list[str], default: list[str]) -> list[str]:
     if text == ALL:
         return every
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())) or default
@@ -109,7 +116,7 @@ def _listed(text: str, every: list[str], default: list[str]) -> list[str]:
 def _protocol(quick: bool, bags: str, epochs: int | None, changes: dict[str, Any]) -> Protocol:
     from dataclasses import replace
 
-    from xmil.toy.protocol import QUICK, Protocol
+    from xmil.bench import QUICK, Protocol
 
     protocol = QUICK if quick else Protocol()
     if bags:
@@ -140,6 +147,14 @@ def _check_device(device: str) -> None:
         raise InputError(f"The device {device!r} is not there; use cpu.")
 
 
+def _device_name(device: str) -> str:
+    import torch
+
+    if device.startswith("cuda"):
+        return str(torch.cuda.get_device_name(device))
+    return f"{device}, {torch.get_num_threads()} threads"
+
+
 def _set_threads(threads: int | None) -> None:
     import torch
 
@@ -149,100 +164,82 @@ def _set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _configurations(
-    names: dict[str, list[str]], instances: Any, protocol: Protocol, device: str
-) -> list[Configuration]:
-    from xmil.toy.benchmark import Configuration
-    from xmil.toy.digit_tasks import TASKS
-    from xmil.toy.protocol import SETUPS
+def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
+    """The tasks as problems; what would fail later is refused here, before anything is trained."""
+    from xmil.bench import SETUPS, SPLITS, TASKS, DigitProblem, MethodSpec, load_instances
+    from xmil.models import create_model
 
-    pairs = [(task, model) for task in names["tasks"] for model in names["models"]]
-    return [Configuration(TASKS[t], SETUPS[m], instances, protocol, device) for t, m in pairs]
-
-
-def _check(configurations: list[Configuration], names: dict[str, list[str]]) -> None:
-    """Refuse what would fail later, before anything is trained."""
-    from xmil.toy.scoring import MethodSpec
-    from xmil.toy.store import applies
-
+    instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
+    for pool in SPLITS:
+        instances.rows_of(pool)
     specs = [MethodSpec.parse(text) for text in names["methods"]]
-    for c in configurations:
-        c.protocol.training_of(c.setup)
-        for pool in c.instances.pools:
-            c.instances.rows_of(pool)
-        if not any(applies(spec, c) for spec in specs):
-            raise InputError(f"None of the methods {', '.join(names['methods'])} can explain {c.setup.name}.")
+    for setup in [SETUPS[name] for name in names["models"]]:
+        plan.protocol.training_of(setup)
+        model = create_model(setup.name, in_dim=2, n_classes=2, **setup.params)
+        if not any(spec.supports(model) for spec in specs):
+            raise InputError(f"None of the methods {', '.join(names['methods'])} can explain {setup.name}.")
+    return [DigitProblem(TASKS[name], instances, plan.protocol) for name in names["tasks"]]
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(not_made(out, error)) from None
+def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> None:
+    """Train and measure every problem and model, with a bar for each step."""
+    from dataclasses import replace
 
-
-def _run(configurations: list[Configuration], methods: list[str], out: Path) -> list[Row]:
-    """Every configuration in turn, with a bar for each."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from xmil.toy.scoring import MethodSpec
-    from xmil.toy.store import Store, run_configuration
-
-    specs = [MethodSpec.parse(text) for text in methods]
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    rows: list[Row] = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        whole = progress.add_task("all configurations", total=len(configurations))
-        for configuration in configurations:
-            bar = progress.add_task(configuration.name, total=None)
+        every = progress.add_task("all tasks", total=len(problems))
+        bar = progress.add_task("", total=None)
 
-            def say(
-                stage: str, done: int, total: int, bar: Any = bar, name: str = configuration.name
-            ) -> None:
-                progress.update(bar, description=f"{name}: {stage}", completed=done, total=total)
+        def say(text: str, done: int, total: int) -> None:
+            progress.update(bar, description=text, completed=done, total=total or None)
 
-            rows += run_configuration(configuration, specs, Store(out), on_progress=say)
-            progress.remove_task(bar)
-            progress.advance(whole)
-    return rows
+        for problem in problems:
+            replace(referee, say=say).run(suite, [problem])
+            progress.advance(every)
 
 
-def _write(
-    rows: list[Row],
+def _write_rows(units: list[Unit], configurations: list[Configuration], folder: Folder) -> None:
+    """Write a Parquet file for each task and model: every repetition and method."""
+    from xmil.bench import rows_of, write_rows
+
+    for unit, configuration in zip(units, configurations, strict=True):
+        fitted = folder.stack(configuration)
+        if fitted is not None:
+            path = folder.path / "results" / f"{configuration.name}.parquet"
+            write_rows(path, rows_of(unit, fitted), configuration.settings())
+
+
+def _write_tables(
+    units: list[Unit],
     configurations: list[Configuration],
     methods: list[str],
-    out: Path,
+    referee: Referee,
     *,
     plots: bool,
     as_json: bool,
 ) -> None:
-    """The tables of every measure, the plots, and the main table on the screen."""
-    from xmil.toy.result_table import as_records, as_text, summarise
+    """Write the tables of every measure and the plots; print the main table."""
+    from xmil.bench import FORMATS, TRUTH, as_records, as_text, draw_all, notes, summarise
+    from xmil.core.durable import write_text
 
-    paper = all(c.comparable for c in configurations)
-    _write_tables(rows, out, paper=paper)
-    if plots:
-        from xmil.toy.plots import draw_all
-
-        draw_all(rows, configurations, methods, out, paper=paper)
-    table = summarise(rows, paper=paper)
-    if as_json:
-        print(json.dumps({"measure": "auprc2", "rows": as_records(table), "out": str(out)}, indent=2))
-        return
-    print(as_text(table))
-    beside = "; [paper, difference]" if paper else ""
-    print(f"\nAUPRC-2, mean ± std; * best, + second{beside}. Written to {out}.")
-
-
-def _write_tables(rows: list[Row], out: Path, *, paper: bool) -> None:
-    from xmil.core.storage import write_text
-    from xmil.evaluate.evidence_batch import MEASURES
-    from xmil.toy.result_table import FORMATS, summarise
-
-    for measure in MEASURES:
-        table = summarise(rows, measure, paper=paper)
+    out, repetitions = referee.folder.path, referee.plan.protocol.repetitions
+    tables = {m.name: summarise(units, methods, m.name, repetitions=repetitions) for m in TRUTH}
+    main = tables["auprc2"]
+    for measure, table in tables.items():
         for suffix, render in FORMATS.items():
-            text = render(table)
-            path = out / f"{'table1' if measure == 'auprc2' else measure}.{suffix}"
-            write_text(path, text)
+            write_text(out / f"{'table1' if table is main else measure}.{suffix}", render(table))
+    if plots:
+        draw_all(main, configurations, methods, referee.folder)
+    sentences = notes(units, repetitions=repetitions)
+    if as_json:
+        about = {"measure": main.measure, "rows": as_records(main), "notes": sentences, "out": str(out)}
+        print(json.dumps(about, indent=2))
+        return
+    print(as_text(main))
+    beside = "; [paper, difference]" if any(cell.paper is not None for cell in main.cells.values()) else ""
+    print(f"\nAUPRC-2, mean ± std; * best, + second{beside}. Written to {out}.")
+    for sentence in sentences:
+        print(sentence)

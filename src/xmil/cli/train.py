@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xmil.cli._options import Json
-from xmil.cli._report import print_failures
+from xmil.cli._command import Json
+from xmil.cli._screen import print_failures
 
 if TYPE_CHECKING:
     from xmil.training.config import Config
@@ -64,14 +64,14 @@ def train(
     ] = False,
 ) -> int:
     """Train models: folds, repeats and a grid in one command; goes on after an interruption."""
-    from xmil.training.config import load_config, plain
-    from xmil.training.toml import dumps
+    from xmil.training.config import dumps, load_config, plain
     from xmil.training.training_set import check_columns
 
+    folders = [str(folder) for folder in features or ()]
     flags: dict[str, Any] = {
         "out": out,
         "data.source": source,
-        "data.features": _one_or_many(features),
+        "data.features": folders[0] if len(folders) == 1 else folders or None,
         "data.cohort": cohort,
         "data.label": label,
         "data.split": split,
@@ -91,11 +91,6 @@ def train(
         return 0
     outcome = _train(settings, restart=restart)
     return _json_report(settings, outcome) if as_json else _report(settings, outcome)
-
-
-def _one_or_many(folders: list[Path] | None) -> str | list[str] | None:
-    names = [str(folder) for folder in folders or ()]
-    return names[0] if len(names) == 1 else names or None
 
 
 def _as_changes(flags: dict[str, Any]) -> list[str]:

@@ -17,10 +17,9 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Check every file of a run; of scores also digests, accounts, settings, models and features."""
-    from xmil.core.names import counted
-    from xmil.core.run import open_run
-    from xmil.runs.verify import SCORED, verify_run
-    from xmil.runs.verify_files import run_files
+    from xmil.core.text import counted
+    from xmil.runs.verify import SCORED, run_files, verify_run
+    from xmil.storage import open_run
 
     held = open_run(run)
     faults, files = verify_run(held), len(run_files(held))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xmil.cli import _options
-from xmil.core.absence import unreadable
-from xmil.core.errors import InputError
+from xmil.cli import _command
+from xmil.core.errors import InputError, unreadable
 
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
@@ -36,7 +35,7 @@ def view(
     mpp: Annotated[
         float | None, typer.Option(help="Microns per pixel, if the slides do not store it.")
     ] = None,
-    format: _options.Layout = "auto",  # noqa: A002 - the word users know
+    format: _command.Layout = "auto",  # noqa: A002 - the word users know
     host: Annotated[
         str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
     ] = ("127.0.0.1"),
@@ -97,7 +96,7 @@ def view(
 def _token(given: str | None, file: Path | None) -> str | None:
     """The token from the file, the environment or the command line, where any user could read it."""
     if file is None:
-        from xmil.viewer.security import MIN_TOKEN
+        from xmil.viewer.server import MIN_TOKEN
 
         if given is not None and len(given) >= MIN_TOKEN and given != os.environ.get("XMIL_TOKEN"):
             print(SEEN, file=sys.stderr)
@@ -133,8 +132,7 @@ def _serve(
     import secrets
 
     from xmil.viewer.app import create_app
-    from xmil.viewer.security import Rules, is_loopback
-    from xmil.viewer.serve import address, open_socket, serve
+    from xmil.viewer.server import Rules, address, is_loopback, open_socket, serve
     from xmil.viewer.static_copy import NOT_BUILT, page_files
 
     if token is None and not is_loopback(host):

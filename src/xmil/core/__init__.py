@@ -1,1 +1,1 @@
-"""The nouns everything else speaks of: bags, targets, explanations, errors, registries. No torch here."""
+"""Nouns without torch: bags, targets, explanations; errors, registries, durable files, budget, parsing."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray, as_features
+from xmil.core.durable import write_atomically
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.storage import write_atomically
 
 KEPT = 256  # patches that a background keeps by default
 
@@ -65,8 +65,8 @@ class Background:
     def load(cls, path: Path) -> Background | None:
         """The background of a file; None where there is none, or a damaged one."""
         try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
-                return cls(held["mean"], held["patches"], int(held["n"]))
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+                return cls(stored["mean"], stored["patches"], int(stored["n"]))
         except (OSError, ValueError, KeyError, TypeError, EOFError, InputError, zipfile.BadZipFile):
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import EllipsisType
 from typing import Any, Unpack
 
@@ -11,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.names import counted
-from xmil.core.parsing import small_number
 from xmil.core.patches import IntArray as IntArray
 from xmil.core.patches import Patches, Placed, Places, merged
+from xmil.core.text import counted, small_number
 
 FloatArray = npt.NDArray[np.float32]
 LEVEL0 = ("level0_width", "level0_height")  # of the slide, in `extra`
@@ -67,12 +67,15 @@ class Bag(Placed):
     ) -> None:
         name = called(slide_id, source)
         values = as_features(features, name=name)
-        where = _checked(merged(patches, coords, places), n=len(values), name=name)
+        where = merged(patches, coords, places)
+        _check_scale(where.patch_size, where.mpp, name=name)
+        where = replace(where, coords=_as_coords(where.coords, n=len(values), name=name), notes=())
         if extra is None or "slide_size" in places:  # else `extra` says what the file stores of it
             extra = {**(extra or {}), **dict(zip(LEVEL0, where.slide_size or (), strict=False))}
-        where = replace(where, slide_size=_slide_size(extra))
+        width, height = (small_number(str(extra.get(key))) for key in LEVEL0)
+        where = replace(where, slide_size=(width, height) if width and height else None)
         _check_lengths({"raw_coords": where.raw_coords, **(columns or {})}, n=len(values), name=name)
-        held = {
+        fields = {
             "features": values,
             "patches": where,
             "slide_id": slide_id,
@@ -85,7 +88,7 @@ class Bag(Placed):
             "extra": extra,
             "extras": _as_extras(extras or {}, n=len(values), name=name),
         }
-        for key, value in held.items():
+        for key, value in fields.items():
             object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
@@ -93,11 +96,11 @@ class Bag(Placed):
 
     def __repr__(self) -> str:
         n, d = len(self), self.dim
-        known = [
+        facts = [
             f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
         ]
-        held = f"{counted(n, 'instance')} x {counted(d, 'feature')}"
-        return f"Bag({', '.join([repr(self.slide_id), held, *known])})"
+        size = f"{counted(n, 'instance')} x {counted(d, 'feature')}"
+        return f"Bag({', '.join([repr(self.slide_id), size, *facts])})"
 
     @property
     def dim(self) -> int:
@@ -128,8 +131,8 @@ class Bag(Placed):
         >>> stamp.placed(mpp=0.5).boxes().tolist()
         [[512, 0, 1024, 512]]
         """
-        found = self.patches.placed(mpp, patch_size=patch_size)
-        return replace(self, patches=found, inferred=self.inferred + found.notes)
+        placed = self.patches.placed(mpp, patch_size=patch_size)
+        return replace(self, patches=placed, inferred=self.inferred + placed.notes)
 
 
 def called(slide_id: str | None, source: str | None = None) -> str:
@@ -168,14 +171,16 @@ def joins_instances(name: str, values: Any) -> bool:
 
 def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any]:
     """Extras as arrays with a row per instance, or square matrices; sparse ones stay sparse."""
-    found = {}
+    checked = {}
     for key, values in extras.items():
-        kept = values if hasattr(values, "tocsr") else np.asarray(values)
-        must = (n, n) if joins_instances(key, kept) else (n, *kept.shape[1:])
-        if kept.shape != must:
-            raise InputError(f"The extra {key!r} of {name} must have shape {must}. Got {kept.shape} instead.")
-        found[key] = kept
-    return found
+        array = values if hasattr(values, "tocsr") else np.asarray(values)
+        must = (n, n) if joins_instances(key, array) else (n, *array.shape[1:])
+        if array.shape != must:
+            raise InputError(
+                f"The extra {key!r} of {name} must have shape {must}. Got {array.shape} instead."
+            )
+        checked[key] = array
+    return checked
 
 
 def select_extras(extras: Mapping[str, Any], index: npt.NDArray[Any]) -> dict[str, Any]:
@@ -189,16 +194,6 @@ def _selected(name: str, values: Any, index: npt.NDArray[Any]) -> Any:
     return values[index][:, index] if joins_instances(name, values) else values[index]
 
 
-def _checked(patches: Patches, *, n: int, name: str) -> Patches:
-    _check_scale(patches.patch_size, patches.mpp, name=name)
-    return replace(patches, coords=_as_coords(patches.coords, n=n, name=name), notes=())
-
-
-def _slide_size(extra: Mapping[str, Any]) -> tuple[int, int] | None:
-    width, height = (small_number(str(extra.get(key))) for key in LEVEL0)
-    return (width, height) if width and height else None
-
-
 def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
     if values is None:
         return None
@@ -207,8 +202,8 @@ def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
         raise InputError(f"Coordinates of {name} must have shape ({n}, 2). Got {coords.shape} instead.")
     if coords.dtype.kind not in "iuf" or not np.all(np.isfinite(coords)):
         raise InputError(f"Coordinates of {name} must be finite numbers. Got dtype {coords.dtype} instead.")
-    whole = np.rint(coords) if coords.dtype.kind == "f" else coords
-    return np.ascontiguousarray(whole, dtype=np.int64)
+    rounded = np.rint(coords) if coords.dtype.kind == "f" else coords
+    return np.ascontiguousarray(rounded, dtype=np.int64)
 
 
 _LARGEST = 2**63  # as pixels are counted
@@ -225,3 +220,35 @@ def _check_lengths(arrays: Mapping[str, npt.NDArray[Any] | None], *, n: int, nam
     for key, values in arrays.items():
         if values is not None and len(values) != n:
             raise InputError(f"The column {key!r} of {name} must have {n} rows. Got {len(values)} instead.")
+
+
+class StoredBag(Bag):
+    """A bag that keeps features in their stored type, as half precision; `features` widens them.
+
+    Whoever computes can widen them where it is quick, as on a GPU.
+
+    >>> bag = StoredBag(np.ones((2, 3), dtype=np.float16))
+    >>> bag.stored.dtype.name, bag.features.dtype.name, len(bag), bag.dim
+    ('float16', 'float32', 2, 3)
+    """
+
+    stored: npt.NDArray[Any]
+
+    def __init__(self, features: npt.ArrayLike, *args: Any, **fields: Any) -> None:
+        values = np.asarray(features)
+        super().__init__(np.empty((len(values), 0), np.float32), *args, **fields)
+        object.__setattr__(self, "stored", values)
+        del self.__dict__["features"]  # the property below takes its place
+
+    @cached_property
+    def features(self) -> FloatArray:
+        """The features in float32."""
+        return as_features(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def dim(self) -> int:
+        """Width of the feature vectors."""
+        return int(self.stored.shape[1])

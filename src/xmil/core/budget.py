@@ -11,12 +11,12 @@ import os
 import re
 import stat
 import zipfile
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmil.core.errors import FileError, bad_parameter
-from xmil.core.parquet_footer import ColumnChunk, column_chunks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,12 +29,15 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 Path_ = str | PathLike[str]
 _WIDTHS = {0: 1, 1: 4, 3: 12, 4: 4}  # BOOLEAN, INT32, INT96, FLOAT, by Parquet's numbers; others take 8
 _BYTE_ARRAY, _DELTA_BYTE_ARRAY = 6, 7  # a type and an encoding
+MAGIC = b"PAR1"
+_DEEP = 12  # levels of a sound footer are fewer
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 11, 12
 
 
 def allowance(stored: int) -> int:
     """Bytes that an input of so many bytes on disk may take once read."""
-    given = os.environ.get(VARIABLE)
-    return max(FLOOR if given is None else _bytes(given), RATIO * stored)
+    floor = os.environ.get(VARIABLE)
+    return max(FLOOR if floor is None else _bytes(floor), RATIO * stored)
 
 
 def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = None) -> None:
@@ -150,11 +153,125 @@ def stored_bytes(path: Path) -> int:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if found is None:
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if parts is None:
         raise bad_parameter(VARIABLE, "the environment", "a number of bytes such as 4G", text)
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(parts[1]) * _UNITS[parts[2].upper()])
 
 
 def _gib(nbytes: int) -> int:
     return max(1, -(-nbytes // (1 << 30)))
+
+
+@dataclass(frozen=True)
+class ColumnChunk:
+    """One column of one group of rows, as the footer counts it."""
+
+    physical: int  # Parquet's number of the type
+    encodings: tuple[int, ...]
+    path: tuple[str, ...]
+    values: int
+    unpacked: int  # bytes
+
+
+def column_chunks(path: str | PathLike[str]) -> list[ColumnChunk]:
+    """Every column chunk of a Parquet file; ValueError where the footer is damaged.
+
+    Read without Arrow, whose process a damaged statistic can end. The footer is a Thrift structure in the
+    compact protocol: fields by number, integers as variable bytes.
+    """
+    try:
+        footer = _Compact(_footer(path)).structure(0)
+        groups = footer[4]
+        return [_chunk(column[3]) for group in groups for column in group[1]]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the footer is damaged ({error})") from None
+
+
+def _chunk(fields: dict[int, Any]) -> ColumnChunk:
+    names = tuple(name.decode("utf-8", "replace") for name in fields[3])
+    counts = (fields[1], fields[5], fields[6], *fields[2])
+    if not all(isinstance(count, int) for count in counts) or fields[5] < 0 or fields[6] < 0:
+        raise TypeError("a count is none")
+    return ColumnChunk(fields[1], tuple(fields[2]), names, fields[5], fields[6])
+
+
+def _footer(path: str | PathLike[str]) -> bytes:
+    with open(path, "rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - 8))
+        length, mark = int.from_bytes(stream.read(4), "little"), stream.read(4)
+        if mark != MAGIC or length + 8 > size:
+            raise ValueError("no Parquet file, or cut off")
+        stream.seek(size - 8 - length)
+        return stream.read(length)
+
+
+class _Compact:
+    """Reads structures of Thrift's compact protocol as dicts by the numbers of their fields."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.at = content, 0
+
+    def structure(self, depth: int) -> dict[int, Any]:
+        if depth > _DEEP:
+            raise ValueError("the footer is nested too deep")
+        fields: dict[int, Any] = {}
+        number = 0
+        while (head := self._byte()) != _STOP:
+            number = number + (head >> 4) if head >> 4 else self._signed()
+            fields[number] = self._value(head & 15, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (_TRUE, _FALSE):
+            return kind == _TRUE
+        if kind == _BYTE:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._signed()
+        if kind == _DOUBLE:
+            return self._bytes(8)
+        if kind == _BINARY:
+            return self._bytes(self._unsigned())
+        if kind in (_LIST, _SET):
+            return self._list(depth + 1)
+        if kind == _STRUCT:
+            return self.structure(depth + 1)
+        raise ValueError("the footer holds what Parquet does not use")
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _DEEP:
+            raise ValueError("the footer is nested too deep")
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        count = self._unsigned() if count == 15 else count
+        if count > len(self.content) - self.at:  # each takes a byte at least
+            raise ValueError("a list is longer than the footer")
+        if kind in (_TRUE, _FALSE):
+            return [self._byte() == _TRUE for _ in range(count)]
+        return [self._value(kind, depth) for _ in range(count)]
+
+    def _byte(self) -> int:
+        self.at += 1
+        return self.content[self.at - 1]
+
+    def _bytes(self, count: int) -> bytes:
+        if count > len(self.content) - self.at:
+            raise ValueError("a text is longer than the footer")
+        self.at += count
+        return self.content[self.at - count : self.at]
+
+    def _unsigned(self) -> int:
+        value = shift = 0
+        while shift < 70:
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+        raise ValueError("a number is too long")
+
+    def _signed(self) -> int:
+        value = self._unsigned()
+        return (value >> 1) ^ -(value & 1)

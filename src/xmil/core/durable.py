@@ -89,10 +89,10 @@ def sync_folder(folder: Path) -> None:
 
 def syncs() -> bool:
     """Whether files are synced before they count as written."""
-    given = os.environ.get(SYNC, "1")
-    if given not in ("0", "1"):
-        raise bad_parameter(SYNC, "the environment", "0 or 1", given)
-    return given == "1"
+    choice = os.environ.get(SYNC, "1")
+    if choice not in ("0", "1"):
+        raise bad_parameter(SYNC, "the environment", "0 or 1", choice)
+    return choice == "1"
 
 
 def _sync_file(path: str) -> None:

@@ -1,9 +1,20 @@
-"""Errors a user can act on: each message names the thing at fault and the way out."""
+"""Errors a user can act on: each message names the thing at fault and the way out.
+
+What stands where a file or folder was expected (nothing, a broken link, a pipe) is put into words here, too.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterable
 from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
+
+LISTED = 10_000  # names of a folder among which a near one is looked for
+SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
 
 
 class XmilError(Exception):
@@ -61,3 +72,82 @@ def bad_parameter(parameter: str, owner: str, must_be: str, got: object) -> Inpu
     The 'steps' parameter of flip must be an int in the range [1, inf). Got 0 instead.
     """
     return InputError(f"The {parameter!r} parameter of {owner} must be {must_be}. Got {got!r} instead.")
+
+
+def absent(path: str | PathLike[str], what: str = "file") -> str:
+    """Why a path is not the file, the folder or the "file or folder" that was asked for, and the way out.
+
+    >>> print(absent("nowhere.pt"))
+    nowhere.pt: no such file.
+    >>> print(absent("/"))
+    /: a folder, where a file is needed; name a file in it.
+    """
+    place = Path(path)
+    try:
+        kind = os.stat(place).st_mode
+    except (OSError, ValueError) as error:
+        return f"{place}: {_leads_nowhere(place, error, what)}"
+    if stat.S_ISDIR(kind) and "folder" not in what:
+        way = "name a file in it" if _names(place) else "it is empty, so name another"
+        return f"{place}: a folder, where a {what} is needed; {way}."
+    if stat.S_ISREG(kind) and "file" not in what:
+        return f"{place}: a file, where a {what} is needed; name the folder that holds it."
+    ours = stat.S_ISDIR(kind) or stat.S_ISREG(kind)
+    return f"{place}: {'cannot be read; check its rights.' if ours else SPECIAL}"
+
+
+def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
+    """Why a file could not be opened or read, and the way out.
+
+    >>> print(unreadable(__file__, PermissionError(13, "Permission denied")).partition(": ")[2])
+    cannot be read (Permission denied); check its rights, or copy it again.
+    """
+    if not os.path.isfile(path):
+        return absent(path)
+    why = getattr(error, "strerror", None) or error
+    return f"{path}: cannot be read ({why}); check its rights, or copy it again."
+
+
+def refused(error: OSError) -> str | None:
+    """What the system refused, by the file it names; None where it names none.
+
+    >>> refused(PermissionError(13, "Permission denied", "models/m.pt"))
+    'models/m.pt: cannot be used (Permission denied); check its name, its rights and those of its folders.'
+    """
+    if not isinstance(error.filename, str | bytes) or not error.strerror:
+        return None
+    way = "check its name, its rights and those of its folders"
+    return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {way}."
+
+
+def not_made(folder: str | PathLike[str], error: OSError, option: str = "out=") -> str:
+    """Why a folder for results could not be made, and the way out.
+
+    >>> print(not_made("/dev/null/run", NotADirectoryError(20, "Not a directory")))
+    /dev/null/run: cannot be made (/dev/null is no folder); choose another out=.
+    """
+    place = Path(folder)
+    blocker = next((p for p in (place, *place.parents) if os.path.lexists(p) and not p.is_dir()), None)
+    why = error.strerror if blocker is None else f"{blocker} is no folder"
+    return f"{place}: cannot be made ({why}); choose another {option}."
+
+
+def _leads_nowhere(place: Path, error: OSError | ValueError, what: str) -> str:
+    code = getattr(error, "errno", None)
+    if code == errno.ELOOP:
+        return f"a link that leads back to itself; name the {what} itself, or make the link again."
+    if code not in (errno.ENOENT, errno.ENOTDIR):
+        why = getattr(error, "strerror", None) or error
+        return f"cannot be read ({why}); check its name, its rights and those of its folders."
+    if place.is_symlink():
+        return f"a link to {os.readlink(place)}, which is not there; make the link again."
+    near = get_close_matches(place.name, _names(place.parent), n=1, cutoff=0.8)
+    return f"no such {what}." + (f" Did you mean {str(place.parent / near[0])!r}?" if near else "")
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry, _ in zip(entries, range(LISTED), strict=False)]
+    except OSError:
+        return []

@@ -15,19 +15,19 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.interval import steadied
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
-from xmil.core.target import Target
+from xmil.core.task import Target
 
 if TYPE_CHECKING:
     import pandas as pd
 
+JOINED = 0.01  # of a sample: what the mean variance of all counts for in that of each
 FEWEST_PAIRS = 32  # of orders and their reverse before sampled Shapley values may stop
 OTHER_FORMATS = (  # endings that would lie about a Parquet file
     *(".csv", ".tsv", ".txt", ".json", ".jsonl", ".geojson", ".xls", ".xlsx"),
     *(".npz", ".npy", ".h5", ".hdf5", ".zarr", ".pkl", ".pickle", ".pt", ".safetensors"),
 )
-DRAWING = "xmil.heatmaps.inline"  # a higher layer: found by name when a picture is asked for
+DRAWING, STORAGE = "xmil.heatmaps", "xmil.storage"  # higher layers: found by name when they are needed
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Audit:
     @classmethod
     def close(cls, **shares: float) -> Audit:
         """The audit whose `other` is what the given shares leave unexplained."""
-        known = sum(value for key, value in shares.items() if key != "output")
-        return cls(**shares, other=shares["output"] - known)
+        explained = sum(value for key, value in shares.items() if key != "output")
+        return cls(**shares, other=shares["output"] - explained)
 
     def as_dict(self) -> dict[str, float]:
         """The shares by name."""
@@ -117,7 +117,7 @@ class Explanation(Placed):
         warnings: Sequence[str] = (),
         **places: Unpack[Places],
     ) -> None:
-        held = {
+        fields = {
             "scores": scores,
             "logits": logits,
             "output": output,
@@ -135,7 +135,7 @@ class Explanation(Placed):
             "stable": stable,
             "warnings": list(warnings),
         }
-        for key, value in held.items():
+        for key, value in fields.items():
             object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
@@ -157,8 +157,8 @@ class Explanation(Placed):
     def take(self, rows: Any, patches: Patches | None = None) -> Explanation:
         """The scores of some rows, with the account of the whole; `patches` where theirs are known better."""
         names = ("scores", "spread", "relevance", "stderr", "stable")
-        known = {name: getattr(self, name) for name in names}
-        own: dict[str, Any] = {name: None if held is None else held[rows] for name, held in known.items()}
+        arrays = {name: getattr(self, name) for name in names}
+        own: dict[str, Any] = {name: None if array is None else array[rows] for name, array in arrays.items()}
         return replace(self, patches=self.patches.take(rows) if patches is None else patches, **own)
 
     def interval(self, level: float = 0.95) -> tuple[FloatArray, FloatArray]:
@@ -196,22 +196,19 @@ class Explanation(Placed):
         return f"{self.method}:{self.target}"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write this explanation as a Parquet table; see `xmil.core.storage` for several in one."""
-        from xmil.core.storage import write_explanations
-
+        """Write this explanation as a Parquet table; see `xmil.storage` for several in one."""
         if PurePath(path).suffix.lower() in OTHER_FORMATS:
             raise InputError(
                 f"{path}: an explanation is saved as Parquet, with its account; end the name in .parquet, or "
                 "write its table alone with e.to_pandas().to_csv(...)."
             )
-        write_explanations([self], path)
+        import_module(STORAGE).write_explanations([self], path)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, method: str | None = None, target: Any = None) -> Explanation:
         """Read one explanation; name the method and target where the file holds several."""
-        from xmil.core.storage import read_explanation
-
-        return read_explanation(path, method=method, target=target)
+        stored: Explanation = import_module(STORAGE).read_explanation(path, method=method, target=target)
+        return stored
 
     def to_pandas(self) -> pd.DataFrame:
         """A table of one row per patch: level-0 corner where it is known, score, and what goes with it.
@@ -224,9 +221,9 @@ class Explanation(Placed):
 
         corners = {} if self.coords is None else {"x0": self.coords[:, 0], "y0": self.coords[:, 1]}
         beside = {key: getattr(self, key) for key in ("stderr", "stable", "spread")}
-        known = {key: values for key, values in beside.items() if values is not None}
+        extra = {key: values for key, values in beside.items() if values is not None}
         index = pd.RangeIndex(len(self), name="patch")
-        return pd.DataFrame({**corners, "score": self.scores, **known}, index=index)
+        return pd.DataFrame({**corners, "score": self.scores, **extra}, index=index)
 
     def top(self, k: int = 20) -> pd.DataFrame:
         """The k patches with the highest scores, the highest first; fewer where the bag is smaller.
@@ -244,4 +241,55 @@ class Explanation(Placed):
         return import_module(DRAWING).plot(self, slide, **look)
 
     def _repr_html_(self) -> str:
-        return str(import_module(DRAWING).html(self))
+        return str(import_module(DRAWING).explanation_html(self))
+
+
+def steadied(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:
+    """Half the width of the interval of each of many means, from their standard errors (n,).
+
+    Few samples of a skewed quantity often miss what makes it vary, and its variance seems to be next to
+    none. So a small share of the mean variance of all joins that of each; the quantile is Student's.
+
+    >>> steadied([0.1, 0.0], 12).round(3).tolist()
+    [0.22, 0.005]
+    """
+    from scipy.stats import t as student  # not at the top: reading explanations does without scipy
+
+    squares = np.square(np.asarray(stderr, dtype=np.float64))
+    joined = ((samples - 1) * squares + JOINED * squares.mean()) / (samples - 1 + JOINED)
+    half: npt.NDArray[np.float64] = student.ppf(0.5 + level / 2, samples - 1) * np.sqrt(joined)
+    return half
+
+
+@dataclass(frozen=True)
+class MethodCard:
+    """A method as readers know it: a title for pictures, and a short one for tables."""
+
+    title: str
+    short: str
+
+
+# In the order of tables; known without importing torch.
+CARDS = {
+    "random": MethodCard("Random", "Random"),
+    "attention": MethodCard("Attention", "Attention"),
+    "single": MethodCard("Single instance", "Single"),
+    "one_removed": MethodCard("One removed", "One removed"),
+    "combined": MethodCard("Combined", "Combined"),
+    "milli": MethodCard("MILLI", "MILLI"),
+    "shapley": MethodCard("Shapley value", "Shapley"),
+    "logits": MethodCard("Instance logits", "Logits"),
+    "gxi": MethodCard("Gradient x input", "G x I"),
+    "grad2": MethodCard("Squared gradient", "Grad^2"),
+    "ig": MethodCard("Integrated gradients", "IG"),
+    "lrp": MethodCard("xMIL-LRP", "xMIL-LRP"),
+}
+
+
+def card_of(method: str) -> MethodCard:
+    """The card of a method; one that is not ours goes by its name.
+
+    >>> card_of("ig").title, card_of("my_method").short
+    ('Integrated gradients', 'my_method')
+    """
+    return CARDS.get(method) or MethodCard(method, method)

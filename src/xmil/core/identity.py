@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
-from xmil.core.absence import absent, unreadable
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, absent, unreadable
 
 WHOLE = 1 << 20  # bytes up to which a file is read whole
 ENDS = 1 << 16  # bytes of its head and of its tail, of a longer one
@@ -34,14 +34,16 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def identity(path: StrPath, *, full: bool = False, times: bool = False) -> str:
+def identity(path: StrPath, *, full: bool | None = None, times: bool = False) -> str:
     """What a file or folder holds, in one word: its size, and a digest of head, tail and samples between.
 
-    A file up to 1 MiB is read whole. `full` reads every byte of every file, and says so in the word. `times`
+    A file up to 1 MiB is read whole. `full` reads every byte of every file, and says so in the word; by
+    default it is what the environment variable XMIL_FULL_DIGESTS says. `times`
     counts the time of a file that is not read whole: a change between the samples is then seen, and a copy
     is taken for another file.
     """
     place = Path(path)
+    full = reads_every_byte() if full is None else full
     try:
         files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
         if not files:
@@ -51,11 +53,17 @@ def identity(path: StrPath, *, full: bool = False, times: bool = False) -> str:
         raise FileError(unreadable(place, error)) from None
 
 
-def unchanged(path: StrPath, stored: object, *, full: bool = False, times: bool = False) -> bool:
+def unchanged(path: StrPath, stored: object, *, full: bool | None = None, times: bool = False) -> bool:
     """Whether a file holds what a stored word says; a sampled word does not do where a full one must."""
     if not isinstance(stored, str):
         return False
+    full = reads_every_byte() if full is None else full
     return stored == identity(path, full=full or stored.startswith("full:"), times=times)
+
+
+def reads_every_byte() -> bool:
+    """Whether changed inputs are told from every byte, not from head, tail and samples."""
+    return os.environ.get("XMIL_FULL_DIGESTS", "") not in ("", "0")
 
 
 def _full(place: Path, files: list[Path]) -> str:
@@ -74,8 +82,8 @@ def _sampled(place: Path, files: list[Path], times: bool) -> str:
     looked_at = {int(i * step) for i in range(min(FILES, len(files)))}
     for i, file in enumerate(files):
         stat = file.stat()
-        size, whole = stat.st_size, i in looked_at and stat.st_size <= WHOLE
-        time = stat.st_mtime_ns if times and not whole else ""
+        size, is_read = stat.st_size, i in looked_at and stat.st_size <= WHOLE
+        time = stat.st_mtime_ns if times and not is_read else ""
         digest.update(f"{_name(file, place)}|{size}|{time}|".encode())
         if i in looked_at:
             for part in _parts(file, size):

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil._version import __version__
-from xmil.core.absence import absent
 from xmil.core.bag import IntArray
-from xmil.core.budget import read_parquet
-from xmil.core.errors import FileError, InputError, XmilError
-from xmil.core.parsing import parse_json
-from xmil.core.storage import write_atomically
-from xmil.core.target import Target
+from xmil.core.errors import InputError
+from xmil.core.explanation import STORAGE
+from xmil.core.task import Target
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
-LAYOUT = 1
-KEY = b"xmil-interactions"
 CORNERS = ("x0", "y0", "other_x0", "other_y0")
 Floats = npt.NDArray[np.float64]
 
@@ -79,73 +72,18 @@ class Interactions:
         """A table of one row per pair: both instances or groups, value, standard error, the pair alone."""
         import pandas as pd
 
-        named = self.pairs if self.names is None else np.array(self.names, dtype=object)[self.pairs]
-        table = pd.DataFrame({"first": named[:, 0], "second": named[:, 1]})
+        members = self.pairs if self.names is None else np.array(self.names, dtype=object)[self.pairs]
+        table = pd.DataFrame({"first": members[:, 0], "second": members[:, 1]})
         table = table.assign(value=self.values, stderr=self.stderr, alone=self.alone)
         places = {} if self.corners is None else dict(zip(CORNERS, self.corners.T, strict=True))
         return table.assign(**places)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the pairs as a Parquet table, with target and provenance in its metadata."""
-        import pyarrow.parquet as pq
-
-        table = self._to_table()
-        write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        import_module(STORAGE).write_interactions(self, path)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Interactions:
         """Read what `save` wrote."""
-        import pyarrow as pa
-
-        try:
-            table = read_parquet(path)
-        except FileNotFoundError:
-            raise FileError(absent(path)) from None
-        except XmilError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            why = str(error).splitlines()[0].rstrip(".")
-            raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
-        raw = (table.schema.metadata or {}).get(KEY)
-        if raw is None:
-            raise FileError(f"{path}: a Parquet file, but it holds no interactions.")
-        try:
-            return _from_table(parse_json(raw), table)
-        except (LookupError, TypeError, ValueError) as error:
-            raise FileError(f"{path}: the interactions are damaged ({error}); compute them again.") from None
-
-    def _to_table(self) -> pa.Table:
-        import pyarrow as pa
-
-        columns: dict[str, Any] = {"first": self.pairs[:, 0], "second": self.pairs[:, 1]}
-        columns |= {"value": self.values, "stderr": self.stderr, "alone": self.alone}
-        columns |= {} if self.corners is None else dict(zip(CORNERS, self.corners.T, strict=True))
-        header = {
-            "layout": LAYOUT,
-            "version": __version__,
-            "target": asdict(self.target),
-            "groups": None if self.groups is None else self.groups.tolist(),
-            **{key: getattr(self, key) for key in ("output", "bag", "model", "patch_size", "names")},
-            "params": dict(self.params),
-            "warnings": list(self.warnings),
-        }
-        return pa.table(columns).replace_schema_metadata({KEY: json.dumps(header, default=str)})
-
-
-def _from_table(header: Mapping[str, Any], table: pa.Table) -> Interactions:
-    if header["layout"] > LAYOUT:
-        raise ValueError(f"layout {header['layout']} of a later xmil")
-    groups, names = header["groups"], header["names"]
-    placed = set(CORNERS) <= set(table.column_names)
-    return Interactions(
-        pairs=np.stack([table[name].to_numpy() for name in ("first", "second")], axis=1).astype(np.int64),
-        values=table["value"].to_numpy(),
-        stderr=table["stderr"].to_numpy(),
-        alone=table["alone"].to_numpy(),
-        target=Target(**header["target"]),
-        names=None if names is None else tuple(names),
-        groups=None if groups is None else np.array(groups, dtype=np.int64),
-        corners=np.stack([table[name].to_numpy() for name in CORNERS], axis=1) if placed else None,
-        warnings=tuple(header["warnings"]),
-        **{key: header[key] for key in ("output", "bag", "model", "patch_size", "params")},
-    )
+        stored: Interactions = import_module(STORAGE).read_interactions(path)
+        return stored

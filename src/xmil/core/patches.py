@@ -68,20 +68,20 @@ class Patches:
         >>> Patches.stored([[256, 256]], "px-centre", edge=128, mpp=0.25).coords.tolist()
         [[0, 0]]
         """
-        given = _checked(xy)
+        raw = _checked(xy)
         notes: list[str] = []
         if unit == "um" and mpp is None and edge and patch_size:
             mpp = edge / patch_size
             tile = f"the tile of {edge:g} µm and the given patch edge of {patch_size} px"
             notes.append(f"mpp {mpp:g} from {tile}")
         size = patch_size if patch_size is not None else _edge_px(unit, edge, mpp)
-        scaled = _level0(given, unit, edge=edge, mpp=mpp, size=size)
+        scaled = _level0(raw, unit, edge=edge, mpp=mpp, size=size)
         if unit == "px-read" and scaled is not None:
             notes.append(f"reading resolution {size}/{edge:g} of level 0 from the given patch edge")
         coords = None if scaled is None else np.rint(scaled).astype(np.int64)
         if unit == "px":
             return cls(coords, size, mpp, notes=tuple(notes))
-        return cls(coords, size, mpp, given, unit, edge, notes=tuple(notes))
+        return cls(coords, size, mpp, raw, unit, edge, notes=tuple(notes))
 
     def placed(self, mpp: float | None = None, *, patch_size: int | None = None) -> Patches:
         """Level-0 coordinates from `raw_coords` and the slide's mpp or the patch edge; new notes alone."""
@@ -89,9 +89,11 @@ class Patches:
         if self.raw_coords is None or self.unit is None:
             size = self.patch_size if patch_size is None else patch_size
             return replace(self, mpp=mpp, patch_size=size, notes=())
-        found = Patches.stored(self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size)
+        level0 = Patches.stored(
+            self.raw_coords, self.unit, edge=self.raw_edge, mpp=mpp, patch_size=patch_size
+        )
         return replace(
-            self, coords=found.coords, patch_size=found.patch_size, mpp=found.mpp, notes=found.notes
+            self, coords=level0.coords, patch_size=level0.patch_size, mpp=level0.mpp, notes=level0.notes
         )
 
     def take(self, rows: Any) -> Patches:
@@ -133,9 +135,9 @@ class Places(TypedDict, total=False):
 
 def merged(patches: Patches | None, coords: Any | EllipsisType, places: Places) -> Patches:
     """Patches with what was given by name on top; coords of `...` were not given."""
-    given: dict[str, Any] = {**places} if coords is ... else {"coords": coords, **places}
+    changes: dict[str, Any] = {**places} if coords is ... else {"coords": coords, **places}
     base = Patches() if patches is None else patches
-    return replace(base, **given) if given else base
+    return replace(base, **changes) if changes else base
 
 
 class Placed:

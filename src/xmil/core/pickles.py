@@ -32,10 +32,10 @@ class PurePickle(pickle._Unpickler):
     def _tuple(self, opcode: int) -> None:
         plain: Any = pickle._Unpickler.dispatch[opcode]
         plain(self)
-        made = self.stack[-1]  # type: ignore[attr-defined]
+        new = self.stack[-1]  # type: ignore[attr-defined]
         depths = self.__dict__.setdefault("_depths", {})
-        deepest = max((depths.get(id(held), (0,))[0] for held in made), default=0)
-        depths[id(made)] = (deepest + 1, made)  # held, so that the number stays its own
+        deepest = max((depths.get(id(item), (0,))[0] for item in new), default=0)
+        depths[id(new)] = (deepest + 1, new)  # held, so that the number stays its own
         if deepest >= DEEP:
             raise FileError("its pickle nests tuples too deeply; it is damaged or a trap.")
 
@@ -72,8 +72,8 @@ def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:
         try:
             _DryRun(stream, ledger).load()
         except FileError as error:
-            told = str(error)
-            raise FileError(told if told.startswith(str(path)) else f"{path}: {told}") from None
+            why = str(error)
+            raise FileError(why if why.startswith(str(path)) else f"{path}: {why}") from None
         except Exception:
             return
 
@@ -98,7 +98,7 @@ class _DryRun(PurePickle):
         self._count = count
 
     def find_class(self, module: str, name: str) -> Any:
-        make = _SIZES.get((module, name), _tensor_size if name.endswith("Tensor") else _nothing)
+        make = _SIZES.get((module, name), _tensor_size if name.endswith("Tensor") else lambda *_: 0)
         return type(name or "Made", (_Made,), {"count": self._count, "size": staticmethod(make)})
 
     def persistent_load(self, pid: Any) -> Any:  # noqa: ARG002 - a storage, whose bytes are in the file
@@ -122,10 +122,6 @@ class _Made:
         """Nothing is kept."""
 
     __setitem__ = append = extend = add = lambda *_: None
-
-
-def _nothing(*_: Any) -> int:
-    return 0
 
 
 def _encoded(text: Any, codec: Any = "utf-8", *_: Any) -> int:

@@ -1,12 +1,15 @@
-"""What a model's outputs mean: classes, values, hazards or a log risk; names, numbers, tables and words.
+"""What is asked of a model (`Target`) and what its outputs mean (`Task`).
 
-A task is one object here; its explained outputs register beside it in `xmil.methods.outputs`, its loss in
-`xmil.training.losses`.
+Outputs are classes, values, hazards or a log risk; a task knows their names, numbers, tables and words.
+
+A task is one object here; its explained outputs register beside it in `xmil.methods`, its loss in
+`xmil.training.fit`.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,8 +18,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.registry import Registry
+from xmil.core.text import small_number
 
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, list[Any]]
@@ -104,9 +108,9 @@ class Task:
     ) -> list[str]:
         """Names of the classes, values or time bins of a table; numbers where they have none."""
         n = self.count_targets(n_outputs) if self.decides else n_outputs
-        known = self.target_names(n_outputs, class_names, time_bins) or ()
-        named = len(known) == self.count_targets(n_outputs)
-        return [str(name) for name in known[:n]] if named else [str(i) for i in range(n)]
+        names = self.target_names(n_outputs, class_names, time_bins) or ()
+        fits = len(names) == self.count_targets(n_outputs)
+        return [str(name) for name in names[:n]] if fits else [str(i) for i in range(n)]
 
     def numbers(self, outputs: npt.ArrayLike) -> Floats:
         """What outputs (..., c) say (..., k): a probability for each class, the values, or the risk."""
@@ -147,7 +151,7 @@ class Task:
             each = np.take_along_axis(each, chosen[:, None, None], axis=2)
         return np.asarray(each.std(axis=1, ddof=1).mean(axis=-1))
 
-    def said(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+    def describe(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
         """The columns of what was predicted from outputs (n, m, c): the class and its chances, or numbers."""
         answers = self.answer(outputs)
         if not self.decides:
@@ -156,13 +160,13 @@ class Task:
         words = ["+".join(str(names[c]) for c in chosen) for chosen in picked]
         return {"predicted": words, **_numbered("p", names, answers)}
 
-    def behind(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+    def describe_outputs(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
         """The columns of what lies behind it: the outputs of a model with classes."""
         mean = np.asarray(outputs, dtype=np.float64).mean(axis=1)
         short = mean.shape[1] == len(names) - 1  # the first class has no output of its own
         return _numbered("logit", names[1:] if short else names, mean) if self.decides else {}
 
-    def true(self, labels: Sequence[Any], names: Sequence[str]) -> Columns:
+    def describe_truth(self, labels: Sequence[Any], names: Sequence[str]) -> Columns:
         """The columns of what is true, None where it is not known."""
         if self.truth == "time":
             pairs = [label if isinstance(label, tuple) else (None, None) for label in labels]
@@ -324,7 +328,7 @@ class Survival(Task):
         """The risk, which is the target after the bins."""
         return int(np.asarray(outputs).shape[-1])
 
-    def behind(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
+    def describe_outputs(self, outputs: npt.ArrayLike, names: Sequence[str]) -> Columns:
         """The survival function, of an ensemble the mean of its models', and the mean outputs."""
         z = np.asarray(outputs, dtype=np.float64)
         alive = self.alive(z).mean(axis=1)
@@ -392,3 +396,84 @@ def _spoken(kind: str, names: Sequence[str], values: Floats) -> Columns:
     if len(cells) == 1:
         return {kind: cells[0]}
     return {f"{kind}:{name}": column for name, column in zip(names, cells, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """The explained class, optionally against another one; a bare target equals its class.
+
+    `cls=None` stands for the class the model predicts; models with a single value (regression, risk) have
+    class 0 only. `name` and `against_name` are filled in when the model knows its class names.
+
+    >>> Target(1) == 1, str(Target(1, against=0)), str(Target(1, name="HPV+"))
+    (True, '1-vs-0', 'HPV+')
+    """
+
+    cls: int | str | None = None
+    against: int | str | None = None
+    name: str | None = None
+    against_name: str | None = None
+
+    def __str__(self) -> str:
+        first = "predicted" if self.cls is None else self.name or str(self.cls)
+        second = None if self.against is None else self.against_name or str(self.against)
+        return first if second is None else f"{first}-vs-{second}"
+
+    def __index__(self) -> int:
+        if not isinstance(self.cls, int):
+            raise InputError(f"The target {self} has no class index yet; explain resolves it.")
+        return self.cls
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Target):
+            return (self.cls, self.against) == (other.cls, other.against)
+        return self.against is None and self.cls == other
+
+    def __hash__(self) -> int:
+        return hash(self.cls) if self.against is None else hash((self.cls, self.against))
+
+    @classmethod
+    def of(cls, value: Any) -> Target:
+        """A target from what users write: a class index, a class name, a Target, or None."""
+        if isinstance(value, Target):
+            return value
+        if value is None or isinstance(value, str):
+            return cls(value)
+        return cls(_as_index(value))
+
+    def resolve(self, *, n_classes: int, predicted: int, class_names: Sequence[str] | None = None) -> Target:
+        """The target with class indices in range and names where the model knows them."""
+        if class_names is not None and len(class_names) != n_classes:
+            class_names = None
+        first = predicted if self.cls is None else _find(self.cls, n_classes, class_names)
+        second = None if self.against is None else _find(self.against, n_classes, class_names)
+        if first == second:
+            raise InputError(f"The target contrasts class {first} with itself; name two classes.")
+        name = class_names[first] if class_names else None
+        against_name = class_names[second] if class_names and second is not None else None
+        return Target(first, second, name, against_name)
+
+
+def _as_index(value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        message = f"A target must be a class index, a class name, a Target or None. Got {value!r} instead."
+        raise InputError(message) from None
+
+
+def _find(value: Any, n_classes: int, class_names: Sequence[str] | None) -> int:
+    if isinstance(value, str):
+        if class_names is not None and value in class_names:
+            return list(class_names).index(value)
+        number = small_number(value)
+        if number is None:
+            names = class_names or [str(i) for i in range(n_classes)]
+            raise unknown_name("class", value[:80], names)
+        value = number
+    index = _as_index(value)
+    if not 0 <= index < n_classes:
+        raise InputError(f"The target class must be in the range [0, {n_classes}). Got {index} instead.")
+    return index

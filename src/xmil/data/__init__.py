@@ -5,12 +5,11 @@ Datasets need torch and live in `xmil.data.dataset`; nothing here imports it.
 
 from __future__ import annotations
 
-from xmil.data.averages import background
 from xmil.data.bags import open_bag, read_bag, write_bag
 from xmil.data.cases import Case, group_cases, join_bags, read_case
 from xmil.data.cohort import Cohort, read_cohort
+from xmil.data.files import JoinReport, background, feature_files, join_features
 from xmil.data.header import Ask, Header
-from xmil.data.join import JoinReport, feature_files, join_features
 from xmil.data.readers import list_formats, reader
 from xmil.data.splits import split_folds, split_fractions
 

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import Bag
+from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, XmilError
-from xmil.core.storage import write_atomically
 from xmil.data.containers import open_contents
-from xmil.data.extras import write_extra
-from xmil.data.header import Ask, Header
+from xmil.data.header import Ask, Header, write_extra
 from xmil.data.readers import find_reader
 from xmil.data.readers.trident import OURS
 
@@ -54,9 +53,9 @@ def open_bag(
 ) -> Header:
     """Everything about a stored bag but its features, which `read` brings on demand."""
     ask = Ask(mpp, patch_size)
-    found = open_contents(Path(path))
+    contents = open_contents(Path(path))
     try:
-        return find_reader(found, format).read(found, ask)
+        return find_reader(contents, format).read(contents, ask)
     except XmilError:
         raise
     except (
@@ -93,11 +92,30 @@ def _write(bag: Bag, temporary: str, path: Path) -> None:
     name = bag.slide_id or path.stem
     shared = {"name": name, "savetodir": path.parent.name}
     with h5py.File(temporary, "w") as file:
-        file.attrs[OURS] = json.dumps(_ours(bag), default=str)
+        carried = {
+            key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")
+        }
+        file.attrs[OURS] = json.dumps({"version": __version__, "from": bag.format, **carried}, default=str)
         features = file.create_dataset("features", data=bag.features)
         _set(features, {**shared, "encoder": bag.encoder})
         if bag.coords is not None:
-            _set(file.create_dataset("coords", data=bag.coords), {**shared, **_coords_attrs(bag)})
+            stated = (
+                "level0_magnification",
+                "target_magnification",
+                "overlap",
+                "level0_width",
+                "level0_height",
+            )
+            attrs: dict[str, Any] = {key: bag.extra.get(key) for key in stated}
+            attrs["overlap"] = attrs["overlap"] or 0
+            edges = {
+                "patch_size": bag.extra.get("patch_size", bag.patch_size),
+                "patch_size_level0": bag.patch_size,
+            }
+            _set(
+                file.create_dataset("coords", data=bag.coords),
+                {**shared, **attrs, **edges, "mpp": bag.mpp},
+            )
         if bag.raw_coords is not None:
             file.create_dataset("raw_coords", data=bag.raw_coords)
         for key, values in bag.columns.items():
@@ -106,20 +124,6 @@ def _write(bag: Bag, temporary: str, path: Path) -> None:
             write_extra(file, key, values)
 
 
-def _coords_attrs(bag: Bag) -> dict[str, Any]:
-    """TRIDENT's attributes; what is unknown is the text 'None', as TRIDENT itself writes it."""
-    known = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
-    attrs: dict[str, Any] = {key: bag.extra.get(key) for key in known}
-    attrs["overlap"] = attrs["overlap"] or 0
-    edges = {"patch_size": bag.extra.get("patch_size", bag.patch_size), "patch_size_level0": bag.patch_size}
-    return {**attrs, **edges, "mpp": bag.mpp}
-
-
 def _set(dataset: Any, attrs: dict[str, Any]) -> None:
     for key, value in attrs.items():
         dataset.attrs[key] = "None" if value is None else value
-
-
-def _ours(bag: Bag) -> dict[str, Any]:
-    carried = {key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")}
-    return {"version": __version__, "from": bag.format, **carried}

@@ -15,7 +15,7 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError, unknown_name
 from xmil.core.patches import Patches
 from xmil.data.bags import read_bag
-from xmil.data.cohort import PATH, Cohort
+from xmil.data.cohort import CASE, PATH, Cohort
 from xmil.data.header import Header
 
 BY = ("slide", "case")
@@ -27,8 +27,8 @@ _SHARED = ("encoder", "format", "version")
 class Case:
     """What is one bag: its name, its slides with their feature files, and its label, where it is known.
 
-    `case_id` is the patient's; by slide, `name` is the slide's. `rows` are the rows of the cohort. `mpp` is
-    that of each slide where the cohort has such a column, None in its empty cells.
+    `case_id` is the patient's, None where no cohort names it; by slide, `name` is the slide's. `rows` are the
+    rows of the cohort. `mpp` is that of each slide where the cohort has such a column, None in empty cells.
     """
 
     name: str
@@ -67,7 +67,7 @@ def group_cases(cohort: Cohort, by: str = "slide", *, labels: Sequence[Any] | No
             tuple(slides[row] for row in rows),
             tuple(Path(str(paths[row])) for row in rows),
             None if labels is None else _agreed_label(name, [labels[row] for row in rows]),
-            cases[rows[0]],
+            cases[rows[0]] if CASE in cohort.columns else None,
             tuple(rows),
             tuple(mpp[row] for row in rows) if any(mpp[row] is not None for row in rows) else (),
         )
@@ -88,10 +88,10 @@ def _slide_mpp(cohort: Cohort) -> list[float | None]:
 
 
 def _agreed_label(name: str, labels: Sequence[Any]) -> Any:
-    known = list(dict.fromkeys(label for label in labels if label is not None))
-    if len(known) > 1:
-        raise InputError(f"The slides of case {name!r} have several labels ({known}); a case has one.")
-    return known[0] if known else None
+    distinct = list(dict.fromkeys(label for label in labels if label is not None))
+    if len(distinct) > 1:
+        raise InputError(f"The slides of case {name!r} have several labels ({distinct}); a case has one.")
+    return distinct[0] if distinct else None
 
 
 def read_case(case: Case, **options: Any) -> tuple[Bag, list[slice]]:
@@ -214,11 +214,11 @@ class JoinedHeader:
         """The features of the case, or of the given ascending rows."""
         index = np.arange(len(self)) if rows is None else np.asarray(rows)
         ends = np.cumsum([len(part) for part in self.parts])
-        taken = np.split(index, np.searchsorted(index, ends[:-1]))
+        chunks = np.split(index, np.searchsorted(index, ends[:-1]))
         starts = ends - [len(part) for part in self.parts]
         read = [
             part.read(own - start).features
-            for part, own, start in zip(self.parts, taken, starts, strict=True)
+            for part, own, start in zip(self.parts, chunks, starts, strict=True)
             if len(own)
         ]
         source = str(self.path) if len(self.parts) == 1 else None

@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import IntArray
-from xmil.core.errors import FileError, InputError, unknown_name
-from xmil.core.names import counted
-from xmil.core.storage import write_atomically
-from xmil.data.tables import Cells, Table, read_table, typed
+from xmil.core.budget import read_parquet
+from xmil.core.durable import write_atomically
+from xmil.core.errors import FileError, InputError, XmilError, unknown_name
+from xmil.core.text import counted
+from xmil.data.containers import sniff
+from xmil.data.containers.stores import read_csv
 
 StrPath = str | PathLike[str]
 SLIDE, CASE, SPLIT, PATH = "slide_id", "case_id", "split", "path"
@@ -58,8 +61,8 @@ class Cohort:
 
     def __repr__(self) -> str:
         others = ", ".join(name for name in self.columns if name not in (SLIDE, CASE)) or "none"
-        held = f"{counted(len(self), 'slide')} of {counted(len(set(self.cases)), 'case')}"
-        return f"Cohort({held}, columns {others})"
+        size = f"{counted(len(self), 'slide')} of {counted(len(set(self.cases)), 'case')}"
+        return f"Cohort({size}, columns {others})"
 
     @property
     def slides(self) -> list[str]:
@@ -86,20 +89,20 @@ class Cohort:
 
         Whole numbers from 0 keep their value as class index, so classes missing here stay in the list.
         """
-        found = {cell for cell in self.column(name) if cell is not None}
-        numbers = [_whole(cell) for cell in found]
-        if not found or any(number is None for number in numbers):
-            return sorted(found)
+        texts = {cell for cell in self.column(name) if cell is not None}
+        numbers = [_as_integer(cell) for cell in texts]
+        if not texts or any(number is None for number in numbers):
+            return sorted(texts)
         top = max(number for number in numbers if number is not None)
         if min(number for number in numbers if number is not None) >= 0 and top < 1000:
             return [str(index) for index in range(top + 1)]
-        return sorted(found, key=float)
+        return sorted(texts, key=float)
 
     def labels(self, name: str) -> IntArray:
         """Class indices (n,), -1 where the cell is empty."""
         index = {text: i for i, text in enumerate(self.classes(name))}
         cells = [
-            cell if cell is None or (n := _whole(cell)) is None else str(n) for cell in self.column(name)
+            cell if cell is None or (n := _as_integer(cell)) is None else str(n) for cell in self.column(name)
         ]
         return np.array([-1 if cell is None else index[cell] for cell in cells], dtype=np.int64)
 
@@ -116,8 +119,8 @@ class Cohort:
     def survival(self, time: str, event: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """Times (n,) and whether the event was seen (n,); times must be positive, events 0 or 1."""
         times, events = self.numbers(time), self.numbers(event)
-        known = ~np.isnan(times) & ~np.isnan(events)
-        if np.any(times[known] < 0) or not np.all(np.isin(events[known], (0, 1))):
+        complete = ~np.isnan(times) & ~np.isnan(events)
+        if np.any(times[complete] < 0) or not np.all(np.isin(events[complete], (0, 1))):
             raise InputError(f"{self._name}: {time!r} must not be negative and {event!r} must be 0 or 1.")
         return times, np.nan_to_num(events).astype(bool)
 
@@ -131,13 +134,13 @@ class Cohort:
     def subset(self, *names: str, column: str = SPLIT) -> Cohort:
         """The slides whose split is among the names; refused where a case lies in two splits."""
         cells = self.column(column)
-        known = {cell for cell in cells if cell is not None}
+        splits = {cell for cell in cells if cell is not None}
         for name in names:
-            if str(name) not in known:
-                raise unknown_name("split", name, known)
+            if str(name) not in splits:
+                raise unknown_name("split", name, splits)
         self.check_split(column)
-        wanted = {str(name) for name in names}
-        return self.take(i for i, cell in enumerate(cells) if cell in wanted)
+        selected = {str(name) for name in names}
+        return self.take(i for i, cell in enumerate(cells) if cell in selected)
 
     def check_split(self, column: str = SPLIT) -> None:
         """Refuse a split that puts one case on two sides."""
@@ -150,11 +153,11 @@ class Cohort:
 
     def leaking_cases(self, column: str = SPLIT) -> list[str]:
         """Cases with slides in more than one split."""
-        seen: dict[str, set[str]] = {}
+        splits: dict[str, set[str]] = {}
         for case, cell in zip(self.cases, self.column(column), strict=True):
             if cell is not None:
-                seen.setdefault(case, set()).add(cell)
-        return sorted(case for case, cells in seen.items() if len(cells) > 1)
+                splits.setdefault(case, set()).add(cell)
+        return sorted(case for case, cells in splits.items() if len(cells) > 1)
 
     def with_column(self, name: str, values: Sequence[object]) -> Cohort:
         """The cohort with one more column, or another in its place."""
@@ -183,8 +186,6 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
     ...     read_cohort(f"{folder}/cohort.csv")
     Cohort(2 slides of 1 case, columns label)
     """
-    from xmil.data.tables import is_metadata, merge, read_metadata
-
     source = Path(path)
     if source.is_dir() and is_metadata(source):
         return cohort_of(read_metadata([source]), source)
@@ -203,22 +204,18 @@ def cohort_of(table: Table, path: Path) -> Cohort:
         if name not in columns and alias is not None:
             columns = {name if key == alias else key: cells for key, cells in columns.items()}
             notes.append(f"{name} from the column {alias!r}")
+    if SLIDE not in columns and CASE in columns and SPLIT in columns:
+        raise FileError(
+            f"{path}: a split by case, without slides; pass metadata= (the folder with slide_metadata.csv)."
+        )
     if SLIDE not in columns:
-        raise FileError(_without_slides(columns, path))
+        raise FileError(f"{path}: a cohort needs a column 'slide_id'. Found: {', '.join(columns)}.")
     if CASE not in columns:
         notes.append("no case_id: each slide is a case of its own")
     return Cohort(columns, path, tuple(notes))
 
 
-def _without_slides(columns: Table, path: Path) -> str:
-    if CASE in columns and SPLIT in columns:
-        return (
-            f"{path}: a split by case, without slides; pass metadata= (the folder with slide_metadata.csv)."
-        )
-    return f"{path}: a cohort needs a column 'slide_id'. Found: {', '.join(columns)}."
-
-
-def _whole(cell: str) -> int | None:
+def _as_integer(cell: str) -> int | None:
     try:
         number = float(cell)
     except ValueError:
@@ -251,3 +248,105 @@ def _write_parquet(columns: Mapping[str, Cells], path: str) -> None:
     pq.write_table(
         pa.table({key: list(cells) if key in ids else typed(cells) for key, cells in columns.items()}), path
     )
+
+
+Cells = tuple[str | None, ...]
+Table = dict[str, Cells]
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a CSV or Parquet table."""
+    kind = sniff(path)
+    if kind == "parquet":
+        return _read_parquet(path)
+    if kind != "csv":
+        raise FileError(f"{path}: not a table; a cohort is a CSV or Parquet file.")
+    return {name: tuple(cells) for name, cells in read_csv(path).items()}
+
+
+def typed(cells: Cells) -> list[Any]:
+    """Cells as whole numbers or floats where all of them are, else as text."""
+    for kind in (int, float):
+        try:
+            return [None if cell is None else kind(cell) for cell in cells]
+        except ValueError:
+            continue
+    return list(cells)
+
+
+def _read_parquet(path: Path) -> Table:
+    import pyarrow as pa
+
+    try:
+        table = read_parquet(path)
+        columns = {
+            name: table[name].to_pylist() for name in table.column_names if not name.startswith("__index")
+        }
+    except XmilError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
+    return {name: tuple(_text(value) for value in values) for name, values in columns.items()}
+
+
+def _text(value: Any) -> str | None:
+    if value is None or value != value or value == "":  # NaN is not itself
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+_CASES, _SLIDES = "case_metadata.csv", "slide_metadata.csv"
+_KEY = "case_id"
+
+
+def is_metadata(folder: Path) -> bool:
+    """Whether a folder holds the paper's metadata."""
+    return (folder / _SLIDES).is_file()
+
+
+def read_metadata(folders: list[Path]) -> Table:
+    """Slides with the columns of their cases, over several sources; `source_id` counts the folders."""
+    parts = [_one_source(folder, str(number)) for number, folder in enumerate(folders)]
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    rows = [len(part[_KEY]) for part in parts]
+    return {
+        name: tuple(cell for part, n in zip(parts, rows, strict=True) for cell in part.get(name, (None,) * n))
+        for name in names
+    }
+
+
+def merge(split: Table, slides: Table, *, path: Path) -> Table:
+    """The slides of the cases in a split file, with its label and subset columns."""
+    if _KEY not in split:
+        raise FileError(f"{path}: a split file needs a column 'case_id'. Found: {', '.join(split)}.")
+    merged = _join(slides, split, keep_all=False)
+    if not merged or not next(iter(merged.values())):
+        raise InputError(f"{path}: none of its cases is in the metadata; check that they are of one dataset.")
+    return merged
+
+
+def _one_source(folder: Path, number: str) -> Table:
+    if not is_metadata(folder):
+        raise FileError(f"{folder}: has no {_SLIDES}; give the folder with the paper's metadata.")
+    slides = read_table(folder / _SLIDES)
+    for needed in (_KEY, "slide_id"):
+        if needed not in slides:
+            raise FileError(f"{folder / _SLIDES}: needs a column {needed!r}. Found: {', '.join(slides)}.")
+    cases = read_table(folder / _CASES) if (folder / _CASES).is_file() else {}
+    joined = _join(slides, cases, keep_all=True) if _KEY in cases else slides
+    return {**joined, "source_id": (number,) * len(joined[_KEY])}
+
+
+def _join(left: Table, right: Table, *, keep_all: bool) -> Table:
+    """Rows of `left` with the columns of `right` for their case; `right` wins where both have one."""
+    place = {case: i for i, case in reversed(list(enumerate(right[_KEY])))}
+    rows = [i for i, case in enumerate(left[_KEY]) if keep_all or case in place]
+    joined = {name: tuple(cells[i] for i in rows) for name, cells in left.items() if name}
+    for name, cells in right.items():
+        if name and name != _KEY:
+            places = [place.get(left[_KEY][i]) for i in rows]
+            joined[name] = tuple(None if at is None else cells[at] for at in places)
+    return joined

@@ -99,10 +99,16 @@ class BagDataset(Dataset[Sample]):
             if value is not None and (not isinstance(value, Integral) or value < 1):
                 raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)
         self.headers = [self._open(place) for place in self.paths]
-        self._check_width()
+        first = next((header for header in self.headers if len(header)), None)
+        for header in self.headers:
+            if first is not None and len(header) and header.dim != first.dim:
+                raise InputError(
+                    f"{header.path}: has width {header.dim} but {first.path} has {first.dim}; "
+                    "features of one dataset come from one encoder."
+                )
         self._rows = [self._allowed(header) for header in self.headers]
         self.left_out = self._capped()
-        self._kept = self._preloaded()
+        self._bags = self._preloaded()
 
     def __len__(self) -> int:
         return len(self.headers)
@@ -112,8 +118,14 @@ class BagDataset(Dataset[Sample]):
         if not -len(self) <= row < len(self):
             raise IndexError(f"bag {row} of {len(self)}")
         rows = self._drawn(row % len(self), epoch)
-        kept = self._kept.get(row % len(self))
-        bag = self.headers[row].read(rows) if kept is None else kept if rows is None else kept.select(rows)
+        stored = self._bags.get(row % len(self))
+        bag = (
+            self.headers[row].read(rows)
+            if stored is None
+            else stored
+            if rows is None
+            else stored.select(rows)
+        )
         return Sample(bag, self.targets[row], epoch)
 
     @property
@@ -124,7 +136,7 @@ class BagDataset(Dataset[Sample]):
     @property
     def preloaded(self) -> bool:
         """Whether all bags are in memory."""
-        return len(self._kept) == len(self)
+        return len(self._bags) == len(self)
 
     def drawing(self, draw: int | None, *, seed: int) -> BagDataset:
         """The same files, and the same preloaded features, with another draw."""
@@ -138,7 +150,7 @@ class BagDataset(Dataset[Sample]):
         """The same files with up to that many bytes of features in memory."""
         other = copy(self)
         other.preload = preload
-        other._kept = other._preloaded()
+        other._bags = other._preloaded()
         return other
 
     def _open(self, place: StrPath | Sequence[StrPath]) -> Header | JoinedHeader:
@@ -186,26 +198,17 @@ class BagDataset(Dataset[Sample]):
         return tuple(over)
 
     def _preloaded(self) -> dict[int, Bag]:
-        kept: dict[int, Bag] = {}
+        bags: dict[int, Bag] = {}
         room = self.preload
         for row, header in enumerate(self.headers):
             if header.nbytes <= room:
-                kept[row] = header.read()
+                bags[row] = header.read()
                 room -= header.nbytes
-        if self.preload and len(kept) < len(self.headers):
+        if self.preload and len(bags) < len(self.headers):
             logger.info(
-                "%d of %d bags fit into the preload limit; the rest is read on demand.", len(kept), len(self)
+                "%d of %d bags fit into the preload limit; the rest is read on demand.", len(bags), len(self)
             )
-        return kept
-
-    def _check_width(self) -> None:
-        first = next((header for header in self.headers if len(header)), None)
-        for header in self.headers:
-            if first is not None and len(header) and header.dim != first.dim:
-                raise InputError(
-                    f"{header.path}: has width {header.dim} but {first.path} has {first.dim}; "
-                    "features of one dataset come from one encoder."
-                )
+        return bags
 
 
 class EpochSampler(Sampler[Draw]):

@@ -1,8 +1,8 @@
-"""Everything about a stored bag but its features."""
+"""What a reader returns: everything about a stored bag but its features; and the files that lie beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import Bag, FloatArray, select_extras
+from xmil.core.bag import Bag, FloatArray, StoredBag, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
-from xmil.core.stored_bag import StoredBag
-from xmil.data.containers import Rows
+from xmil.data.containers import Contents, Rows
 from xmil.data.containers.container import Empty
 
 
@@ -75,7 +74,7 @@ class Header(Placed):
         extras: Mapping[str, Any] | None = None,
         **places: Unpack[Places],
     ) -> None:
-        held = {
+        fields = {
             "path": path,
             "format": format,
             "features": features,
@@ -89,7 +88,7 @@ class Header(Placed):
             "keep": keep,
             "extras": extras or {},
         }
-        for key, value in held.items():
+        for key, value in fields.items():
             object.__setattr__(self, key, value)
 
     def __len__(self) -> int:
@@ -159,12 +158,12 @@ def placed(
             f"{header.path}: has {n} feature rows but coordinates of shape {corners.shape}; they must match."
         )
     try:
-        found = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
+        located = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
         notes.append(f"patch edge {ask.patch_size} as given; the file says {edge:g}")
-    return {"patches": found, "inferred": (*notes, *found.notes)}
+    return {"patches": located, "inferred": (*notes, *located.notes)}
 
 
 def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:
@@ -215,5 +214,115 @@ def _line_gaps(coords: npt.NDArray[Any], along: int) -> Gaps:
 
 
 def _positive(gaps: npt.NDArray[Any]) -> Gaps:
-    whole: Gaps = np.rint(gaps).astype(np.int64)
-    return whole[whole > 0]
+    rounded: Gaps = np.rint(gaps).astype(np.int64)
+    return rounded[rounded > 0]
+
+
+# `.index.npz` before `.npz`: the longest suffix wins.
+FEATURE_SUFFIXES = (".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".zarr")
+
+
+def slide_name(path: Path) -> str:
+    """The slide a feature file is of: its name without the feature suffix, dots inside kept.
+
+    >>> slide_name(Path("TCGA-CR-7395.01A.h5")), slide_name(Path("s1_patches.h5"))
+    ('TCGA-CR-7395.01A', 's1')
+    """
+    name = path.name
+    for suffix in FEATURE_SUFFIXES:
+        if name.lower().endswith(suffix):
+            name = name[: -len(suffix)]
+            break
+    return name.removesuffix("_patches") or name
+
+
+def find_beside(path: Path, candidates: Sequence[str], *, levels: int) -> Path | None:
+    """The first existing relative candidate in the folder of `path` or up to `levels` folders above."""
+    for folder in list(path.absolute().parents)[: levels + 1]:
+        for relative in candidates:
+            candidate = folder / relative
+            if candidate.exists() and inside(candidate, folder):
+                return candidate
+    return None
+
+
+def inside(path: Path, folder: Path) -> bool:
+    """Whether a path, links followed, lies in a folder."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # loops of links
+        return False
+
+
+def index_beside(path: Path) -> Path | None:
+    """Slideflow's index of tile centres for a `.pt`."""
+    name = slide_name(path)
+    return find_beside(path, [f"{name}.index.npz", f"{name}.index.npy"], levels=0)
+
+
+def patch_table(path: Path) -> Path | None:
+    """The paper's patch metadata for a slide's features."""
+    table = f"{slide_name(path)}/metadata/df.csv"
+    return find_beside(path, [f"patches/{table}", table], levels=2)
+
+
+FOLDER = "extras"
+SPARSE = ("data", "indices", "indptr")
+GRAPHS = ("adjacency", "adj", "edge_index")  # what others call a matrix between instances
+
+
+def write_extra(file: Any, name: str, values: Any) -> None:
+    """An array, or a sparse matrix as its three arrays, in an open HDF5 file."""
+    plain = name.replace("/", "_")
+    if not hasattr(values, "tocsr"):
+        file.create_dataset(f"{FOLDER}/{plain}", data=np.asarray(values))
+        return
+    matrix = values.tocsr()
+    for part in SPARSE:
+        file.create_dataset(f"{FOLDER}.{part}/{plain}", data=getattr(matrix, part))
+
+
+def stored_extras(contents: Contents, n: int) -> dict[str, Any]:
+    """The extras of a file that `write_extra` filled, for a bag of n instances."""
+    dense = {name: contents.read(f"{FOLDER}/{name}") for name in _names(contents, FOLDER)}
+    sparse = sorted({name for part in SPARSE for name in _names(contents, f"{FOLDER}.{part}")})
+    return {**dense, **{name: _sparse(contents, name, n) for name in sparse}}
+
+
+def _names(contents: Contents, folder: str) -> list[str]:
+    return [name.removeprefix(f"{folder}/") for name in contents.arrays if name.startswith(f"{folder}/")]
+
+
+def named_graphs(contents: Contents, n: int) -> dict[str, Any]:
+    """The matrix between instances of a file of named arrays: dense, or of an `edge_index` (2, e)."""
+    name = next((name for name in GRAPHS if name in contents), None)
+    if name is None:
+        return {}
+    values = contents.read(name)
+    if name != "edge_index":
+        return {"adjacency": values}
+    from scipy.sparse import csr_array
+
+    if values.ndim != 2 or len(values) != 2 or values.dtype.kind not in "iu" or not _within(values, n):
+        raise FileError(
+            f"{contents.path}: 'edge_index' must hold pairs (2, e) of rows below {n}. Got {values.shape}."
+        )
+    return {"adjacency": csr_array((np.ones(values.shape[1], np.float32), tuple(values)), shape=(n, n))}
+
+
+def _sparse(contents: Contents, name: str, n: int) -> Any:
+    from scipy.sparse import csr_array
+
+    missing = [part for part in SPARSE if f"{FOLDER}.{part}/{name}" not in contents]
+    if missing:
+        raise FileError(
+            f"{contents.path}: the extra {name!r} lacks {', '.join(missing)}; write the bag again."
+        )
+    data, indices, indptr = (contents.read(f"{FOLDER}.{part}/{name}") for part in SPARSE)
+    if len(indptr) != n + 1 or len(data) != len(indices) or not _within(indices, n):
+        raise FileError(f"{contents.path}: the extra {name!r} is damaged; write the bag again.")
+    return csr_array((data, indices, indptr), shape=(n, n))
+
+
+def _within(rows: Any, n: int) -> bool:
+    return not rows.size or bool(rows.min() >= 0 and rows.max() < n)

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from xmil.core.errors import FileError, XmilError
-from xmil.core.names import counted
 from xmil.core.patches import CONVENTIONS
-from xmil.core.runfiles import read_failures, read_run
-from xmil.core.storage import read_header
+from xmil.core.text import counted
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
-from xmil.data.feature_facts import CLOSE, feature_facts
+from xmil.data.files import CLOSE, feature_facts, feature_files, folders_below, only_folder
 from xmil.data.header import Header
-from xmil.data.join import feature_files
-from xmil.data.whereabouts import folders_below, meant_folder
+from xmil.storage import Run, read_header
 
 _NAMED = 12  # folders named in a hint
 _BLOCK = 1 << 25  # bytes of features looked at in one go
@@ -63,22 +60,17 @@ def inspect_features(path: Path, **options: Any) -> Report:
 
 def _header_facts(header: Header) -> dict[str, Any]:
     stored = header.features.dtype.name if header.features is not None else None
+    random = feature_facts(header).get("weights") == "random"
     return {
         "format": header.format,
         "version": header.version,
         "slide": header.slide_id,
-        "encoder": _encoder(header),
+        "encoder": f"{header.encoder} (random weights)" if random else header.encoder,
         "instances": len(header),
         "width": header.dim,
         "stored as": stored,
         "columns": sorted(header.columns) or None,
     }
-
-
-def _encoder(header: Header) -> str | None:
-    """The encoder's name, and that its weights were random where they were."""
-    random = feature_facts(header).get("weights") == "random"
-    return f"{header.encoder} (random weights)" if random else header.encoder
 
 
 def _place_facts(header: Header) -> dict[str, Any]:
@@ -103,8 +95,8 @@ def _statistics(header: Header) -> dict[str, Any]:
         nan += int(np.isnan(block).sum())
         infinite += int(np.isinf(block).sum())
         zero += int((~block.any(axis=1)).sum())
-    found = [float(low), float(high)] if low <= high else None
-    return {"range": found, "NaN": nan, "infinite": infinite, "all-zero rows": zero}
+    span = [float(low), float(high)] if low <= high else None
+    return {"range": span, "NaN": nan, "infinite": infinite, "all-zero rows": zero}
 
 
 def _feature_problems(header: Header, stats: dict[str, Any]) -> tuple[str, ...]:
@@ -138,16 +130,16 @@ def inspect_folder(path: Path, **options: Any) -> Report:
 def _folder_above(path: Path) -> Report:
     """A folder whose subfolders, a few levels down, hold the feature files."""
     below = folders_below(path)
-    found = [f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in below]
-    if not found:
+    listing = [f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in below]
+    if not listing:
         raise FileError(
             f"{path}: no feature files, checkpoints or slides found here; name the folder that holds them."
         )
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    problem = f"the folder holds no feature files; look into {', '.join(found[:_NAMED])}{more}"
+    more = f" and {len(listing) - _NAMED} more" if len(listing) > _NAMED else ""
+    problem = f"the folder holds no feature files; look into {', '.join(listing[:_NAMED])}{more}"
     what = "a folder without feature files of its own"
-    meant = meant_folder(path)
-    facts = {"folders": len(found), "features in": None if meant is None else str(meant)}
+    features = only_folder(path)
+    facts = {"folders": len(listing), "features in": None if features is None else str(features)}
     return Report(str(path), "folder", what, facts, problems=(problem,))
 
 
@@ -215,12 +207,12 @@ def inspect_cohort(path: Path) -> Report:
 
 
 def _column_fact(cells: tuple[str | None, ...]) -> Any:
-    known = [cell for cell in cells if cell is not None]
-    counts = Counter(known)
+    filled = [cell for cell in cells if cell is not None]
+    counts = Counter(filled)
     if len(counts) <= 12:
-        empty = {"(empty)": len(cells) - len(known)} if len(known) < len(cells) else {}
+        empty = {"(empty)": len(cells) - len(filled)} if len(filled) < len(cells) else {}
         return {**dict(sorted(counts.items())), **empty}
-    return f"{len(counts)} values, {len(cells) - len(known)} empty"
+    return f"{len(counts)} values, {len(cells) - len(filled)} empty"
 
 
 def inspect_explanation(path: Path) -> Report:
@@ -242,54 +234,47 @@ def inspect_explanation(path: Path) -> Report:
 
 def _explained(column: dict[str, Any]) -> str:
     audit = column.get("audit")
-    told = (
+    audited = (
         f", {audit['other']:.2g} unexplained"
         if isinstance(audit, dict) and "other" in audit
         else ", not audited"
     )
-    return f"output {float(column.get('output', np.nan)):.4g}{told}"
+    return f"output {float(column.get('output', np.nan)):.4g}{audited}"
 
 
 def inspect_run(path: Path) -> Report:
     """A run folder: how many slides are explained, by what, and which failed."""
-    files = sorted(path.glob("slides/*.parquet"))
+    run = Run(path)
+    files = list(run.files.values())
     facts: dict[str, Any] = {"slides explained": len(files)}
     problems = []
     try:
-        run = read_run(path)
+        about = run.about
     except XmilError:
-        run = None
-    if run is None:
+        about = {}
+    if not about:
         problems.append("run.json is missing or damaged; the settings of this run are unknown")
     else:
-        if run["kind"] == "predict":
+        if run.kind == "predict":
             facts = {"predictions": _count_rows(path / "predictions.parquet")}
-        facts |= {key: value for key, value in run.items() if isinstance(value, str | int | float)}
-        problems += [f"warning of the run: {text}" for text in run.get("warnings") or ()]
-    if files:
-        columns, broken = _columns_of(files)
-        facts["columns"] = columns
-        problems += broken
-    failed = len(read_failures(path))
-    if failed:
-        told = "failed; failures.csv says why, and running again tries them again"
-        problems.append(f"{counted(failed, 'slide')} {told}")
-    return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
-
-
-def _columns_of(files: list[Path]) -> tuple[list[str], list[str]]:
-    """The columns of the first explanation that can be read, and a sentence on those before it."""
-    for at, file in enumerate(files):
+        facts |= {key: value for key, value in about.items() if isinstance(value, str | int | float)}
+        problems += [f"warning of the run: {text}" for text in run.warnings]
+    damaged = False
+    for file in files:  # the columns of the first explanation that can be read
         try:
-            columns = sorted(read_header(file)["columns"])
+            facts["columns"] = sorted(read_header(file)["columns"])
+            break
         except FileError:
-            continue
-        return columns, [_damaged(files[0])] if at else []
-    return [], [_damaged(files[0])]
-
-
-def _damaged(file: Path) -> str:
-    return f"{file.name} is damaged; `xmil verify` checks every file, and explaining again makes it anew"
+            facts["columns"], damaged = [], True
+    if damaged:
+        problems.append(
+            f"{files[0].name} is damaged; `xmil verify` checks every file, and explaining again makes it anew"
+        )
+    failed = len(run.failed)
+    if failed:
+        reason = "failed; failures.csv says why, and running again tries them again"
+        problems.append(f"{counted(failed, 'slide')} {reason}")
+    return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
 
 
 def _count_rows(path: Path) -> int:

@@ -71,10 +71,16 @@ def split_fractions(
     >>> split_fractions(cohort, {"train": 0.5, "test": 0.5}).column("split")
     ('train', 'test', 'train', 'test')
     """
-    shares = _checked(fractions)
+    total = sum(fractions.values())
+    good = len(fractions) > 1 and all(np.isfinite(share) and share > 0 for share in fractions.values())
+    if not good or not np.isclose(total, 1):
+        raise bad_parameter(
+            "fractions", "split_fractions", "two or more positive shares that sum to 1", fractions
+        )
+    shares = {str(name): float(share) for name, share in fractions.items()}
     if sites is not None:
-        found = _by_site(cohort, _strata(cohort, stratify), shares, sites=sites, seed=seed)
-        return _written(cohort, found, column)
+        by_site = _by_site(cohort, _strata(cohort, stratify), shares, sites=sites, seed=seed)
+        return _written(cohort, by_site, column)
     rng = np.random.default_rng(seed)
     side: dict[str, str] = {}
     owed = np.zeros(len(shares))
@@ -102,17 +108,17 @@ def _by_site(
             counts.setdefault(home[case], np.zeros(len(totals)))[i] += 1
     if len(counts) < len(shares):
         raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} sides.")
-    held = {side: np.zeros(len(totals)) for side in shares}
+    filled = {side: np.zeros(len(totals)) for side in shares}
     rng = np.random.default_rng(seed)
     order = sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].sum())
     place = {}
     for site in order:
         cost = {
-            side: float((((held[side] + counts[site]) ** 2 - held[side] ** 2) / (share * totals)).sum())
+            side: float((((filled[side] + counts[site]) ** 2 - filled[side] ** 2) / (share * totals)).sum())
             for side, share in shares.items()
         }
         place[site] = min(cost, key=lambda side: cost[side])
-        held[place[site]] += counts[site]
+        filled[place[site]] += counts[site]
     empty = [side for side in shares if side not in place.values()]
     if empty:
         raise InputError(f"No site is left for {empty[0]!r}; use fewer sides, or shares that sites can meet.")
@@ -120,13 +126,13 @@ def _by_site(
 
 
 def _site_of_case(cohort: Cohort, sites: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    homes: dict[str, str] = {}
     for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
         if site is None:
-            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without --sites.")
-        if found.setdefault(case, site) != site:
-            raise InputError(f"Case {case!r} lies in two sites, {found[case]!r} and {site!r}.")
-    return found
+            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
+        if homes.setdefault(case, site) != site:
+            raise InputError(f"Case {case!r} lies in two sites, {homes[case]!r} and {site!r}.")
+    return homes
 
 
 def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -138,16 +144,6 @@ def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np
     while counts.sum() > n:
         counts[np.argmin(np.where(counts > 0, ideal - counts, np.inf))] -= 1
     return counts, ideal - counts
-
-
-def _checked(fractions: Mapping[str, float]) -> dict[str, float]:
-    total = sum(fractions.values())
-    good = len(fractions) > 1 and all(np.isfinite(share) and share > 0 for share in fractions.values())
-    if not good or not np.isclose(total, 1):
-        raise bad_parameter(
-            "fractions", "split_fractions", "two or more positive shares that sum to 1", fractions
-        )
-    return {str(name): float(share) for name, share in fractions.items()}
 
 
 def _strata(cohort: Cohort, stratify: str | None) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from xmil.bench import BAG_SIZE, TASKS, draw_digits, sklearn_images
+from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import InputError
-from xmil.core.storage import write_atomically, write_text
-from xmil.toy.digit_tasks import BAG_SIZE, TASKS, draw_digits
-from xmil.toy.instances import sklearn_images
 
 TILE = 256  # edge of a tile in pixels
 INK = 208  # edge of the digit inside its tile
@@ -70,14 +69,14 @@ def place_digits(name: str, rows: npt.ArrayLike, *, seed: int, grid: tuple[int, 
     >>> slide.digits.tolist(), slide.coords.shape
     ([0, 1, 2], (3, 2))
     """
-    wanted = np.asarray(rows, dtype=np.int64)
-    if not 0 < len(wanted) <= grid[0] * grid[1]:
-        raise InputError(f"A slide has room for 1 to {grid[0] * grid[1]} digits. Got {len(wanted)} instead.")
+    digits = np.asarray(rows, dtype=np.int64)
+    if not 0 < len(digits) <= grid[0] * grid[1]:
+        raise InputError(f"A slide has room for 1 to {grid[0] * grid[1]} digits. Got {len(digits)} instead.")
     rng = np.random.default_rng(seed)
     cells = np.stack(np.meshgrid(np.arange(grid[0]), np.arange(grid[1])), axis=-1).reshape(-1, 2)
     away = np.linalg.norm((cells - (np.array(grid) - 1) / 2) / np.array(grid), axis=1)
-    chosen = np.sort(np.argsort(away + rng.normal(scale=0.04, size=len(cells)))[: len(wanted)])
-    return DigitSlide(name, wanted, cells[chosen])
+    nearest = np.sort(np.argsort(away + rng.normal(scale=0.04, size=len(cells)))[: len(digits)])
+    return DigitSlide(name, digits, cells[nearest])
 
 
 def write_digit_slide(
@@ -113,18 +112,15 @@ def draw_tile(row: int) -> Image:
     stain = np.pad(large, (TILE - INK) // 2)[..., None]
     plain, full = np.array(EOSIN, dtype=np.float32), np.array(HAEMATOXYLIN, dtype=np.float32)
     colour = plain + stain * (full - plain)
-    tile: Image = np.clip(colour + _texture(row)[..., None], 0, 255).astype(np.uint8)
+    texture = np.rot90(_streaks(row % 16), row // 16 % 4)  # the same each time for the same digit
+    tile: Image = np.clip(colour + texture[..., None], 0, 255).astype(np.uint8)
     tile.setflags(write=False)
     return tile
 
 
-def _texture(row: int) -> npt.NDArray[np.float32]:
-    """Soft streaks (256, 256), as of fibres, the same each time for the same digit."""
-    return np.rot90(_streaks(row % 16), row // 16 % 4)
-
-
 @lru_cache(maxsize=16)
 def _streaks(seed: int) -> npt.NDArray[np.float32]:
+    """Soft streaks (256, 256), as of fibres."""
     from PIL import Image as Pictures
 
     noise = np.random.default_rng(seed).normal(size=(18, 48)).astype(np.float32)
@@ -137,11 +133,15 @@ def _streaks(seed: int) -> npt.NDArray[np.float32]:
 
 def _write_levels(path: str, image: Image, mpp: float) -> None:
     import tifffile
+    from PIL import Image as Pictures
 
+    height, width = image.shape[:2]
     with tifffile.TiffWriter(path) as file:
-        for scale, level in zip(DOWNSAMPLES, _levels(image), strict=True):
+        for scale in DOWNSAMPLES:
+            size = (width // scale, height // scale)
+            level = Pictures.fromarray(image).resize(size, Pictures.Resampling.BOX)
             file.write(
-                level,
+                image if scale == 1 else np.asarray(level),
                 photometric="rgb",
                 tile=(TILE, TILE),
                 compression="zlib",
@@ -151,19 +151,6 @@ def _write_levels(path: str, image: Image, mpp: float) -> None:
                 description="A digit slide of xmil demo" if scale == 1 else None,
                 metadata=None,
             )
-
-
-def _levels(image: Image) -> Iterator[Image]:
-    from PIL import Image as Pictures
-
-    height, width = image.shape[:2]
-    for scale in DOWNSAMPLES:
-        size = (width // scale, height // scale)
-        yield (
-            image
-            if scale == 1
-            else np.asarray(Pictures.fromarray(image).resize(size, Pictures.Resampling.BOX))
-        )
 
 
 TASK_NAMES = ("pos_neg", "adjacent_pairs")
@@ -185,10 +172,12 @@ def draw_bags(split: str, n_bags: int, *, seed: int) -> list[DigitSlide]:
     """
     rng = np.random.default_rng((seed, SEEDS[split]))
     pool = np.flatnonzero(np.isin(np.arange(len(known_digits()[1])) % 8, POOLS[split]))
-    return [
-        place_digits(f"{split}-{i:03d}", _rows_of(numbers, pool, rng), seed=int(rng.integers(2**31)))
-        for i, numbers in enumerate(draw_digits(rng, n_bags, BAG_SIZE))
-    ]
+    shown = known_digits()[1][pool]
+    bags = []
+    for i, numbers in enumerate(draw_digits(rng, n_bags, BAG_SIZE)):
+        rows = np.array([rng.choice(pool[shown == number]) for number in numbers])
+        bags.append(place_digits(f"{split}-{i:03d}", rows, seed=int(rng.integers(2**31))))
+    return bags
 
 
 def labels(slide: DigitSlide) -> dict[str, str]:
@@ -229,12 +218,6 @@ def write_truth(folder: Path, slide: DigitSlide, task: str) -> None:
     write_text(folder / f"{slide.name}.csv", _as_csv(rows))
     shapes = {"type": "FeatureCollection", "features": [_polygon(row) for row in rows if row["evidence"]]}
     write_text(folder / "qupath" / f"{slide.name}.geojson", json.dumps(shapes))
-
-
-def _rows_of(numbers: Rows, pool: Rows, rng: np.random.Generator) -> Rows:
-    """For each number a random digit of the pool that shows it."""
-    shown = known_digits()[1][pool]
-    return np.array([rng.choice(pool[shown == number]) for number in numbers])
 
 
 def _as_csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -27,14 +27,14 @@ class NuclearStain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """For each stain its mean and spread, spots by size, and shares of pixels by darkness."""
-        stains = unmixed(x)  # (b, 2, h, w)
+        stains = unmix(x)  # (b, 2, h, w)
         blurred = [self._blurred(stains, edge) for edge in BLURS]
-        found = [stains.mean(dim=(2, 3)), stains.std(dim=(2, 3))]
-        for fine, coarse in pairwise(blurred):
-            spots = fine - coarse
-            found += [F.relu(spots).mean(dim=(2, 3)), F.relu(-spots).mean(dim=(2, 3)), spots.std(dim=(2, 3))]
-        found += [torch.sigmoid(20 * (blurred[1] - level)).mean(dim=(2, 3)) for level in LEVELS]
-        return SPREAD * torch.cat(found, dim=1)
+        features = [stains.mean(dim=(2, 3)), stains.std(dim=(2, 3))]
+        for spots in (fine - coarse for fine, coarse in pairwise(blurred)):
+            sides = [F.relu(spots).mean(dim=(2, 3)), F.relu(-spots).mean(dim=(2, 3))]
+            features += [*sides, spots.std(dim=(2, 3))]
+        features += [torch.sigmoid(20 * (blurred[1] - level)).mean(dim=(2, 3)) for level in LEVELS]
+        return SPREAD * torch.cat(features, dim=1)
 
     @staticmethod
     def _blurred(x: Tensor, edge: int) -> Tensor:
@@ -43,7 +43,7 @@ class NuclearStain(nn.Module):
         return F.avg_pool2d(rows, (1, edge), stride=1)
 
 
-def unmixed(x: Tensor) -> Tensor:
+def unmix(x: Tensor) -> Tensor:
     """Haematoxylin and eosin (b, 2, h, w) of colours in [0, 1], by least squares in optical density."""
     light = -torch.log10(x.clamp(1 / 255, 1.0))
     stains = torch.tensor((HAEMATOXYLIN, EOSIN), dtype=x.dtype, device=x.device)

@@ -18,9 +18,8 @@ from typing import Any, Protocol
 
 from xmil._version import __version__
 from xmil.core.bag import Bag
+from xmil.core.durable import write_text
 from xmil.core.errors import InputError, XmilError
-from xmil.core.runfiles import make_folder
-from xmil.core.storage import write_text
 from xmil.demo.digit_slides import (
     CLASS_NAMES,
     MPP,
@@ -33,6 +32,7 @@ from xmil.demo.digit_slides import (
     write_digit_slide,
     write_truth,
 )
+from xmil.storage import check_folder, make_folder
 
 MODELS = {
     "attnmil": {"dim": 64, "attention_dim": 32, "n_out_layers": 1},
@@ -46,7 +46,7 @@ NEEDED = ("openslide", "tifffile", "skimage", "lightning_fabric")  # beyond what
 FURTHER = ("train", "val", "test")  # splits whose bags are not drawn as slides
 DONE = "stages.json"
 Run = Callable[[Sequence[list[str]], bool], list[int]]  # commands, side by side or not; their exit codes
-Say = Callable[[str], None]  # hears pieces of lines
+Say = Callable[[str], None]  # prints pieces of lines
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,16 @@ class Size:
 
 FULL = Size(train=1200, validation=200, test=200, slides=12, epochs=15, steps=20, orders=6)
 QUICK = Size(train=500, validation=80, test=80, slides=4, epochs=8, steps=10, orders=5)
+
+
+def command(name: str, *words: object, **options: object) -> list[str]:
+    """A command of the program as one would type it.
+
+    >>> command("tile", "slides", slide_mpp=0.5)
+    ['tile', 'slides', '--slide-mpp', '0.5']
+    """
+    flags = [(f"--{option.replace('_', '-')}", str(value)) for option, value in options.items()]
+    return [name, *map(str, words), *(word for flag in flags for word in flag)]
 
 
 @dataclass(frozen=True)
@@ -140,21 +150,21 @@ class Demo:
         """Every step before the report, in order."""
         n, more = len(self.bags["slide"]), sum(len(self.bags[split]) for split in FURTHER)
         slides, tiles, features = self.out / "slides", self.out / "tiles", self.out / "features"
+        embed = command("embed", tiles=tiles, slides=slides, out=features, encoder="digits", device="cpu")
+        commands = [self._commands(task, model) for task, model in self.pairs]
+        train, predict, explain, evaluate, draw = zip(*commands, strict=True)
         yield DemoStage(f"draw {n} digit slides", work=self.draw_slides)
-        yield DemoStage("tile", (["tile", str(slides), "--out", str(tiles)],))
-        yield DemoStage("embed", (self._embed(slides, tiles, features),))
+        yield DemoStage("tile", (command("tile", slides, out=tiles),))
+        yield DemoStage("embed", (embed,))
         yield DemoStage(f"embed {more} further bags without drawing slides", work=self.embed_further)
-        yield DemoStage("train 4 models", self._each(self._train), side_by_side=True)
-        yield DemoStage("predict", self._each(self._predict))
-        yield DemoStage(f"explain by {len(METHODS)} methods", self._each(self._explain), side_by_side=True)
-        yield DemoStage("evaluate: drop tiles by score", self._each(self._evaluate), side_by_side=True)
-        yield DemoStage("heatmaps", self._each(self._heatmap))
-
-    def _each(self, command: Callable[[str, str], list[str]]) -> tuple[list[str], ...]:
-        return tuple(command(task, model) for task, model in self.pairs)
+        yield DemoStage("train 4 models", train, side_by_side=True)
+        yield DemoStage("predict", predict)
+        yield DemoStage(f"explain by {len(METHODS)} methods", explain, side_by_side=True)
+        yield DemoStage("evaluate: drop tiles by score", evaluate, side_by_side=True)
+        yield DemoStage("heatmaps", draw)
 
     def draw_slides(self) -> None:
-        """Slides, the cohort's table and the true evidence; slides that are there are kept."""
+        """Slides, the cohort's table and the true evidence; slides that are there stay."""
         for kind in ("slides", "features", "configs"):
             (self.out / kind).mkdir(exist_ok=True)
         write_cohort(self.out / "cohort.csv", self.bags)
@@ -170,74 +180,55 @@ class Demo:
         from xmil.data import write_bag
         from xmil.demo.stain_fields import NAME, encode_digits
 
-        wanted = [slide for split in FURTHER for slide in self.bags[split]]
-        paths = {slide.name: self.out / "features" / f"{slide.name}.h5" for slide in wanted}
-        missing = [slide for slide in wanted if not paths[slide.name].is_file()]
-        features = encode_digits() if missing else None
-        for slide in missing:
-            assert features is not None  # noqa: S101  # for the type checker: something is missing
-            bag = Bag(
-                features[slide.rows],
-                slide.coords,
-                patch_size=TILE,
-                mpp=MPP,
-                slide_id=slide.name,
-                encoder=NAME,
-            )
-            write_bag(bag, paths[slide.name])
+        for slide in (slide for split in FURTHER for slide in self.bags[split]):
+            path = self.out / "features" / f"{slide.name}.h5"
+            if not path.is_file():
+                features = encode_digits()[slide.rows]
+                bag = Bag(features, slide.coords, patch_size=TILE, mpp=MPP, slide_id=slide.name, encoder=NAME)
+                write_bag(bag, path)
 
-    def _embed(self, slides: Path, tiles: Path, features: Path) -> list[str]:
-        where = ["--tiles", str(tiles), "--slides", str(slides), "--out", str(features)]
-        return ["embed", *where, "--encoder", "digits", "--device", "cpu"]
-
-    def _train(self, task: str, model: str) -> list[str]:
-        path = self.out / "configs" / f"{task}-{model}.toml"
-        params = "".join(f"{key} = {value}\n" for key, value in MODELS[model].items())
-        names = ", ".join(f'"{name}"' for name in CLASS_NAMES)
+    def _commands(self, task: str, model: str) -> Iterator[list[str]]:
+        """Train, predict, explain, evaluate and draw, for a task and model; write the training settings."""
+        config = self.out / "configs" / f"{task}-{model}.toml"
         text = CONFIG.format(
             out=self.folder("models", task, model).as_posix(),
             root=self.out.as_posix(),
             task=task,
-            names=names,
+            names=", ".join(f'"{name}"' for name in CLASS_NAMES),
             model=model,
-            params=params,
+            params="".join(f"{key} = {value}\n" for key, value in MODELS[model].items()),
             epochs=self.size.epochs,
             seed=self.seed,
         )
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, text)
-        return ["train", str(path)]
+        config.parent.mkdir(exist_ok=True)
+        write_text(config, text)
+        yield command("train", config)
 
-    def _over(self, command: str, task: str, model: str) -> list[str]:
-        """A command over the slides for one task and model."""
-        where = {
-            "--model": self.checkpoint(task, model),
-            "--features": self.out / "features",
-            "--cohort": self.out / "cohort.csv",
-            "--label": task,
-            "--split": "slide",
-            "--out": self.folder(command, task, model),
-        }
-        return [command, *(str(part) for pair in where.items() for part in pair)]
+        def over_slides(verb: str, **options: object) -> list[str]:
+            inputs = {"model": self.checkpoint(task, model), "features": self.out / "features"}
+            cohort = {"cohort": self.out / "cohort.csv", "label": task, "split": "slide"}
+            return command(verb, **inputs, **cohort, out=self.folder(verb, task, model), **options)
 
-    def _predict(self, task: str, model: str) -> list[str]:
-        return self._over("predict", task, model)
-
-    def _explain(self, task: str, model: str) -> list[str]:
-        return [*self._over("explain", task, model), "--methods", ",".join(METHODS), "--target", "all"]
-
-    def _evaluate(self, task: str, model: str) -> list[str]:
-        size = self.size
-        asked = {"--methods": ",".join(MEASURED), "--modes": "remove", "--steps": size.steps}
-        asked |= {"--orders": size.orders, "--truth": self.out / "truth" / task}
-        return [*self._over("evaluate", task, model), *(str(p) for pair in asked.items() for p in pair)]
-
-    def _heatmap(self, task: str, model: str) -> list[str]:
-        run, out = self.folder("explain", task, model), self.folder("heatmap", task, model)
-        where = ["--slides", str(self.out / "slides"), "--out", str(out)]
-        what = ["--names", self.shown(task).name, "--target", CLASS_NAMES[1]]
-        what += ["--pictures", "panel", "--size", "600"]
-        return ["heatmap", str(run), *where, *what]
+        yield over_slides("predict")
+        yield over_slides("explain", methods=",".join(METHODS), target="all")
+        yield over_slides(
+            "evaluate",
+            methods=",".join(MEASURED),
+            modes="remove",
+            steps=self.size.steps,
+            orders=self.size.orders,
+            truth=self.out / "truth" / task,
+        )
+        yield command(
+            "heatmap",
+            self.folder("explain", task, model),
+            slides=self.out / "slides",
+            out=self.folder("heatmap", task, model),
+            names=self.shown(task).name,
+            target=CLASS_NAMES[1],
+            pictures="panel",
+            size=600,
+        )
 
 
 def check_needed() -> None:
@@ -250,13 +241,14 @@ def check_needed() -> None:
 def claim_folder(out: Path, about: dict[str, Any]) -> None:
     """Make a folder for a demonstration; one that holds another is refused."""
     path = out / "demo.json"
+    check_folder(out, "demo", marks=(path.name,))
     make_folder(out)
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else about
     except (OSError, ValueError) as error:
-        raise InputError(f"{out}: cannot be used ({error}); choose another --out.") from None
-    if known != about:
-        raise InputError(f"{out}: holds a demonstration with other settings; choose another --out.")
+        raise InputError(f"{out}: cannot be used ({error}); choose another out=.") from None
+    if stored != about:
+        raise InputError(f"{out}: holds a demonstration with other settings; choose another out=.")
     write_text(path, json.dumps(about, indent=1) + "\n")
 
 
@@ -308,14 +300,14 @@ def run_stages(demo: Staged, run: Run, say: Say) -> list[Timing]:
     stages = list(demo.stages())
     for number, stage in enumerate(stages, start=1):
         say(f"[{number}/{len(stages)}] {stage.title} ...")
-        found = before.get(stage.title)
-        if found is not None and found.commands == stage.lines:
-            say(f" done before ({found.seconds:.1f} s)\n")
+        timing = before.get(stage.title)
+        if timing is not None and timing.commands == stage.lines:
+            say(f" done before ({timing.seconds:.1f} s)\n")
         else:
-            found = _run_stage(stage, run, demo.out)
-            say(f" {found.seconds:.1f} s\n")
-        done.append(found)
-        write_text(demo.out / DONE, json.dumps([asdict(timing) for timing in done], indent=1) + "\n")
+            timing = _run_stage(stage, run, demo.out)
+            say(f" {timing.seconds:.1f} s\n")
+        done.append(timing)
+        write_text(demo.out / DONE, json.dumps([asdict(each) for each in done], indent=1) + "\n")
     return done
 
 
@@ -332,8 +324,8 @@ def _run_stage(stage: DemoStage, run: Run, out: Path) -> Timing:
 def _read_done(path: Path) -> list[Timing]:
     """The stages of an earlier run; a damaged file counts as none, and everything is looked at again."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return [Timing(one["title"], tuple(one["commands"]), float(one["seconds"])) for one in found]
+        stages = json.loads(path.read_text(encoding="utf-8"))
+        return [Timing(one["title"], tuple(one["commands"]), float(one["seconds"])) for one in stages]
     except (OSError, ValueError, TypeError, KeyError):
         return []
 

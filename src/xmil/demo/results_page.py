@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import platform
@@ -10,54 +9,53 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.core.durable import write_text
 from xmil.core.errors import FileError
-from xmil.core.explanation import Explanation
-from xmil.core.method_cards import card_of
-from xmil.core.storage import read_explanations, write_text
-from xmil.demo.digit_slides import QUESTIONS, DigitSlide, evidence
-from xmil.demo.panels import SlidePanel, draw_panels, method_title
-from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing
-from xmil.evaluate.evidence import auprc2
+from xmil.core.explanation import Explanation, card_of
+from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, draw_slide, evidence
+from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
+from xmil.evaluate import auprc2
+from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, table, tag
+from xmil.storage import Run, read_explanations
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TASK_TITLES = {"pos_neg": "Pos-Neg", "adjacent_pairs": "Adjacent Pairs"}
 MODEL_TITLES = {"attnmil": "AttnMIL", "transmil": "TransMIL"}
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid #8886; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-td.best { font-weight: 700; }
-figure { margin: 1.5rem 0; }
-img { max-width: 100%; background: white; }
-figcaption, .small { font-size: .9rem; opacity: .85; }
-pre { overflow-x: auto; padding: .7rem; background: #8882; font-size: .82rem; }
-"""
 
 
 def write_report(demo: Demo, timings: Sequence[Timing]) -> Path:
     """Draw every picture, write the page, and give its path."""
     (demo.out / "pictures").mkdir(exist_ok=True)
     results = read_results(demo)
+    _draw_readme_picture(demo, results)
+    path = demo.out / "report.html"
     parts = [
         _opening(demo, results),
         _quality_table(results),
         *(_panels(demo, result) for result in results),
-        _readme_picture(demo, results),
         _flip_section(demo, results),
         certificate_section(demo),
-        _ending(demo, timings),
+        how_it_was_made(timings, "Steps whose files were already there were not repeated."),
+        look_yourself(viewer_command(demo)),
+        tag(
+            "p",
+            "Heatmaps and GeoJSON for QuPath are in ",
+            tag("code", demo.out / "heatmap"),
+            ", the true evidence as GeoJSON in ",
+            tag("code", demo.out / "truth"),
+            ".",
+        ),
     ]
-    path = demo.out / "report.html"
-    write_text(path, page("\n".join(parts)))
+    write_text(path, page("xmil demo", *parts))
     return path
 
 
@@ -75,65 +73,66 @@ def _name(result: PairResult) -> str:
     return f"{TASK_TITLES[result.task]} {MODEL_TITLES[result.model]}"
 
 
-def page(body: str, *, title: str = "xmil demo") -> str:
-    """A page that stands alone."""
-    head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
-
-
-def _opening(demo: Demo, results: Sequence[PairResult]) -> str:
+def _opening(demo: Demo, results: Sequence[PairResult]) -> Html:
     n, train, test = (len(demo.bags[split]) for split in ("slide", "train", "test"))
-    questions = "".join(f"<li><b>{TASK_TITLES[task]}</b>: {escape(q)}</li>" for task, q in QUESTIONS.items())
-    kept = " (--quick: few slides and little training, so that numbers are rough)" if demo.quick else ""
-    return f"""<h1>Which tiles spoke for the answer?</h1>
-<p>Each tile of these slides is a real handwritten digit: anyone can see whether the evidence is right.
-Two models learned two questions from labels of whole slides alone:</p><ul>{questions}</ul>
-<p><b>{escape(verdict(results))}</b> Measured here on {n} slides{kept}.</p>
-<p class="small">The models were trained on {train} further bags of other digits, which were embedded by the
-same encoder without being drawn as slides; the AUROC is that of {test} such bags of unseen digits. No digit
-of a slide was seen in training. Seed {demo.seed},
-xmil {__version__}, {escape(platform.platform())}. For research use only.</p>"""
+    rough = " (a quick run: few slides and little training, so that numbers are rough)" if demo.quick else ""
+    return join([
+        tag("h1", "Which tiles spoke for the answer?"),
+        tag(
+            "p",
+            "Each tile of these slides is a real handwritten digit: anyone can see whether the evidence is "
+            "right. Two models learned two questions from labels of whole slides alone:",
+        ),
+        bullets(join([tag("b", TASK_TITLES[task]), f": {q}"]) for task, q in QUESTIONS.items()),
+        tag("p", tag("b", verdict(results)), f" Measured here on {n} slides{rough}."),
+        tag(
+            "p",
+            f"The models were trained on {train} further bags of other digits, which were embedded by the "
+            f"same encoder without being drawn as slides; the AUROC is that of {test} such bags of unseen "
+            f"digits. No digit of a slide was seen in training. Seed {demo.seed}, xmil {__version__}, "
+            f"{platform.platform()}. For research use only.",
+            kind="small",
+        ),
+    ])  # fmt: skip
 
 
-def _quality_table(results: Sequence[PairResult]) -> str:
-    head = "".join(f"<th>{escape(_name(r))}</th>" for r in results)
-    rows = [_row("test AUROC", [f"{r.auroc:.2f}" for r in results], set())]
-    best = {i: max(METHODS, key=lambda m, r=r: r.auprc2[m]) for i, r in enumerate(results)}  # type: ignore[misc]
+def _quality_table(results: Sequence[PairResult]) -> Html:
+    best = [max(METHODS, key=r.auprc2.__getitem__) for r in results]
+    rows: list[list[object]] = [["test AUROC", *(f"{r.auroc:.2f}" for r in results)]]
     for method in METHODS:
         cells = [f"{r.auprc2[method]:.2f}" for r in results]
-        rows.append(_row(card_of(method).title, cells, {i for i, name in best.items() if name == method}))
-    return f"""<h2>Against the truth: AUPRC-2</h2>
-<table><tr><th></th>{head}</tr>{"".join(rows)}</table>
-<p class="small">AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that
-speak for a class, and the lowest those that speak against it? 1 is perfect. Mean over the slides and both
-classes; the best of each column is bold.</p>"""
-
-
-def _row(name: str, cells: Sequence[str], best: set[int]) -> str:
-    marked = "".join(
-        f"<td class='best'>{cell}</td>" if i in best else f"<td>{cell}</td>" for i, cell in enumerate(cells)
+        marked = [tag("b", c) if name == method else c for c, name in zip(cells, best, strict=True)]
+        rows.append([card_of(method).title, *marked])
+    words = (
+        "AUPRC-2 is the mean of two average precisions: do the highest scores find the tiles that speak for "
+        "a class, and the lowest those that speak against it? 1 is perfect. Mean over the slides and both "
+        "classes; the best of each column is bold."
     )
-    return f"<tr><td>{escape(name)}</td>{marked}</tr>"
+    return join([
+        tag("h2", "Against the truth: AUPRC-2"),
+        table(rows, head=["", *map(_name, results)]),
+        tag("p", words, kind="small"),
+    ])  # fmt: skip
 
 
-def _panels(demo: Demo, result: PairResult) -> str:
+def _panels(demo: Demo, result: PairResult) -> Html:
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
     panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
     for method in METHODS:
         e = result.shown[method]
-        panels.append(SlidePanel(method_title(method, result.shown_auprc2[method]), e.scores, e.signed))
+        title = f"{card_of(method).title}  {result.shown_auprc2[method]:.2f}"
+        panels.append(SlidePanel(title, e.scores, e.signed))
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
-    title = f"{_name(result)}: {QUESTIONS[result.task]}"
-    draw_panels(slide, truth, panels, path, title=title)
+    draw_panels(slide, truth, panels, path, title=f"{_name(result)}: {QUESTIONS[result.task]}")
     caption = (
         f"Slide {slide.name}, scores for “yes”; beside each method its AUPRC-2 on this slide, both classes."
     )
-    return f"<h2>{escape(_name(result))}</h2>{figure(path, caption)}"
+    return join([tag("h2", _name(result)), figure(path, caption)])
 
 
-def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
-    """Attention against LRP on one slide; the README shows this picture."""
+def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
+    """Draw attention against LRP on one slide; the README shows this picture."""
     result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
     slide = demo.shown(result.task)
     truth = evidence(slide, result.task)
@@ -144,69 +143,63 @@ def _readme_picture(demo: Demo, results: Sequence[PairResult]) -> str:
         panels.append(SlidePanel(title, e.scores, e.signed))
     path = demo.out / "pictures" / "attention-against-lrp.png"
     draw_panels(slide, truth, panels, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
-    return ""
 
 
-def _flip_section(demo: Demo, results: Sequence[PairResult]) -> str:
-    path = demo.out / "pictures" / "flip-curves.png"
-    draw_curves(results, path)
-    caption = (
-        "Tiles leave in the order of their scores, highest first. The lower the curve, the better the order; "
-        "in brackets its mean (AUPC). Mean over the slides that are classified correctly, explained for "
-        "the predicted class."
-    )
-    return f"<h2>Against the model: flip curves</h2>{figure(path, caption)}"
-
-
-def draw_curves(results: Sequence[PairResult], path: Path) -> None:
-    """One panel of mean curves for each task and model."""
+def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.4 * len(results), 4.6), dpi=130)
-    figure.set_layout_engine("constrained")
-    for axis, result in zip(
-        figure.subplots(1, len(results), sharey=True, squeeze=False)[0], results, strict=True
-    ):
+    path = demo.out / "pictures" / "flip-curves.png"
+    sheet = Figure(figsize=(3.4 * len(results), 4.6), dpi=130)
+    sheet.set_layout_engine("constrained")
+    axes = sheet.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for axis, result in zip(axes, results, strict=True):
         for method, curve in result.curves.items():
             label = f"{card_of(method).title} ({curve.mean():.2f})"
-            width, colour = (2.4 if method == "lrp" else 1.3), card_of(method).colour
+            width, colour = (2.4 if method == "lrp" else 1.3), method_colour(method)
             axis.plot(np.linspace(0, 100, len(curve)), curve, label=label, linewidth=width, color=colour)
         axis.set_title(_name(result), fontsize=10)
         axis.set_xlabel("tiles dropped (%)", fontsize=9)
         axis.set_ylim(0, 1.02)
         axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
-    figure.axes[0].set_ylabel("probability of the class", fontsize=9)
-    figure.savefig(path)
+    axes[0].set_ylabel("probability of the class", fontsize=9)
+    sheet.savefig(path)
+    caption = (
+        "Tiles leave in the order of their scores, highest first. The lower the curve, the better the order; "
+        "in brackets its mean (AUPC). Mean over the slides that are classified correctly, explained for "
+        "the predicted class."
+    )
+    return join([tag("h2", "Against the model: flip curves"), figure(path, caption)])
 
 
-def certificate_section(demo: Demo) -> str:
+def certificate_section(demo: Demo) -> Html:
     """The certificate of the shown slide: its picture above the sentence that is its title."""
-    picture, sentence = certificate(demo, "pos_neg", "transmil")
-    name = demo.shown("pos_neg").name
-    return f"<h2>The certificate of {escape(name)} (Pos-Neg, TransMIL)</h2>" + figure(picture, sentence)
+    shown = demo.shown("pos_neg").name
+    stem = demo.folder("evaluate", "pos_neg", "transmil") / "certificates" / shown
+    paper = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    title = f"The certificate of {shown} (Pos-Neg, TransMIL)"
+    return join([tag("h2", title), figure(stem.with_suffix(".png"), paper["headline"]["sentence"])])
 
 
-def _ending(demo: Demo, timings: Sequence[Timing]) -> str:
-    rows = "".join(f"<tr><td>{escape(t.title)}</td><td>{t.seconds:.1f} s</td></tr>" for t in timings)
-    commands = "\n".join(escape(line) for t in timings for line in t.commands)
-    total = sum(t.seconds for t in timings)
-    return f"""<h2>How this was made</h2>
-<table>{rows}<tr><td>all</td><td>{total:.0f} s</td></tr></table>
-<p class="small">Steps whose files were already there were not repeated.</p>
-<pre>{commands}</pre>
-<h2>Look for yourself</h2><pre>{escape(viewer_command(demo))}</pre>
-<p>Heatmaps and GeoJSON for QuPath are in <code>{escape(str(demo.out / "heatmap"))}</code>, the true
-evidence as GeoJSON in <code>{escape(str(demo.out / "truth"))}</code>.</p>"""
+def how_it_was_made(timings: Sequence[Timing], note: str = "") -> Html:
+    """The steps with their time, and their commands."""
+    rows = [[t.title, f"{t.seconds:.1f} s"] for t in timings]
+    rows.append(["all", f"{sum(t.seconds for t in timings):.0f} s"])
+    words = tag("p", note, kind="small") if note else ""
+    commands = "\n".join(line for t in timings for line in t.commands)
+    return join([tag("h2", "How this was made"), table(rows), words, tag("pre", commands)])
+
+
+def look_yourself(line: str) -> Html:
+    """How to open the viewer."""
+    return join([tag("h2", "Look for yourself"), tag("pre", line)])
 
 
 def viewer_command(demo: Demo) -> str:
     """The command that opens the viewer on one model: its evidence, and how faithful it is."""
-    runs = " ".join(str(demo.folder(kind, "pos_neg", "transmil")) for kind in ("explain", "evaluate"))
-    model = demo.checkpoint("pos_neg", "transmil")
-    return (
-        f"{program()} view {runs} --slides {demo.out / 'slides'} --model {model} "
-        f"--features {demo.out / 'features'}"
-    )
+    runs = [demo.folder(kind, "pos_neg", "transmil") for kind in ("explain", "evaluate")]
+    model, features = demo.checkpoint("pos_neg", "transmil"), demo.out / "features"
+    view = command("view", *runs, slides=demo.out / "slides", model=model, features=features)
+    return " ".join([program(), *view])
 
 
 def program() -> str:
@@ -215,13 +208,6 @@ def program() -> str:
     if shutil.which("xmil") or not beside.is_file():
         return "xmil"
     return os.path.relpath(beside)
-
-
-def figure(path: Path, caption: str) -> str:
-    """A picture with its caption, inside the page."""
-    data = base64.b64encode(path.read_bytes()).decode()
-    image = f"<img alt='{escape(caption, quote=True)}' src='data:image/png;base64,{data}'>"
-    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 Floats = npt.NDArray[np.float64]
@@ -254,43 +240,34 @@ def read_results(demo: Demo) -> list[PairResult]:
     return [_read_pair(demo, task, model, demo.shown(task)) for task, model in demo.pairs]
 
 
-def certificate(demo: Demo, task: str, model: str) -> tuple[Path, str]:
-    """The picture of the shown slide's certificate, and the sentence that is its title."""
-    stem = demo.folder("evaluate", task, model) / "certificates" / demo.shown(task).name
-    paper = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-    return stem.with_suffix(".png"), str(paper["headline"]["sentence"])
-
-
 def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
-    folder = demo.folder("explain", task, model) / "slides"
-    found = {slide.name: read_explanations(folder / f"{slide.name}.parquet") for slide in demo.bags["slide"]}
+    run = Run(demo.folder("explain", task, model))
+    explanations = {slide.name: read_explanations(run.file(slide.name)) for slide in demo.bags["slide"]}
     quality, here = (
-        {method: float(np.nanmean(_qualities(slides, found, task, method))) for method in METHODS}
+        {method: float(np.nanmean(_qualities(slides, explanations, task, method))) for method in METHODS}
         for slides in (demo.bags["slide"], [shown])
     )
     metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
-    for_yes = {e.method: e for e in found[shown.name] if e.target.cls == 1}
+    for_yes = {e.method: e for e in explanations[shown.name] if e.target.cls == 1}
     test: dict[str, Any] = metrics["test"]
     curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
     return PairResult(task, model, test["auc"], test["accuracy"], quality, curves, for_yes, here)
 
 
 def _qualities(
-    slides: Sequence[DigitSlide], found: dict[str, list[Explanation]], task: str, method: str
+    slides: Sequence[DigitSlide], explanations: dict[str, list[Explanation]], task: str, method: str
 ) -> list[float]:
     values = []
     for slide in slides:
         truth = evidence(slide, task)
-        for e in found[slide.name]:
+        for e in explanations[slide.name]:
             if e.method == method:
-                _check_places(e, slide)
+                if e.coords is None or not np.array_equal(e.coords, slide.coords):
+                    raise FileError(
+                        f"{slide.name}: its tiles are not where the digits were drawn; remove the folder."
+                    )
                 values.append(auprc2(truth if e.target.cls == 1 else -truth, e.scores))
     return values
-
-
-def _check_places(e: Explanation, slide: DigitSlide) -> None:
-    if e.coords is None or not np.array_equal(e.coords, slide.coords):
-        raise FileError(f"{slide.name}: its tiles are not where the digits were drawn; remove the folder.")
 
 
 def _curves(path: Path) -> dict[str, Floats]:
@@ -303,3 +280,72 @@ def _curves(path: Path) -> dict[str, Floats]:
         for method in MEASURED
         if any(row["method"] == method for row in rows)
     }
+
+
+SCALE = 4  # pixels of the slide to one of the picture
+STRENGTH = 0.72  # of the colour over the slide
+MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
+LEGEND = (
+    "red: evidence for the class, blue: against it; purple: a score without a sign. "
+    f"Marks: {MARKS[1]} truly speaks for it, {MARKS[-1]} truly against it"
+)
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SlidePanel:
+    """Scores (n,) of a slide's tiles, and what stands above them; None shows the slide as it is."""
+
+    title: str
+    scores: Array | None = None
+    signed: bool = True
+
+
+def draw_panels(
+    slide: DigitSlide, truth: Array, panels: Sequence[SlidePanel], path: Path, *, title: str, columns: int = 6
+) -> None:
+    """A picture with one panel for each set of scores, of the tissue with a thin rim of glass."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(panels) // columns)
+    sheet = Figure(figsize=(2.35 * columns, 2.25 * rows + 0.75), dpi=130)
+    sheet.set_layout_engine("constrained")
+    low = slide.coords.min(axis=0) - TILE // 8
+    high = slide.coords.max(axis=0) + TILE + TILE // 8
+    pixels = draw_slide(slide)[low[1] : high[1], low[0] : high[0]]
+    image = pixels[::SCALE, ::SCALE].astype(np.float64) / 255
+    axes = sheet.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.axis("off")
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw(axis, panel, image, slide.coords - low, truth)
+    sheet.suptitle(title, fontsize=12, fontweight="bold")
+    sheet.supxlabel(LEGEND, fontsize=9)
+    sheet.savefig(path)
+
+
+def colours(scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
+    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest."""
+    from matplotlib import colormaps
+
+    if signed:
+        limit = np.abs(scores).max() or 1.0
+        return np.asarray(colormaps["RdBu_r"](0.5 + 0.45 * scores / limit))[:, :3]
+    low, span = scores.min(), np.ptp(scores) or 1.0
+    return np.asarray(colormaps["Purples"](0.85 * (scores - low) / span))[:, :3]
+
+
+def _draw(axis: Axes, panel: SlidePanel, image: Array, corners: Array, truth: Array) -> None:
+    shown = image.copy()
+    if panel.scores is not None:
+        for (x, y), colour in zip(corners // SCALE, colours(panel.scores, signed=panel.signed), strict=True):
+            area = shown[y : y + TILE // SCALE, x : x + TILE // SCALE]
+            darkness = 1 - area.mean(axis=-1, keepdims=True)  # ink stays ink
+            area[:] = (1 - STRENGTH) * area + STRENGTH * colour * np.clip(1.35 - 1.1 * darkness, 0, 1)
+    axis.imshow(np.clip(shown, 0, 1))
+    axis.set_title(panel.title, fontsize=9.5)
+    box = {"boxstyle": "circle,pad=0.12", "facecolor": "white", "edgecolor": "black", "linewidth": 0.5}
+    for (x, y), sign in zip(corners / SCALE + 0.17 * TILE / SCALE, truth, strict=True):
+        if sign:
+            mark = MARKS[int(sign)]
+            axis.text(x, y, mark, ha="center", va="center", fontsize=6, fontweight="bold", bbox=box)

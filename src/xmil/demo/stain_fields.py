@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xmil.core.bag import FloatArray
-from xmil.demo.digit_slides import EOSIN, HAEMATOXYLIN, INK, TILE, Rows, draw_tiles, known_digits
-from xmil.encoders import ENCODERS, Encoder, Transform, load_encoder
+from xmil.demo.digit_slides import EOSIN, HAEMATOXYLIN, INK, TILE, draw_tiles, known_digits
+from xmil.encoders import ENCODERS, Transform, load_encoder
 
 NAME = "digits"
 FIELDS = 8
@@ -46,11 +46,6 @@ def encode_digits() -> FloatArray:
     """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
     encoder = load_encoder(NAME)
     rows = np.arange(len(known_digits()[1]))
-    parts = [_encoded(encoder, part) for part in np.split(rows, range(BATCH, len(rows), BATCH))]
-    return np.concatenate(parts)
-
-
-def _encoded(encoder: Encoder, rows: Rows) -> FloatArray:
-    tiles = torch.stack([encoder.transform(tile) for tile in draw_tiles(rows)])
-    found: FloatArray = encoder(tiles).numpy()
-    return found
+    batches = np.split(rows, range(BATCH, len(rows), BATCH))
+    tiles = (torch.stack([encoder.transform(tile) for tile in draw_tiles(batch)]) for batch in batches)
+    return np.concatenate([encoder(batch).numpy() for batch in tiles])

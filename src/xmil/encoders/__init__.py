@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from xmil.encoders.encoder import IMAGENET, Encoder, Transform
-from xmil.encoders.load import list_encoders, load_encoder
-from xmil.encoders.registry import ENCODERS
+from xmil.encoders.load import ENCODERS, list_encoders, load_encoder
 
 __all__ = ["ENCODERS", "IMAGENET", "Encoder", "Transform", "list_encoders", "load_encoder"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, unknown_name
-from xmil.core.fitting import PatchFit
+from xmil.slides.slide import PatchFit
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
@@ -102,9 +102,9 @@ class Encoder:
         return nullcontext() if kind is None else torch.autocast(torch.device(self.device).type, dtype=kind)
 
 
-def vectors(given: Any, name: str, count: int) -> Tensor:
+def vectors(output: Any, name: str, count: int) -> Tensor:
     """A network's output as one vector for each patch; maps are averaged, anything else is refused."""
-    out = given[0] if isinstance(given, tuple | list) and len(given) == 1 else given
+    out = output[0] if isinstance(output, tuple | list) and len(output) == 1 else output
     if not isinstance(out, Tensor):
         raise InputError(f"The encoder {name!r} gave {type(out).__name__}; it must give one tensor.")
     if out.ndim == 4:
@@ -141,7 +141,7 @@ def make_encoder(
 def compile_encoder(encoder: Encoder) -> Encoder:
     """The encoder with its network compiled, for batches of one size, channels last."""
     if not isinstance(encoder.network, nn.Module) or isinstance(encoder.network, torch.jit.ScriptModule):
-        raise InputError(f"The encoder {encoder.name!r} is no network of torch's own; leave out --compile.")
+        raise InputError(f"The encoder {encoder.name!r} is not a torch network; leave out compile=True.")
     network = encoder.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled = torch.compile(network, dynamic=False)
     about = {**encoder.about, "compiled": True}

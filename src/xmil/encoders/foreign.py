@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.core.absence import absent
-from xmil.core.errors import CheckpointError, FileError, InputError
+from xmil.core.errors import CheckpointError, FileError, InputError, absent
 from xmil.core.pickles import check_torch_file
 from xmil.encoders.encoder import Transform
 
@@ -35,7 +34,7 @@ def load_script(path: Path, device: str) -> tuple[Any, Transform]:
     except (RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:160]
         raise FileError(
-            f"{path}: not a TorchScript file ({reason}); a state dict goes to --weights."
+            f"{path}: not a TorchScript file ({reason}); a state dict goes to weights=."
         ) from None
     return module.eval(), Transform()
 
@@ -50,7 +49,7 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     if device.startswith("cuda"):
         if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
             raise InputError(
-                "This onnxruntime cannot use a GPU; install onnxruntime-gpu, or pass --device cpu."
+                "This onnxruntime cannot use a GPU; install onnxruntime-gpu, or pass device='cpu'."
             )
         kinds = ["CUDAExecutionProvider", *kinds]
     options = onnxruntime.SessionOptions()
@@ -105,8 +104,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileError(absent(path))
     state = _loaded(path)
-    while (inner := _inner(state)) is not None:
-        state = inner
+    while wrappers := [key for key in WRAPPERS if isinstance(state.get(key), Mapping)]:
+        state = state[wrappers[0]]
     tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights; give a state dict.")
@@ -122,7 +121,7 @@ def download_state(name: str, url: str) -> dict[str, Tensor]:
     except Exception as error:  # network, hash, disk
         reason = " ".join(str(error).split())
         raise FileError(
-            f"The weights of {name} cannot be downloaded ({reason}); get {url} elsewhere and pass --weights."
+            f"The weights of {name} cannot be downloaded ({reason}); get {url} elsewhere and pass weights=."
         ) from None
     return state
 
@@ -142,12 +141,12 @@ def _loaded(path: Path) -> Mapping[str, Any]:
         check_torch_file(path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged archives raise almost any type
         raise CheckpointError(f"{path}: not readable as weights ({_reason(error)}); {AGAIN}.") from None
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"{path}: holds {type(found).__name__}, not a state dict; {AGAIN}.")
-    return found
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: holds {type(content).__name__}, not a state dict; {AGAIN}.")
+    return content
 
 
 def _reason(error: Exception) -> str:
@@ -156,10 +155,6 @@ def _reason(error: Exception) -> str:
         return "its pickle is not one of tensors, and could run code"
     line = " ".join(str(error).split())[:200]
     return line if " " in line else f"{type(error).__name__} {line}".rstrip()
-
-
-def _inner(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((state[key] for key in WRAPPERS if isinstance(state.get(key), Mapping)), None)
 
 
 def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,26 +6,26 @@ timm model.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from xmil.core.absence import absent
-from xmil.core.errors import FileError, InputError, XmilError, unknown_name
-from xmil.core.named_function import load_function
-from xmil.encoders.encoder import Encoder, Transform, compile_encoder, make_encoder
-from xmil.encoders.foreign import file_digest
-from xmil.encoders.registry import ENCODERS
+from xmil.core.errors import CheckpointError, FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.registry import Registry, load_function
+from xmil.encoders.encoder import IMAGENET, Encoder, Transform, compile_encoder, make_encoder
+from xmil.encoders.foreign import download_state, file_digest, read_state
+from xmil.nn.resnet import ResNet, load_resnet
+from xmil.nn.swin import CTransPath
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
 
 
 def list_encoders() -> list[str]:
     """Names that `load_encoder` knows by itself; timm's models, files and functions come on top."""
-    from xmil.encoders.timms import RECIPES
-
     return sorted({*ENCODERS, *RECIPES})
 
 
@@ -52,19 +52,22 @@ def load_encoder(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # an untrained network is the same in every worker
         network, transform, on = _built(name, file, device=device, random=random)
-    wanted: dict[str, Any] = {"size": size, "mean": mean, "std": std}
-    changed = {key: value for key, value in wanted.items() if value is not None}
+    overrides: dict[str, Any] = {"size": size, "mean": mean, "std": std}
+    changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
         if not isinstance(transform, Transform):
             raise InputError(
                 f"The encoder {name!r} has a transform of its own; size, mean and std are fixed."
             )
         transform = replace(transform, **changed)
-    about = {"transform": _described(transform), "weights": _origin(name, file, random=random)}
-    made = make_encoder(
+    about = {
+        "transform": asdict(transform) if isinstance(transform, Transform) else str(transform),
+        "weights": _origin(name, file, random=random),
+    }
+    encoder = make_encoder(
         short_name(name), network, transform, device=device, precision=precision, about=about, on=on
     )
-    return compile_encoder(made) if compiled else made
+    return compile_encoder(encoder) if compiled else encoder
 
 
 def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
@@ -82,16 +85,14 @@ def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tup
         return *load_script(_file(path), device), None
     if ":" in name and not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         return *_from_function(name, weights), None
-    from xmil.encoders.timms import load_timm
-
     return *load_timm(name, weights, random=random), None
 
 
 def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
     """What `module:function` gives: a network, or a network with its transform."""
-    made = load_function(name, kind="encoder")
+    function = load_function(name, kind="encoder")
     try:
-        built = made() if weights is None else made(str(weights))
+        built = function() if weights is None else function(str(weights))
     except XmilError:
         raise
     except Exception as error:
@@ -122,12 +123,6 @@ def short_name(name: str) -> str:
     )
 
 
-def _described(transform: Any) -> Any:
-    from dataclasses import asdict
-
-    return asdict(transform) if isinstance(transform, Transform) else str(transform)
-
-
 def _origin(name: str, weights: Path | None, *, random: bool) -> str:
     if random:
         return "random"
@@ -138,3 +133,203 @@ def _origin(name: str, weights: Path | None, *, random: bool) -> str:
 def unknown_encoder(name: str) -> XmilError:
     """The error for a name that nothing knows."""
     return unknown_name("encoder", name, [*list_encoders(), "any timm model", "FILE.onnx", "module:function"])
+
+
+Built = tuple[Any, Transform]
+Builder = Callable[[Path | None, bool], Built]
+
+ENCODERS: Registry[Builder] = Registry("encoder", group="xmil.encoders")
+
+TORCHVISION = {  # ImageNet weights, first version: the file's name ends with its hash
+    "resnet18": "https://download.pytorch.org/models/resnet18-f37072fd.pth",
+    "resnet50": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
+    "resnet50_trunc": "https://download.pytorch.org/models/resnet50-0676ba61.pth",
+}
+
+
+def _resnet(name: str) -> Builder:
+    def build(weights: Path | None, random: bool) -> Built:
+        if random:
+            return ResNet(name), Transform()
+        state = download_state(name, TORCHVISION[name]) if weights is None else read_state(weights)
+        return load_resnet(state, name), Transform()
+
+    return build
+
+
+for _name in TORCHVISION:
+    ENCODERS.add(_name, _resnet(_name))
+
+
+@ENCODERS.register("ctranspath")
+def _ctranspath(weights: Path | None, random: bool) -> Built:
+    """CTransPath: the authors hand out `ctranspath.pth`; it cannot be downloaded by a program."""
+    return load_ctranspath(weights, random=random), Transform(size=CTransPath.size)
+
+
+def load_ctranspath(weights: Path | None, *, random: bool = False) -> nn.Module:
+    """The network with the published state dict, or untrained."""
+    net = CTransPath()
+    if random:
+        return net
+    if weights is None:
+        raise InputError("CTransPath's weights are handed out by its authors; pass weights='ctranspath.pth'.")
+    state = {key: value for key, value in read_state(weights).items() if not key.startswith("head.")}
+    try:
+        missing, unexpected = net.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"{weights}: not the weights of CTransPath: {reason}") from None
+    fixed = ("num_batches_tracked", "relative_position_index", "attn_mask")
+    lost = [key for key in missing if not key.endswith(fixed)]
+    if lost or unexpected:
+        raise CheckpointError(
+            f"{weights}: not the weights of CTransPath: missing {lost[:3]}, unexpected {unexpected[:3]}."
+        )
+    return net
+
+
+H_OPTIMUS = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pathology encoder: where it lies on the hub, its architecture in timm, its pooling and colours."""
+
+    hub: str
+    architecture: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    swiglu: bool = False  # a gated MLP with SiLU
+    tokens: int | None = None  # class token and mean of the tokens from here on, side by side
+    colours: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    crop: float = 1.0
+    interpolation: str = "bilinear"
+
+
+VIRCHOW = {"img_size": 224, "init_values": 1e-5, "mlp_ratio": 5.3375, "dynamic_img_size": True}
+GIANT = {"img_size": 224, "num_heads": 24, "embed_dim": 1536, "init_values": 1e-5}
+
+RECIPES: dict[str, Recipe] = {
+    "uni": Recipe(
+        "hf-hub:MahmoodLab/UNI", "vit_large_patch16_224", {"init_values": 1e-5, "dynamic_img_size": True}
+    ),
+    "uni2-h": Recipe(
+        "hf-hub:MahmoodLab/UNI2-h",
+        "vit_giant_patch14_224",
+        GIANT
+        | {"patch_size": 14, "depth": 24, "mlp_ratio": 2.66667 * 2, "no_embed_class": True, "reg_tokens": 8}
+        | {"dynamic_img_size": True},
+        swiglu=True,
+    ),
+    "virchow": Recipe(
+        "hf-hub:paige-ai/Virchow",
+        "vit_huge_patch14_224",
+        VIRCHOW | {"global_pool": ""},
+        swiglu=True,
+        tokens=1,
+        interpolation="bicubic",
+    ),
+    "virchow2": Recipe(
+        "hf-hub:paige-ai/Virchow2",
+        "vit_huge_patch14_224",
+        VIRCHOW | {"reg_tokens": 4, "global_pool": ""},
+        swiglu=True,
+        tokens=5,
+        interpolation="bicubic",
+    ),
+    "gigapath": Recipe(
+        "hf-hub:prov-gigapath/prov-gigapath",
+        "vit_giant_patch14_dinov2",
+        GIANT | {"patch_size": 16, "depth": 40, "mlp_ratio": 5.33334},
+        crop=0.875,
+        interpolation="bicubic",
+    ),
+    "h-optimus-0": Recipe(
+        "hf-hub:bioptimus/H-optimus-0",
+        "vit_giant_patch14_reg4_dinov2",
+        {"img_size": 224, "init_values": 1e-5, "dynamic_img_size": False},
+        colours=H_OPTIMUS,
+    ),
+    "phikon": Recipe("hf-hub:1aurent/vit_base_patch16_224.owkin_pancancer", "vit_base_patch16_224"),
+}
+
+
+def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple[Any, Transform]:
+    """A model by timm's name, `hf-hub:` included, or by the name of a recipe."""
+    timm = _import_timm()
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        model = _created(timm, name, pretrained=weights is None and not random)
+    else:
+        model = _from_recipe(timm, recipe, pretrained=weights is None and not random)
+    if weights is not None:
+        state = read_state(weights)
+        keys = set(model.state_dict())
+        heads = ("head.", "fc.", "classifier.", "head_dist.")
+        usable = {key: value for key, value in state.items() if key in keys or not key.startswith(heads)}
+        try:
+            model.load_state_dict(usable)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{weights}: not the weights of {name}: {reason}") from None
+    if recipe is None:
+        config = timm.data.resolve_model_data_config(model)
+        return model, Transform(
+            size=int(config["input_size"][-1]),
+            mean=tuple(config["mean"]),
+            std=tuple(config["std"]),
+            crop=float(config["crop_pct"]) if config.get("crop_mode", "center") == "center" else 1.0,
+            interpolation=str(config["interpolation"]),
+        )
+    mean, std = recipe.colours
+    transform = Transform(224, mean, std, crop=recipe.crop, interpolation=recipe.interpolation)
+    return (model if recipe.tokens is None else ClassAndMean(model, recipe.tokens)), transform
+
+
+class ClassAndMean(nn.Module):
+    """The class token beside the mean of the patch tokens."""
+
+    def __init__(self, network: nn.Module, first: int) -> None:
+        super().__init__()
+        self.network, self.first = network, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, 3, h, w) to (b, 2 width)."""
+        tokens = self.network(x)
+        return torch.cat([tokens[:, 0], tokens[:, self.first :].mean(dim=1)], dim=-1)
+
+
+def _from_recipe(timm: Any, recipe: Recipe, *, pretrained: bool) -> Any:
+    arguments: dict[str, Any] = dict(recipe.arguments)
+    if recipe.swiglu:
+        arguments |= {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
+    name = recipe.hub if pretrained else recipe.architecture
+    return _created(timm, name, pretrained=pretrained, **arguments)
+
+
+def _created(timm: Any, name: str, *, pretrained: bool, **arguments: Any) -> Any:
+    on_hub = name.startswith(("hf-hub:", "hf_hub:"))
+    if not on_hub and not name.startswith("local-dir:") and not timm.is_model(name):
+        raise unknown_encoder(name)
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
+    except Exception as error:  # the hub, the network, a licence not accepted
+        reason = " ".join(str(error).split())[:200]
+        raise FileError(
+            f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {reason}); accept its licence "
+            "and log in to the hub, or download its weights and pass weights=."
+        ) from None
+
+
+def _import_timm() -> Any:
+    try:
+        import timm
+        import timm.data
+        import timm.layers
+    except ImportError:
+        raise InputError("timm is not installed; pip install 'xmil[encoders]'.") from None
+    except RuntimeError as error:  # a torchvision built for another torch
+        raise InputError(
+            f"timm cannot be imported: {error}; install the torchvision of your torch."
+        ) from None
+    return timm

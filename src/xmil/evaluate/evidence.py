@@ -1,16 +1,34 @@
-"""Scores against known evidence, one bag and one class at a time."""
+"""Scores against known evidence: measures of one bag or many at once, on any device; marks from files.
+
+Marks come from masks and QuPath's polygons; the pointing game and relevance mass compare scores with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from xmil.core.errors import InputError
+from xmil.core.bag import Bag
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError, InputError, XmilError, absent, bad_parameter
+from xmil.core.text import parse_json
 
-Vector = npt.NDArray[np.float64]
-Metric = Callable[[npt.NDArray[np.bool_], Vector], float]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+COLUMNS = ("evidence", "label")
+SUFFIXES = (".geojson", ".csv", ".npy", ".png")
+GRID = 8  # points along a patch's edge at which polygons are sampled
+_DEEP = 32  # collections within collections; no annotation has more
+MEASURES = ("auprc2", "auroc2", "ndcg", "pearson", "spearman")
 
 
 def auprc2(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
@@ -21,77 +39,17 @@ def auprc2(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     >>> auprc2([1, 0, -1], [0.9, 0.1, -0.5])
     1.0
     """
-    return _two_sided(evidence, scores, average_precision)
+    return score_bag(evidence, scores, measures=["auprc2"])["auprc2"]
 
 
-def auroc2(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """As `auprc2`, with the area under the ROC curve.
+def score_bag(
+    evidence: npt.ArrayLike, scores: npt.ArrayLike, *, measures: Sequence[str] = MEASURES
+) -> dict[str, float]:
+    """Measure evidence and scores (n,) of one bag and class; see `score_evidence`.
 
-    >>> auroc2([1, 0, -1], [-0.9, 0.1, 0.5])
-    0.0
+    >>> score_bag([1, 0, -1], [-0.9, 0.1, 0.5], measures=["auroc2"])
+    {'auroc2': 0.0}
     """
-    return _two_sided(evidence, scores, _auroc)
-
-
-def average_precision(labels: npt.NDArray[np.bool_], scores: Vector) -> float:
-    """Area under the precision-recall steps; ties count as one step."""
-    from sklearn.metrics import average_precision_score
-
-    return float(average_precision_score(labels, scores))
-
-
-def _auroc(labels: npt.NDArray[np.bool_], scores: Vector) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(labels, scores))
-
-
-def ndcg(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Normalised discounted cumulative gain of ranking by scores, the gain being evidence above the lowest.
-
-    Tied scores share their discounts; nan where all evidence is equal.
-
-    >>> ndcg([1, 0, -1], [0.9, 0.1, -0.5])
-    1.0
-    """
-    from sklearn.metrics import ndcg_score
-
-    e, s = _checked(evidence, scores)
-    return float("nan") if np.ptp(e) == 0 else float(ndcg_score((e - e.min())[None], s[None]))
-
-
-def pearson(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Linear correlation; nan where all evidence is equal, 0 where all scores are.
-
-    >>> round(pearson([1, 0, -1], [2.0, 0.0, -2.0]), 6)
-    1.0
-    """
-    e, s = _checked(evidence, scores)
-    if np.ptp(e) == 0:
-        return float("nan")
-    return 0.0 if np.ptp(s) == 0 else float(np.corrcoef(e, s)[0, 1])
-
-
-def spearman(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """Correlation of ranks, ties at their mean; nan where all evidence is equal, 0 where all scores are.
-
-    >>> round(spearman([1, 0, -1], [9.0, 1.0, -0.1]), 6)
-    1.0
-    """
-    from scipy.stats import rankdata
-
-    e, s = _checked(evidence, scores)
-    return pearson(rankdata(e), rankdata(s))
-
-
-def _two_sided(evidence: npt.ArrayLike, scores: npt.ArrayLike, metric: Metric) -> float:
-    e, s = _checked(evidence, scores)
-    halves = [(e > 0, s), (e < 0, -s)]
-    values = [metric(labels, ranked) for labels, ranked in halves if labels.any() and not labels.all()]
-    return float(np.mean(values)) if values else float("nan")
-
-
-def _checked(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Vector, Vector]:
     e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if e.ndim != 1 or e.shape != s.shape:
         raise InputError(
@@ -99,4 +57,451 @@ def _checked(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Vector, Ve
         )
     if not (np.isfinite(e).all() and np.isfinite(s).all()):
         raise InputError("Evidence and scores must be finite numbers.")
-    return e, s
+    values = score_evidence(torch.from_numpy(e), torch.from_numpy(s), measures=measures)
+    return {name: float(value) for name, value in values.items()}
+
+
+def average_precision(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Area under the precision-recall steps (n,); ties count as one step, nan without positives.
+
+    >>> average_precision([True, False, True], [0.9, 0.5, 0.5])
+    0.8333333333333333
+    """
+    ranking = _Ranking.of(torch.from_numpy(np.asarray(scores, dtype=np.float64)))
+    return float(ranking.average_precision(torch.from_numpy(np.asarray(labels, dtype=bool))))
+
+
+def score_evidence(
+    evidence: Tensor, scores: Tensor, *, measures: Sequence[str] = MEASURES
+) -> dict[str, Tensor]:
+    """Compute each measure (...) of evidence and scores (..., n).
+
+    `auprc2` and `auroc2` are means over two halves: positive evidence ranked by scores, negative evidence by
+    minus scores; a half without positives, or with nothing else, is left out. `ndcg` is the normalised
+    discounted cumulative gain, the gain being evidence above the lowest; tied scores share their discounts.
+    `pearson` and `spearman` are correlations, 0 where all scores are equal. nan where a measure has no value:
+    no usable half, or evidence that is all equal.
+
+    >>> score_evidence(torch.tensor([[1, 0, -1]]), torch.tensor([[0.9, 0.1, -0.5]]))["auprc2"].tolist()
+    [1.0]
+    """
+    if evidence.shape != scores.shape or not bool(torch.isfinite(scores).all()):
+        raise InputError(
+            f"Evidence and scores must be finite and of one shape. Got {tuple(evidence.shape)} "
+            f"and {tuple(scores.shape)}."
+        )
+    e, s = evidence.double(), scores.double()
+    up, down = _Ranking.of(s), _Ranking.of(-s)
+    halves, gains = [(e > 0, up), (e < 0, down)], e - e.amin(dim=-1, keepdim=True)
+    compute = {
+        "auprc2": lambda: _mean([_usable(own, ranking.average_precision(own)) for own, ranking in halves]),
+        "auroc2": lambda: _mean([_usable(own, ranking.auroc(own)) for own, ranking in halves]),
+        "ndcg": lambda: _unless_constant(e, up.dcg(gains) / _Ranking.of(e).dcg(gains)),
+        "pearson": lambda: _unless_constant(e, correlation(e, s)),
+        "spearman": lambda: _unless_constant(e, correlation(_Ranking.of(e).mean_ranks(), up.mean_ranks())),
+    }
+    return {name: compute[name]() for name in measures}
+
+
+def auroc(labels: Tensor, scores: Tensor) -> Tensor:
+    """Area under the ROC curve (...) of labels and scores (..., n); nan where one kind of label is missing.
+
+    >>> auroc(torch.tensor([True, False, True]), torch.tensor([0.9, 0.1, 0.8])).item()
+    1.0
+    """
+    return _usable(labels, _Ranking.of(scores.double()).auroc(labels))
+
+
+def ranks(scores: Tensor) -> Tensor:
+    """Rank scores (..., n), the highest first, ties at their mean.
+
+    >>> ranks(torch.tensor([0.5, 0.9, 0.5])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    return _Ranking.of(scores.double()).mean_ranks()
+
+
+@dataclass(frozen=True)
+class _Ranking:
+    """Positions (..., n) by falling score, and the first and last position of each one's tied group."""
+
+    order: Tensor
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, scores: Tensor) -> _Ranking:
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        n = scores.shape[-1]
+        places = torch.arange(n, device=scores.device).expand_as(order)
+        differs = ordered[..., 1:] != ordered[..., :-1]
+        edge = torch.ones_like(order[..., :1], dtype=torch.bool)
+        starts, ends = torch.cat([edge, differs], dim=-1), torch.cat([differs, edge], dim=-1)
+        first = torch.where(starts, places, 0).cummax(dim=-1).values
+        last = torch.where(ends, places, n).flip(-1).cummin(dim=-1).values.flip(-1)
+        return cls(order, first, last)
+
+    def average_precision(self, labels: Tensor) -> Tensor:
+        """Mean over the positives of the precision at the end of their tied group."""
+        hits = labels.gather(-1, self.order).double()
+        precision = hits.cumsum(dim=-1).gather(-1, self.last) / (self.last + 1)
+        return (precision * hits).sum(dim=-1) / hits.sum(dim=-1)
+
+    def auroc(self, labels: Tensor) -> Tensor:
+        """The share of pairs in the right order, ties counting half."""
+        positives = labels.double().sum(dim=-1)
+        negatives = labels.shape[-1] - positives
+        falling = (self.mean_ranks() * labels).sum(dim=-1)  # rank 1 is the highest score
+        return (positives * negatives + positives * (positives + 1) / 2 - falling) / (positives * negatives)
+
+    def mean_ranks(self) -> Tensor:
+        """Rank of each instance, in the order of the bag, ties at their mean."""
+        ranks = (self.first + self.last).double() / 2 + 1
+        return torch.empty_like(ranks).scatter_(-1, self.order, ranks)
+
+    def dcg(self, gains: Tensor) -> Tensor:
+        """Discounted gains, each tied group at its mean discount."""
+        n = gains.shape[-1]
+        discounts = 1 / torch.log2(torch.arange(n, device=gains.device, dtype=torch.float64) + 2)
+        sums = torch.cat([discounts.new_zeros(1), discounts.cumsum(0)])
+        mean = (sums[self.last + 1] - sums[self.first]) / (self.last - self.first + 1)
+        return (gains.gather(-1, self.order) * mean).sum(dim=-1)
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's correlation over the last dimension; 0 where b is constant."""
+    constant = b.amax(dim=-1) == b.amin(dim=-1)  # before centring, which rounds
+    a, b = (v - v.mean(dim=-1, keepdim=True) for v in (a, b))
+    norms = a.norm(dim=-1) * b.norm(dim=-1)
+    return torch.where(constant, 0.0, (a * b).sum(dim=-1) / torch.where(constant, 1.0, norms))
+
+
+def _usable(labels: Tensor, values: Tensor) -> Tensor:
+    return torch.where(labels.any(dim=-1) & ~labels.all(dim=-1), values, float("nan"))
+
+
+def _mean(halves: list[Tensor]) -> Tensor:
+    return torch.stack(halves).nanmean(dim=0)
+
+
+def _unless_constant(evidence: Tensor, values: Tensor) -> Tensor:
+    constant = evidence.amax(dim=-1) == evidence.amin(dim=-1)
+    return torch.where(constant, float("nan"), values)
+
+
+def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Give 1 if the highest score lies on a marked instance, else 0; ties at the top count by their share.
+
+    >>> pointing_game([True, False, False], [0.9, 0.1, 0.9])
+    0.5
+    """
+    truth, values = _pair(marked, scores)
+    if not truth.any():
+        return float("nan")
+    return float(truth[values == values.max()].mean())
+
+
+def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """Give the share of the positive scores' sum on marked instances; nan if nothing is marked or positive.
+
+    Arras et al., "CLEVR-XAI", Information Fusion 2022, arXiv:2003.07258.
+
+    >>> relevance_mass([True, False, False], [3.0, 1.0, -5.0])
+    0.75
+    """
+    truth, values = _pair(marked, scores)
+    positive = np.maximum(values, 0.0)
+    if not truth.any() or positive.sum() == 0:
+        return float("nan")
+    return float(positive[truth].sum() / positive.sum())
+
+
+def marked_by_mask(
+    mask: npt.ArrayLike,
+    coords: npt.ArrayLike,
+    *,
+    patch_size: int,
+    downsample: float = 1.0,
+    share: float = 0.5,
+) -> Bools:
+    """Mark instances of whose box at least a share is set in a mask (h, w).
+
+    A pixel of the mask is `downsample` level-0 pixels wide. Boxes may reach over the mask's border; what lies
+    outside counts as unset.
+
+    >>> marked_by_mask([[1, 0], [0, 0]], [[0, 0], [256, 0]], patch_size=256, downsample=256)
+    array([ True, False])
+    """
+    marks, xy0 = np.asarray(mask) != 0, _boxes(coords)
+    if marks.ndim != 2:
+        raise InputError(f"The mask must have shape (h, w). Got {marks.shape} instead.")
+    table = np.pad(marks.astype(np.float64).cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+    low = np.rint(xy0 / downsample).astype(np.int64)
+    high = np.maximum(np.rint((xy0 + patch_size) / downsample).astype(np.int64), low + 1)
+    limit = np.array([marks.shape[1], marks.shape[0]])
+    (x1, y1), (x2, y2) = np.clip(low, 0, limit).T, np.clip(high, 0, limit).T
+    covered = (table[y2, x2] - table[y1, x2] - table[y2, x1] + table[y1, x1]) / (high - low).prod(axis=1)
+    return np.asarray(covered >= _check_share(share))
+
+
+def marked_by_geojson(
+    path: str | PathLike[str],
+    coords: npt.ArrayLike,
+    *,
+    patch_size: int,
+    names: Sequence[str] | None = None,
+    share: float = 0.5,
+    origin: tuple[float, float] | None = None,
+) -> Bools:
+    """Mark instances of whose box at least a share lies in the polygons of a QuPath GeoJSON file.
+
+    `names` picks annotations by their class; None takes all. Holes are respected. For slides with a bounds
+    offset, which QuPath cuts off, `origin` is that offset; a file that names its own origin needs none.
+    """
+    xy0 = _boxes(coords)
+    _check_share(share)
+    return covered_by_polygons(read_polygons(path, names=names, origin=origin), xy0, patch_size) >= share
+
+
+def _pair(marked: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Bools, Floats]:
+    truth, values = np.asarray(marked, dtype=bool), np.asarray(scores, dtype=np.float64)
+    if truth.ndim != 1 or truth.shape != values.shape or not len(truth):
+        raise InputError(
+            f"Marks and scores must be two vectors of one length. Got {truth.shape}, {values.shape}."
+        )
+    if not np.isfinite(values).all():
+        raise InputError("Scores must be finite numbers.")
+    return truth, values
+
+
+def _boxes(coords: npt.ArrayLike) -> Floats:
+    xy0 = np.asarray(coords, dtype=np.float64)
+    if xy0.ndim != 2 or xy0.shape[1] != 2:
+        raise InputError(f"Coordinates must have shape (n, 2). Got {xy0.shape} instead.")
+    return xy0
+
+
+def _check_share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise bad_parameter("share", "marked_by_mask and marked_by_geojson", "in the range (0, 1]", share)
+    return share
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A folder with `<slide_id>.geojson` (QuPath), `.csv` or `.npy` (a value for each instance), or `.png`.
+
+    A PNG is a mask of `downsample` level-0 pixels per pixel. `names` picks classes. An instance is marked
+    where at least `share` of its box is. QuPath counts from the scanned bounds: `slides` (id to file) says
+    where they begin, for GeoJSON files that do not.
+    """
+
+    folder: Path
+    names: tuple[str, ...] = ()
+    downsample: float = 1.0
+    share: float = 0.5
+    slides: Mapping[str, Path] = field(default_factory=dict)
+
+    def evidence(self, bag: Bag) -> Floats | None:
+        """Read the evidence (n,) of a bag; None if the folder has nothing on the slide."""
+        path = self.file(bag.slide_id)
+        if path is None:
+            return None
+        if path.suffix in (".csv", ".npy"):
+            return _instance_values(path, len(bag))
+        return self._marked(path, bag).astype(np.float64)
+
+    def file(self, slide_id: str | None) -> Path | None:
+        """Find the file of a slide; None if the folder has none."""
+        return next((p for s in SUFFIXES if (p := self.folder / f"{slide_id}{s}").is_file()), None)
+
+    def _marked(self, path: Path, bag: Bag) -> npt.NDArray[np.bool_]:
+        if bag.coords is None or bag.patch_size is None:
+            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
+        if path.suffix == ".geojson":
+            names: Sequence[str] | None = self.names or None
+            origin = self._origin(bag.slide_id)
+            return marked_by_geojson(
+                path, bag.coords, patch_size=bag.patch_size, names=names, share=self.share, origin=origin
+            )
+        mask = _read_mask(path)
+        return marked_by_mask(
+            mask, bag.coords, patch_size=bag.patch_size, downsample=self.downsample, share=self.share
+        )
+
+    def _origin(self, slide_id: str | None) -> tuple[float, float] | None:
+        """Find the corner of the slide's scanned bounds, if the slide is at hand."""
+        from xmil.slides import open_slide
+
+        file = self.slides.get(slide_id or "")
+        if file is None:
+            return None
+        with open_slide(file) as slide:
+            return slide.bounds[:2]
+
+
+def _instance_values(path: Path, n: int) -> Floats:
+    try:
+        if path.suffix == ".npy":
+            values = np.asarray(np.load(path, allow_pickle=False), dtype=np.float64)
+        else:
+            with path.open(newline="", encoding="utf-8") as stream:
+                rows = list(csv.DictReader(stream))
+            name = next((name for name in COLUMNS if rows and name in rows[0]), None)
+            if name is None:
+                raise FileError(f"{path}: needs a column {' or '.join(map(repr, COLUMNS))}.")
+            values = np.array([float(row[name]) for row in rows], dtype=np.float64)
+    except XmilError:
+        raise
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise FileError(f"{path}: not one number for each instance ({_line(error)}).") from None
+    if values.shape != (n,) or not np.isfinite(values).all():
+        raise InputError(f"{path}: must hold {n} finite numbers, one for each instance. Got {values.shape}.")
+    return values
+
+
+def _read_mask(path: Path) -> npt.NDArray[np.float64]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            check_budget(picture.width * picture.height * 32, "the mask", path)
+            image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK") else picture)
+    except XmilError:
+        raise
+    except Exception as error:  # damaged pictures raise almost any type
+        raise FileError(f"{path}: not a readable mask ({_line(error)}).") from None
+    values = np.asarray(image, dtype=np.float64)
+    return values if values.ndim == 2 else values[..., :3].max(axis=2)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def covered_by_polygons(
+    polygons: Sequence[list[Floats]],
+    xy0: Floats,
+    patch_size: int,
+    *,
+    without: Sequence[list[Floats]] = (),
+) -> Floats:
+    """Sample the share of each box (n, 2) that lies in polygons, each an outline and its holes.
+
+    What lies in one of `without` does not count. A polygon meets only the boxes near it.
+
+    >>> square = np.array([[0.0, 0.0], [8.0, 0.0], [8.0, 8.0], [0.0, 8.0]])
+    >>> covered_by_polygons([[square]], np.array([[0.0, 0.0], [4.0, 0.0]]), 8)
+    array([1. , 0.5])
+    """
+    steps = (np.arange(GRID) + 0.5) / GRID * patch_size
+    offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
+    inside = np.zeros((len(xy0), len(offsets)), dtype=bool)
+    strips = _Strips(xy0, patch_size)
+    for shapes, value in ((polygons, True), (without, False)):
+        for rings in shapes:
+            near = strips.touched(rings[0]) if rings else np.empty(0, dtype=np.int64)
+            if len(near):
+                points = (xy0[near, None] + offsets).reshape(-1, 2)
+                inside[near] = np.where(_inside(points, rings).reshape(len(near), -1), value, inside[near])
+    return np.asarray(inside.mean(axis=1))
+
+
+class _Strips:
+    """Boxes sorted by their left edge: those that an outline can touch are found by bisection."""
+
+    def __init__(self, xy0: Floats, size: float) -> None:
+        self.order = np.argsort(xy0[:, 0], kind="stable")
+        self.left, self.top, self.size = xy0[self.order, 0], xy0[self.order, 1], size
+
+    def touched(self, outline: Floats) -> npt.NDArray[np.int64]:
+        (left, top), (right, bottom) = outline.min(axis=0), outline.max(axis=0)
+        strip = slice(*np.searchsorted(self.left, (left - self.size, right)).tolist())
+        tops = self.top[strip]
+        return np.asarray(self.order[strip][(tops >= top - self.size) & (tops <= bottom)])
+
+
+def _inside(points: Floats, rings: list[Floats]) -> npt.NDArray[np.bool_]:
+    """Even-odd: within the outline and in no hole."""
+    from matplotlib.path import Path as Outline
+
+    inside = np.zeros(len(points), dtype=bool)
+    for ring in rings:
+        low, high = ring.min(axis=0), ring.max(axis=0)
+        near = np.flatnonzero(((points >= low) & (points <= high)).all(axis=1))
+        if len(near):
+            inside[near] ^= Outline(ring).contains_points(points[near])
+    return inside
+
+
+def read_polygons(
+    path: str | PathLike[str],
+    *,
+    names: Sequence[str] | None = None,
+    origin: tuple[float, float] | None = None,
+) -> list[list[Floats]]:
+    """Read level-0 polygons of a GeoJSON file, each a list of rings (k, 2): its outline, then its holes.
+
+    The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
+    from the corner of level 0.
+    """
+    try:
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
+    features = [f for f in _features(content) if names is None or _class_name(f) in names]
+    if names is not None and not features:
+        classes = sorted({str(_class_name(f))[:80] for f in _features(content)})[:20]
+        raise InputError(
+            f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
+        )
+    try:
+        start = _origin(content, origin)
+        polygons = [rings for f in features for rings in _polygons(f.get("geometry", f) or {}, _DEEP)]
+        return [[ring + start for ring in rings] for rings in polygons]
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
+
+
+def _origin(content: Any, default: tuple[float, float] | None) -> Floats:
+    """Find where the file's coordinates count from, in level-0 pixels."""
+    about = content.get("xmil") if isinstance(content, dict) else None
+    own = about.get("origin") if isinstance(about, dict) else None
+    x, y = (default or (0.0, 0.0)) if own is None else own
+    return np.array([x, y], dtype=np.float64)
+
+
+def _features(content: Any) -> list[dict[str, Any]]:
+    """QuPath writes a collection, a plain list, or a single feature."""
+    inner = content.get("features", [content]) if isinstance(content, dict) else content
+    return [f for f in inner if isinstance(f, dict)] if isinstance(inner, list) else []
+
+
+def _class_name(feature: dict[str, Any]) -> str | None:
+    properties = feature.get("properties")
+    label = properties.get("classification") if isinstance(properties, dict) else None
+    name = label.get("name") if isinstance(label, dict) else label
+    return None if name is None else str(name)
+
+
+def _polygons(geometry: dict[str, Any], deep: int) -> Iterator[list[Floats]]:
+    kind = geometry.get("type")
+    if kind == "Polygon":
+        yield [_ring(ring) for ring in geometry["coordinates"]]
+    elif kind == "MultiPolygon":
+        for part in geometry["coordinates"]:
+            yield [_ring(ring) for ring in part]
+    elif kind == "GeometryCollection":
+        if not deep:
+            raise ValueError("collections within collections")
+        for part in geometry["geometries"]:
+            yield from _polygons(part, deep - 1)
+
+
+def _ring(points: Any) -> Floats:
+    ring = np.asarray(points, dtype=np.float64)
+    if ring.ndim != 2 or ring.shape[0] < 1 or ring.shape[1] < 2 or not np.isfinite(ring[:, :2]).all():
+        raise ValueError(f"a ring of shape {ring.shape} or with numbers that are not finite")
+    return ring[:, :2]

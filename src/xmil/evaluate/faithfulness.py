@@ -1,34 +1,50 @@
-"""Faithfulness of methods on one slide: explanations, curves in both modes, certificates, evidence."""
+"""Faithfulness of methods on one slide: explanations, curves in both modes, certificates, evidence.
+
+A certificate says how far a slide's scores can be trusted, in numbers and in a sentence. Sanity checks ask
+whether a method depends on the weights, agrees with itself and conserves the output.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
-from xmil.evaluate.certificate import Certificate
-from xmil.evaluate.evidence import auprc2, auroc2, average_precision, ndcg
-from xmil.evaluate.flip import Curve, Flips, Scores, step_counts
-from xmil.evaluate.localisation import pointing_game, relevance_mass
-from xmil.evaluate.measures import Band, band_of, random_draws, top_instances
+from xmil.evaluate.curves import (
+    Bags,
+    Band,
+    Curve,
+    Flips,
+    Scores,
+    band_of,
+    random_draws,
+    step_counts,
+    top_instances,
+)
+from xmil.evaluate.evidence import average_precision, pointing_game, relevance_mass, score_bag
 from xmil.evaluate.minimal import MinimalSet, minimal_set
-from xmil.evaluate.parts import MODES
-from xmil.methods import explain, list_methods
-from xmil.methods.registry import seeds
+from xmil.evaluate.statistics import spearman
+from xmil.methods import explain, list_methods, seeds
+from xmil.subsets import MODES
 
 DEFAULT_METHODS = ("lrp", "attention", "single", "gxi", "ig", "random")
 EVIDENCE = ("auprc2", "auroc2", "ap", "ndcg", "pointing", "mass")
 Row = dict[str, Any]
 
-
 AFFORDABLE = 50_000  # sub-bags that may be tried for the smallest set that decides
+FLAT = 0.05  # a curve and band that move less than this, of the output's scale, cannot tell orders apart
+UNEXPLAINED = 0.01  # the largest share of the output an audit may leave unexplained
+LIMIT = 0.5  # of the mean rank correlation under re-drawn weights
+SHARES = ("instances", "class_token", "bias", "epsilon", "baseline", "cut", "other")
 
 
 @dataclass(frozen=True)
@@ -61,10 +77,10 @@ class FaithfulnessSettings:
 
     def check(self, model: nn.Module) -> None:
         """Refuse methods that cannot explain the model."""
-        able, known = list_methods(model), list_methods()
+        able, every = list_methods(model), list_methods()
         for name in self.methods:
-            if name not in known:
-                raise unknown_name("method", name, known)
+            if name not in every:
+                raise unknown_name("method", name, every)
             if name not in able:
                 raise UnsupportedError(
                     f"The method {name!r} cannot explain this model. Those that can: {', '.join(able)}."
@@ -73,6 +89,90 @@ class FaithfulnessSettings:
     def as_dict(self) -> dict[str, Any]:
         """The settings in plain types."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """One method on one slide: its curves, the random band, its audit, and the verdict.
+
+    `verdict`: "faithful" (AUPC below 95 % of random orders), "like random", "worse than random", or
+    "undecided" where no order moves the output.
+    """
+
+    explanation: Explanation
+    morf: Curve
+    lerf: Curve
+    band: Band
+
+    @property
+    def srg(self) -> float:
+        """Symmetric relevance gain."""
+        return self.lerf.aupc - self.morf.aupc
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in two words."""
+        low, high = self.band.aupc_interval
+        if max(np.ptp(self.morf.values), np.ptp(self.band.mean)) < FLAT * self.morf.scale:
+            return "undecided"
+        if self.morf.aupc < low:
+            return "faithful"
+        return "worse than random" if self.morf.aupc > high else "like random"
+
+    @property
+    def unexplained(self) -> float | None:
+        """The share of the output that the audit leaves unexplained; None without an audit.
+
+        A value near its reference, or a risk near 0, is measured against the output's scale instead.
+        """
+        audit = self.explanation.audit
+        if audit is None:
+            return None
+        least = 1e-12 if self.morf.decides else self.morf.scale
+        return abs(audit.other) / max(abs(audit.output), least)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict for a reader."""
+        low, high = self.band.aupc_interval
+        name, numbers = self.explanation.method, f"AUPC {self.morf.aupc:.2f}, random {low:.2f} to {high:.2f}"
+        on_order = {
+            "faithful": f"Faithful: dropping by {name} lowers the output faster than chance ({numbers}).",
+            "like random": f"No better than random: {name} orders the instances as chance would ({numbers}).",
+            "worse than random": f"Worse than random: what {name} ranks first matters least ({numbers}).",
+            "undecided": f"Undecided: the output hardly depends on which instances are dropped ({numbers}).",
+        }[self.verdict]
+        on_flip = "The decision never flips."
+        if not self.morf.decides:
+            kind = self.explanation.params.get("output", "value")
+            noun = kind if kind in ("value", "risk") else "hazard"
+            on_flip = f"The output is a {noun}: there is no decision to flip."
+        elif self.morf.flipped is not None:
+            on_flip = f"The decision flips once {100 * self.morf.flipped / self.morf.steps:.0f} % are out."
+        on_audit, share = "This method does not account for the output.", self.unexplained
+        if share is not None:
+            state = "The account closes" if share <= UNEXPLAINED else "The account does not close"
+            on_audit = f"{state}: {share:.1%} of the output is unexplained."
+        return f"{on_order} {on_flip} {on_audit}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a certificate's file holds, in plain types."""
+        low, high = self.band.aupc_interval
+        audit = self.explanation.audit
+        return {
+            "method": self.explanation.method,
+            "target": str(self.explanation.target),
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "aupc": self.morf.aupc,
+            "srg": self.srg,
+            "flipped": self.morf.flipped,
+            "at_zero": self.morf.at_zero,
+            "flipped_at_zero": self.morf.flipped_at_zero if self.morf.decides else None,
+            "random_aupc": self.band.aupc,
+            "random_interval": [low, high],
+            "audit": None if audit is None else audit.as_dict(),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +194,29 @@ class SlideResult:
         """The certificate that titles, captions and lists of slides speak of: the first method's."""
         return self.certificates[0]
 
+    def as_dict(
+        self, slide_id: str, *, slides: Sequence[str] = (), class_names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """What a slide's certificate says, in plain types; classes by number and, if known, by name."""
+        first, headline = self.rows[0], self.headline.as_dict()
+        names = {
+            f"{key}_name": class_names[first[key]]
+            for key in ("label", "predicted")
+            if class_names and first[key] is not None and first[key] < len(class_names)
+        }
+        edges = ("mean", "low", "high")
+        about = ("n", "label", "predicted", "correct", "explained", "output", "mode")
+        return {
+            "slide_id": slide_id,
+            **({"slides": list(slides)} if len(slides) > 1 else {}),
+            **{key: first[key] for key in about},
+            **names,
+            "headline": {key: headline[key] for key in ("method", "verdict", "sentence")},
+            "methods": [certificate.as_dict() for certificate in self.certificates],
+            "deciding": None if self.deciding is None else self.deciding.as_dict(),
+            "random_band": {name: [round(float(v), 6) for v in getattr(self.band, name)] for name in edges},
+        }
+
 
 def evaluate_slide(
     model: nn.Module,
@@ -108,79 +231,68 @@ def evaluate_slide(
     Of a model without classes the value or the risk is explained; it is neither right nor wrong. `evidence`
     (n,) is the ground truth for `settings.truth_class`: positive, negative or zero.
     """
-    explanations = [_explain(model, bag, method, settings.seed) for method in settings.methods]
+    explanations = [
+        explain(model, bag, method=method, **seeds(method, str(bag.slide_id), settings.seed))
+        for method in settings.methods
+    ]
     target = int(explanations[0].target)
     flips = {mode: Flips(model, bag, target=target, mode=mode) for mode in settings.modes}
     first = flips[settings.modes[0]]
     band, certificates = _certificates(first, explanations, settings)
     morf = {mode: [c.morf for c in certificates] for mode in settings.modes[:1]}
     for mode in settings.modes[1:]:
-        asked = [(e.scores, "morf") for e in explanations]
-        morf[mode] = flips[mode].curves(asked, steps=settings.steps, seed=settings.seed)
-    kept = {mode: _kept(flips[mode], explanations, settings) for mode in settings.modes}
+        requests = [(e.scores, "morf") for e in explanations]
+        morf[mode] = flips[mode].curves(requests, steps=settings.steps, seed=settings.seed)
+    tops = {mode: _top_outputs(flips[mode], explanations, settings) for mode in settings.modes}
     about = {
         "slide_id": bag.slide_id,
         "n": len(bag),
-        **_decided(first, label),
+        "label": label if first.decides else None,
+        "predicted": target if first.decides else None,  # the explained class
+        "correct": target == label if first.decides and label is not None else None,
         "explained": first.output.kind,
         "logits": first.logits.tolist(),
     }
     rows = []
     for i, (e, certificate) in enumerate(zip(explanations, certificates, strict=True)):
         shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
-        for mode in settings.modes:
-            measured = _measured(morf[mode][i], *kept[mode][i])
-            rows.append({**shared, **measured, **_certified(certificate, mode)})
-    return SlideResult(rows, explanations, certificates, band, _deciding(model, bag, first))
-
-
-def _deciding(model: nn.Module, bag: Bag, flips: Flips) -> MinimalSet | None:
-    pooling = None if flips.network.model is None else flips.network.model.pooling
-    if not flips.decides or pooling not in ("softmax", "max"):
-        return None
-    return minimal_set(model, bag, target=int(flips.output.target), evaluations=AFFORDABLE)
-
-
-def _decided(flips: Flips, label: int | None) -> Row:
-    """The explained class is the predicted one; models without classes predict none."""
-    if not flips.decides:
-        return {"label": None, "predicted": None, "correct": None}
-    predicted = int(flips.output.target)
-    return {
-        "label": label,
-        "predicted": predicted,
-        "correct": None if label is None else predicted == label,
-    }
-
-
-def _explain(model: nn.Module, bag: Bag, method: str, seed: int) -> Explanation:
-    return explain(model, bag, method=method, **seeds(method, str(bag.slide_id), seed))
+        rows += [
+            {**shared, **_measures(certificate, morf[mode][i], *tops[mode][i])} for mode in settings.modes
+        ]
+    deciding = None
+    pooling = None if first.network.model is None else first.network.model.pooling
+    if first.decides and pooling in ("softmax", "max"):
+        deciding = minimal_set(model, bag, target=target, evaluations=AFFORDABLE)
+    return SlideResult(rows, explanations, certificates, band, deciding)
 
 
 def _certificates(
     flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
 ) -> tuple[Band, list[Certificate]]:
-    """All curves of the first mode together: methods, both orders, and the random draws."""
-    asked: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
+    """Compute all curves of the first mode together: methods, both orders, and the random draws."""
+    own: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
     draws = random_draws(flips.n, orders=settings.orders, seed=settings.seed)
-    curves = flips.curves([*asked, *draws], steps=settings.steps, seed=settings.seed)
-    band = band_of(curves[len(asked) :])
-    pairs = zip(explanations, curves[: len(asked) : 2], curves[1 : len(asked) : 2], strict=True)
+    curves = flips.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
+    band = band_of(curves[len(own) :])
+    pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], strict=True)
     return band, [Certificate(e, morf, lerf, band) for e, morf, lerf in pairs]
 
 
-def _kept(
+def _top_outputs(
     flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
 ) -> list[tuple[float, float]]:
-    """The outputs of the top patches alone, and of the others, for each explanation."""
+    """Compute the outputs of the top patches alone, and of the rest, for each explanation."""
     top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
-    values = flips.values_of([*top, *(~kept for kept in top)])
+    values = flips.values_of([*top, *(~mask for mask in top)])
     return list(zip(values[: len(top)], values[len(top) :], strict=True))
 
 
-def _measured(curve: Curve, alone: float, without: float) -> Row:
-    """A curve's row: the outputs of the top patches alone and of the bag without them beside it."""
-    start = float(curve.values[0])
+def _measures(certificate: Certificate, curve: Curve, alone: float, without: float) -> Row:
+    """Measure a curve, with the outputs of the top patches alone and of the bag without them.
+
+    SRG, verdict and random orders are measured in the first mode only, that of the certificate.
+    """
+    start, is_first = float(curve.values[0]), curve.mode == certificate.morf.mode
     return {
         "mode": curve.mode,
         "output": start,
@@ -192,38 +304,135 @@ def _measured(curve: Curve, alone: float, without: float) -> Row:
         "at_zero": curve.at_zero,
         "flipped_at_zero": curve.flipped_at_zero if curve.decides else None,
         "morf": curve.values.tolist(),
-    }
-
-
-def _certified(certificate: Certificate, mode: str) -> Row:
-    """What is measured in the first mode only; absent in the others."""
-    row: Row = {"unexplained": certificate.unexplained}
-    if mode != certificate.morf.mode:
-        return {**row, "srg": None, "verdict": None, "random_aupc": None, "lerf": None}
-    return {
-        **row,
-        "srg": certificate.srg,
-        "verdict": certificate.verdict,
-        "random_aupc": certificate.band.aupc,
-        "lerf": certificate.lerf.values.tolist(),
+        "unexplained": certificate.unexplained,
+        "srg": certificate.srg if is_first else None,
+        "verdict": certificate.verdict if is_first else None,
+        "random_aupc": certificate.band.aupc if is_first else None,
+        "lerf": certificate.lerf.values.tolist() if is_first else None,
     }
 
 
 def _evidence(
     e: Explanation, truth: npt.NDArray[np.float64] | None, flips: Flips, settings: FaithfulnessSettings
 ) -> Mapping[str, float | None]:
-    """Agreement with the truth, which is evidence for one class, or for a high value or risk."""
+    """Measure agreement with the truth, which is evidence for one class, or for a high value or risk."""
     if truth is None:
         return dict.fromkeys(EVIDENCE)
     evidence = truth if not flips.decides or int(e.target) == settings.truth_class else -truth
     scores = e.scores.astype(np.float64)
     positive = evidence > 0
-    found = {
-        "auprc2": auprc2(evidence, scores),
-        "auroc2": auroc2(evidence, scores),
-        "ap": average_precision(positive, scores) if positive.any() else float("nan"),
-        "ndcg": ndcg(evidence, scores),
+    values = {
+        **score_bag(evidence, scores, measures=("auprc2", "auroc2", "ndcg")),
+        "ap": average_precision(positive, scores),
         "pointing": pointing_game(positive, scores),
         "mass": relevance_mass(positive, scores),
     }
-    return {name: None if np.isnan(value) else float(value) for name, value in found.items()}
+    return {name: None if np.isnan(values[name]) else float(values[name]) for name in EVIDENCE}
+
+
+@dataclass(frozen=True, eq=False)
+class Randomisation:
+    """Rank correlation of a method's scores with those under re-drawn weights, one for each draw.
+
+    A method that looks at the model loses its ranking: correlations near 0. `passed` asks that their mean
+    be at most `limit` in absolute value.
+    """
+
+    method: str
+    correlations: npt.NDArray[np.float64]
+    limit: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over the draws."""
+        return float(self.correlations.mean())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the scores change when the weights do."""
+        return abs(self.mean) <= self.limit
+
+
+def randomisation(
+    model: nn.Module,
+    bag: Bags,
+    *,
+    method: str = "lrp",
+    target: Any = 1,
+    draws: int = 5,
+    limit: float = LIMIT,
+    seed: int = 0,
+    **params: Any,
+) -> Randomisation:
+    """Explain the bag again under re-drawn weights; Adebayo et al. 2018, arXiv:1810.03292.
+
+    >>> import torch, xmil
+    >>> net = xmil.create_model("attnmil", in_dim=8, n_classes=2, seed=0)
+    >>> bag = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    >>> randomisation(net, bag).passed, randomisation(net, bag, method="random").mean
+    (True, 1.0)
+    """
+    base = explain(model, bag, method=method, target=target, **params).scores
+    models = (redrawn(model, seed=seed + i) for i in range(draws))
+    again = (explain(m, bag, method=method, target=target, **params).scores for m in models)
+    return Randomisation(method, np.array([spearman(base, scores) for scores in again]), limit)
+
+
+def redrawn(model: nn.Module, *, seed: int = 0) -> nn.Module:
+    """Copy a model with weights drawn anew, each tensor from a normal with its own mean and deviation."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.numel() > 1:
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.copy_(parameter.mean() + parameter.std() * noise)
+    return twin
+
+
+def stability(
+    models: Sequence[nn.Module], bag: Bags, *, method: str = "lrp", target: Any = 1, **params: Any
+) -> npt.NDArray[np.float64]:
+    """Correlate the ranks (m, m) of one bag's scores between models: seeds, folds or checkpoints.
+
+    >>> import torch, xmil
+    >>> nets = [xmil.create_model("meanpool", in_dim=4, n_classes=2, seed=seed) for seed in (0, 0)]
+    >>> bool(stability(nets, torch.eye(4)).min() > 0.999)
+    True
+    """
+    if len(models) < 2:
+        raise InputError(f"Stability compares two models or more. Got {len(models)}.")
+    scores = [explain(model, bag, method=method, target=target, **params).scores for model in models]
+    return np.array([[spearman(a, b) for b in scores] for a in scores])
+
+
+@dataclass(frozen=True)
+class AuditSummary:
+    """Where the explained outputs of many bags went, as mean shares of the absolute output.
+
+    `worst` is the largest unexplained share of any bag, `bag` its name; `n` counts explanations that have
+    an audit.
+    """
+
+    n: int
+    shares: dict[str, float]
+    worst: float
+    bag: str | None
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {share:.1%}" for name, share in self.shares.items())
+        return f"{parts}; at most {self.worst:.2g} of an output unexplained ({self.n} explanations)"
+
+
+def audit_summary(explanations: Sequence[Explanation]) -> AuditSummary | None:
+    """Average the shares of the output over explanations; None if no method among them conserves."""
+    audited = [e for e in explanations if e.audit is not None]
+    if not audited:
+        return None
+    rows = np.array([[getattr(e.audit, share) for share in SHARES] for e in audited])
+    outputs = np.array([e.audit.output for e in audited if e.audit is not None])
+    rows = rows / np.maximum(np.abs(outputs), np.finfo(np.float64).tiny)[:, None]
+    unexplained = np.abs(rows[:, -1])
+    worst = int(unexplained.argmax())
+    means = dict(zip(SHARES, (float(x) for x in rows.mean(axis=0)), strict=True))
+    return AuditSummary(len(audited), means, float(unexplained[worst]), audited[worst].bag)

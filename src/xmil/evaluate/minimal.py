@@ -2,7 +2,7 @@
 
 Several searches give a set, each exactly evaluated: the order of a bound where there is one, instances by
 what each does alone, and greedy steps. The best is thinned out and its members exchanged. From below, sets
-are excluded by proof (`minimal_bounds`) or by trying all of a size, as far as evaluations allow.
+are excluded by proof (`xmil.subsets.bounds`) or by trying all of a size, as far as evaluations allow.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
-from xmil.core.target import Target
-from xmil.core.task import TASKS
-from xmil.evaluate.minimal_bounds import Bound, bound_of
-from xmil.methods.coalitions import Coalitions, PooledCoalitions, RunCoalitions, coalitions_of
-from xmil.methods.explain import Bags
-from xmil.methods.opening import Calling, open_network
-from xmil.methods.outputs import Question
-from xmil.nn.frozen import frozen
+from xmil.core.task import TASKS, Target
+from xmil.methods import Bags, Question
+from xmil.network import CallOptions, frozen, open_network
+from xmil.subsets import Bound, Subsets, bound_of, open_subsets
 
 KINDS = ("flip", "keep")
 BATCH = 2048  # sets that are tried at once
 RUNS, OF_A_HEAD, OF_A_SUM = 4_000, 1_000_000, 50_000_000  # evaluations, by what one costs
 EXHAUSTIVE = 40_000  # sets of one size that are all tried
 SMALL = 15  # bags whose sets can all be tried
+TIE = 1e-5  # of the largest output: how close to a tie the model itself has to be run
+TIES = 64  # sets near a tie that the model is run on
 EXCHANGED = 4  # pairs of members that are tried to be replaced by one other
 
 
@@ -65,9 +63,9 @@ class MinimalSet:
         """The finding for a reader."""
         does = "whose removal flips" if self.kind == "flip" else "that alone keep"
         if self.upper is None:
-            found = "There is no set" if self.exact else "No set was found"
+            none = "There is no set" if self.exact else "No set was found"
             open_ = "" if self.exact else f"; one of {self.lower} or more is not ruled out"
-            return f"{found} of patches {does} the decision on {self.target}{open_}."
+            return f"{none} of patches {does} the decision on {self.target}{open_}."
         what = f"of patches {does} the decision on {self.target} has {self.upper} of {self.n}"
         if self.exact:
             return f"The smallest set {what}."
@@ -87,9 +85,9 @@ def minimal_set(
     target: Any = None,
     kind: str = "flip",
     evaluations: int | None = None,
-    **how: Unpack[Calling],
+    **how: Unpack[CallOptions],
 ) -> MinimalSet:
-    """The smallest set of patches that decides, with a lower bound.
+    """Find the smallest set of patches that decides, with a lower bound.
 
     `kind="flip"`: the smallest set whose removal changes whether the target is the predicted class (for
     multi-label models, whether it is predicted); `"keep"`: the smallest set that alone keeps it. Sets are
@@ -99,8 +97,8 @@ def minimal_set(
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
-    >>> found = minimal_set(net, torch.eye(4), kind="keep")
-    >>> found.lower, found.upper, len(found.instances)
+    >>> least = minimal_set(net, torch.eye(4), kind="keep")
+    >>> least.lower, least.upper, len(least.instances)
     (1, 1, 1)
     """
     if kind not in KINDS:
@@ -111,25 +109,28 @@ def minimal_set(
     if not TASKS[network.task].decides:
         raise UnsupportedError(f"A {network.task} model decides nothing; minimal sets need classes.")
     with frozen(network.module), torch.no_grad():
-        game = coalitions_of(network, x)
-        (output,) = Question([target], None, network).outputs(game.model_logits)
-        question = _Sets(game, output.target, kind, evaluations or _affordable(game))
+        game = open_subsets(network, x)
+        (output,) = Question([target], None, network).outputs(game.logits)
+        affordable = {"run": RUNS, "head": OF_A_HEAD, "sum": OF_A_SUM}[game.cost]
+        if game.cost == "run" and game.n <= SMALL:
+            affordable = EXHAUSTIVE
+        question = _Sets(game, output.target, kind, evaluations or affordable)
         return _search(question, bound_of(game))
 
 
 class _Sets:
-    """Sets of instances as tensors of rows, and whether they do what is asked."""
+    """Sets of instances as tensors of rows, and whether they reach the goal: flip or keep the decision."""
 
-    def __init__(self, game: Coalitions, target: Target, kind: str, evaluations: int) -> None:
+    def __init__(self, game: Subsets, target: Target, kind: str, evaluations: int) -> None:
         self.game, self.target, self.kind, self.left = game, target, kind, evaluations
         self.n, self.device, self.tried = game.n, game.x.device, 0
         self.c, self.labels = int(target), TASKS[game.network.task].truth == "labels"
         self.decided = bool(self._predicted(game.full)[0])
-        self.wanted = self.decided if kind == "keep" else not self.decided
+        self.goal = self.decided if kind == "keep" else not self.decided
 
     @property
     def differences(self) -> tuple[Tensor, bool]:
-        """Differences of outputs (r, c) that are positive where a set does it, and whether all must be."""
+        """Differences of outputs (r, c), positive if a set reaches the goal, and whether all must be."""
         c = self.game.full.shape[1]
         if self.labels or c == 1:
             sign = 1.0 if self.labels or self.c == 1 else -1.0
@@ -138,39 +139,39 @@ class _Sets:
         else:
             eye = torch.eye(c, dtype=torch.float64, device=self.device)
             rows = eye[self.c] - eye[[k for k in range(c) if k != self.c]]
-        return (rows if self.wanted else -rows), self.wanted
+        return (rows if self.goal else -rows), self.goal
 
     def gains(self, logits: Tensor) -> Tensor:
-        """How far each row of logits is on the wanted side, and infinity once it is there."""
+        """Measure how close each row of logits is to the goal; infinity once it is there."""
         self.tried += len(logits)
         self.left -= len(logits)
-        found = self._predicted(logits) == self.wanted
-        margin = self._margin(logits) * (1 if self.wanted else -1)
-        return torch.where(found, float("inf"), margin.clamp(max=1e30))
+        reached = self._predicted(logits) == self.goal
+        margin = self._margin(logits) * (1 if self.goal else -1)
+        return torch.where(reached, float("inf"), margin.clamp(max=1e30))
 
     def masks(self, members: Tensor) -> Tensor:
-        """What is in the bag (b, n) for sets (b, m)."""
-        held = torch.full((len(members), self.n), self.kind == "flip", device=self.device)
-        return held.scatter_(1, members, self.kind != "flip")
+        """Mark what is in the bag (b, n) for sets (b, m)."""
+        inside = torch.full((len(members), self.n), self.kind == "flip", device=self.device)
+        return inside.scatter_(1, members, self.kind != "flip")
 
     def try_sets(self, members: Tensor) -> Tensor:
-        """Gains (b,) of sets of rows (b, m)."""
-        return self.gains(self.game.logits(self.masks(members)))
+        """Measure the gains (b,) of sets of rows (b, m)."""
+        return self.gains(self.game.run(self.masks(members)))
 
-    def try_others(self, members: Tensor, rows: Tensor) -> Tensor:
-        """Gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
+    def try_each(self, members: Tensor, rows: Tensor) -> Tensor:
+        """Measure the gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
         return self.gains(self.game.toggled(self.masks(members.unsqueeze(0))[0], rows))
 
-    def others(self, members: Tensor) -> Tensor:
-        """The rows that are not in a set."""
+    def outside(self, members: Tensor) -> Tensor:
+        """List the rows that are not in a set."""
         free = torch.ones(self.n, dtype=torch.bool, device=self.device)
         return free.index_fill_(0, members, False).nonzero().squeeze(1)
 
-    def confirmed(self, members: Tensor) -> bool:
+    def confirm(self, members: Tensor) -> bool:
         """Whether the model itself, run on the sub-bag, agrees with the closed form."""
-        rows = self.masks(members.unsqueeze(0))[0].nonzero().T
-        logits = self.game.network.sub(self.game.network.embed(self.game.x), rows)
-        return bool(self._predicted(logits)[0] == self.wanted)
+        rows = self.masks(members.unsqueeze(0))[0].nonzero().T  # (1, m)
+        logits = self.game.network(self.game.x[:, rows[0]], rows)
+        return bool(self._predicted(logits)[0] == self.goal)
 
     def _predicted(self, logits: Tensor) -> Tensor:
         if self.labels:
@@ -181,12 +182,12 @@ class _Sets:
         if self.labels:
             return logits[:, self.c]
         full = _two_columns(logits)
-        others = [k for k in range(full.shape[1]) if k != self.c]
-        return full[:, self.c] - full[:, others].amax(dim=1)
+        rivals = [k for k in range(full.shape[1]) if k != self.c]
+        return full[:, self.c] - full[:, rivals].amax(dim=1)
 
 
 def _two_columns(logits: Tensor) -> Tensor:
-    """A column per class: one output z stands for two."""
+    """Give a column per class: one output z stands for two."""
     return torch.cat([-logits, logits], dim=1) if logits.shape[1] == 1 else logits
 
 
@@ -194,96 +195,100 @@ def _search(sets: _Sets, bound: Bound) -> MinimalSet:
     if sets.n == 1:
         return _result(sets, None, 1)
     differences, every = sets.differences
-    lower = _proved(sets, bound, differences, every, at_most=sets.n - 1)
+    if sets.kind == "flip":
+        sizes = [bound.fewest(d, sets.n - 1) for d in differences]
+    else:
+        sizes = [1 if bound.single(d) else sets.n for d in differences]
+    lower = max(sizes) if every else min(sizes)  # no set can be smaller
     if lower >= sets.n:
         return _result(sets, None, sets.n)
     best = None
     for members in _candidates(sets, bound, differences):
+        members = None if members is None else _confirm(sets, members)
         if members is not None and (best is None or len(members) < len(best)):
             best = members
         if best is not None and len(best) == lower:
             return _result(sets, best, lower)
-    best = None if best is None else _exchanged(sets, _thinned(sets, best))
-    best, lower = _exhausted(sets, best, lower)
+    if best is not None:
+        better = _thin(sets, best)
+        while len(better) > 1 and sets.left > EXCHANGED * sets.n:
+            shorter = _two_for_one(sets, better)
+            if shorter is None:
+                break
+            better = _thin(sets, shorter)
+        best = better if len(better) < len(best) and sets.confirm(better) else best
+    best, lower = _exhaust(sets, best, lower)
     return _result(sets, best, lower)
 
 
-def _proved(sets: _Sets, bound: Bound, differences: Tensor, every: bool, *, at_most: int) -> int:
-    """The size that no set can be under, from the bound."""
-    if sets.kind == "flip":
-        sizes = [bound.fewest(d, at_most) for d in differences]
-    else:
-        sizes = [1 if bound.single(d) else sets.n for d in differences]
-    return max(sizes) if every else min(sizes)
+def _confirm(sets: _Sets, members: Tensor) -> Tensor | None:
+    """Add a few members if rounding decides a tie; None if the model does not agree."""
+    for _ in range(TIES):
+        if sets.confirm(members):
+            return members
+        if len(members) >= sets.n - 1:
+            break
+        members = torch.cat([members, sets.outside(members)[:1]])
+    return None
 
 
 def _candidates(sets: _Sets, bound: Bound, differences: Tensor) -> Iterator[Tensor | None]:
-    """Sets that do it, from one search after another."""
+    """Give sets that reach the goal, from one search after another."""
     if sets.kind == "flip":
         for d in differences:
             order = bound.order(d)
             if order is not None:
                 yield _first_prefix(sets, order)
     everybody = torch.arange(sets.n, device=sets.device)
-    gains = sets.try_others(everybody[:0], everybody)
+    gains = sets.try_each(everybody[:0], everybody)
     yield _first_prefix(sets, gains.argsort(descending=True, stable=True))
     yield _greedy(sets)
 
 
 def _first_prefix(sets: _Sets, order: Tensor) -> Tensor | None:
-    """The shortest prefix of an order that does it; None where no proper one does."""
-    coarse = 64 if isinstance(sets.game, RunCoalitions) else BATCH
+    """Find the shortest prefix of an order that reaches the goal; None if no proper one does."""
+    coarse = 64 if sets.game.cost == "run" else BATCH
     spread = max(1, (sets.n - 1) // coarse)
     sizes = list(range(1, sets.n, spread))
-    hit = _first_of(sets, order, sizes)
+    hit = _first_size(sets, order, sizes)
     if hit is None:
         return None
     between = list(range(max(1, hit - spread + 1), hit + 1))
-    return order[: _first_of(sets, order, between) or hit]
+    return order[: _first_size(sets, order, between) or hit]
 
 
-def _first_of(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
+def _first_size(sets: _Sets, order: Tensor, sizes: list[int]) -> int | None:
     for start in range(0, len(sizes), 64):
         part = sizes[start : start + 64]
         rank = torch.empty_like(order).scatter_(0, order, torch.arange(sets.n, device=sets.device))
         inside = rank < torch.tensor(part, device=sets.device).unsqueeze(1)
-        found = sets.gains(sets.game.logits(inside ^ (sets.kind == "flip"))).isinf().nonzero()
-        if len(found):
-            return part[int(found[0, 0])]
+        hits = sets.gains(sets.game.run(inside ^ (sets.kind == "flip"))).isinf().nonzero()
+        if len(hits):
+            return part[int(hits[0, 0])]
     return None
 
 
 def _greedy(sets: _Sets) -> Tensor | None:
-    """Instances one by one, each the best beside those before it; None where evaluations run out."""
+    """Add instances one by one, each the best beside those before it; None if evaluations run out."""
     members = torch.zeros(0, dtype=torch.long, device=sets.device)
     while len(members) < sets.n - 1 and sets.left > 2 * sets.n:
-        others = sets.others(members)
-        gains = sets.try_others(members, others)
+        rest = sets.outside(members)
+        gains = sets.try_each(members, rest)
         best = int(gains.argmax())
-        members = torch.cat([members, others[best : best + 1]])
+        members = torch.cat([members, rest[best : best + 1]])
         if gains[best].isinf():
             return members
     return None
 
 
-def _thinned(sets: _Sets, members: Tensor) -> Tensor:
-    """The set without members that it does not need."""
+def _thin(sets: _Sets, members: Tensor) -> Tensor:
+    """Take out members that the set does not need."""
     while len(members) > 1 and sets.left > len(members):
-        gains = sets.try_others(members, members)
+        gains = sets.try_each(members, members)
         if not gains.isinf().any():
             break
         place = int(gains.isinf().nonzero()[0, 0])
         members = torch.cat([members[:place], members[place + 1 :]])
-    return members
-
-
-def _exchanged(sets: _Sets, members: Tensor) -> Tensor:
-    """The set with two members for one other, as long as that can be found."""
-    while len(members) > 1 and sets.left > EXCHANGED * sets.n:
-        better = _two_for_one(sets, members)
-        if better is None:
-            break
-        members = _thinned(sets, better)
     return members
 
 
@@ -294,37 +299,34 @@ def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
     rests = members.expand(len(pairs), -1)[keep].view(len(pairs), m - 2)
     gains = sets.try_sets(rests) if m > 2 else torch.zeros(len(pairs), device=sets.device)
     for place in gains.topk(min(EXCHANGED, len(pairs))).indices:
-        others = sets.others(rests[place])
-        found = sets.try_others(rests[place], others).isinf().nonzero().squeeze(1)
-        if len(found):
-            return torch.cat([rests[place], others[found[:1]]])
+        outside = sets.outside(rests[place])
+        hits = sets.try_each(rests[place], outside).isinf().nonzero().squeeze(1)
+        if len(hits):
+            return torch.cat([rests[place], outside[hits[:1]]])
     return None
 
 
-def _exhausted(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
+def _exhaust(sets: _Sets, best: Tensor | None, lower: int) -> tuple[Tensor | None, int]:
     """Try all sets of each size from the lower bound up, as far as evaluations allow."""
     top = sets.n if best is None else len(best)
     while lower < top and comb(sets.n, lower) <= min(sets.left, EXHAUSTIVE):
         every = combinations(range(sets.n), lower)
         while batch := list(islice(every, BATCH)):
             members = torch.tensor(batch, device=sets.device)
-            found = sets.try_sets(members).isinf().nonzero().squeeze(1)
-            if len(found):
-                return members[found[0]], lower
+            logits = sets.game.run(sets.masks(members))
+            gains = sets.gains(logits)
+            near = members[gains > -TIE * logits.abs().amax(dim=1)]
+            for candidate in near[:TIES]:
+                if sets.confirm(candidate):
+                    return candidate, lower
+            if len(near) > TIES:
+                return best, lower
         lower += 1
     return best, lower
 
 
 def _result(sets: _Sets, members: Tensor | None, lower: int) -> MinimalSet:
-    while members is not None and not sets.confirmed(members):  # a tie that rounding decides
-        members = torch.cat([members, sets.others(members)[:1]]) if len(members) < sets.n - 1 else None
-    found = None if members is None else np.sort(members.cpu().numpy()).astype(np.int64)
-    upper = None if found is None else len(found)
-    return MinimalSet(found, lower, upper, sets.kind, sets.target, sets.decided, sets.n, sets.tried)
-
-
-def _affordable(game: Coalitions) -> int:
-    if isinstance(game, RunCoalitions):
-        return EXHAUSTIVE if game.n <= SMALL else RUNS
-    affine = isinstance(game, PooledCoalitions) and game.head is not None
-    return OF_A_SUM if affine else OF_A_HEAD
+    rows = None if members is None else np.sort(members.cpu().numpy()).astype(np.int64)
+    upper = None if rows is None else len(rows)
+    lower = lower if upper is None else min(lower, upper)  # a set that the model confirms refutes any bound
+    return MinimalSet(rows, lower, upper, sets.kind, sets.target, sets.decided, sets.n, sets.tried)

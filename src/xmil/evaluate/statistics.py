@@ -1,70 +1,406 @@
-"""Paired comparisons of methods over slides, corrected for their number."""
+"""Statistics over a cohort: measures under many weightings, resampling by unit, paired comparisons.
+
+Slides of one patient are not independent. Whatever draws, shuffles or tests here takes `units`, the label of
+the unit of each value (its case), and never splits a unit; `range(n)` takes n values as independent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.core.text import counted
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Statistic = Callable[[Floats], Floats]  # weights (draws, n) -> values (draws,)
 ALPHA = 0.05
+BLOCK = 1 << 22  # weights, or shuffled values, that are drawn at once
+LEAST = 0.5  # share of the draws that must determine a measure for it to have an interval
+
+# Measures under weights (draws, n), which count how often each value was drawn: (draws,), nan where a draw
+# does not determine the measure. With a row of ones they are as scikit-learn and SciPy define them.
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the bounds of its interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def even(n: int) -> Floats:
+    """Weights (1, n) of the sample itself: everything counts once."""
+    return np.ones((1, n))
+
+
+def auroc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
+    """The chance that a positive has a higher score than a negative; ties count half.
+
+    >>> auroc(np.ones((1, 3)), np.array([True, False, True]), np.array([0.9, 0.5, 0.5]))
+    array([0.75])
+    """
+    hits, misses = _by_score(weights, positive, scores)
+    below = np.cumsum(misses, axis=1) - 0.5 * misses
+    return ratio((hits * below).sum(axis=1), hits.sum(axis=1) * misses.sum(axis=1))
+
+
+def auprc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
+    """Average precision: the mean over positives of the precision at their score.
+
+    >>> auprc(np.ones((1, 3)), np.array([True, False, True]), np.array([0.9, 0.5, 0.1])).round(4)
+    array([0.8333])
+    """
+    hits, misses = (part[:, ::-1] for part in _by_score(weights, positive, scores))
+    right = np.cumsum(hits, axis=1)
+    precision = ratio(right, right + np.cumsum(misses, axis=1))
+    return ratio(np.nansum(hits * precision, axis=1), hits.sum(axis=1))
+
+
+def mean(weights: Floats, values: Floats) -> Floats:
+    """The weighted mean of values (n,); nan for no weight."""
+    return ratio(weights @ values, weights.sum(axis=1))
+
+
+def median(weights: Floats, values: Floats) -> Floats:
+    """The weighted median of values (n,), halfway between two where the weights balance; nan for no weight.
+
+    >>> median(np.array([[1.0, 1, 0], [1, 1, 1], [0, 0, 0]]), np.array([4.0, 1.0, 7.0]))
+    array([2.5, 4. , nan])
+    """
+    order = np.argsort(values, kind="stable")
+    running = np.cumsum(weights[:, order], axis=1)
+    half = 0.5 * running[:, -1:]
+    lower, upper = (running >= half) & (running > 0), running > half
+    middle = 0.5 * (values[order][lower.argmax(axis=1)] + values[order][upper.argmax(axis=1)])
+    return np.where(half[:, 0] > 0, middle, np.nan)
+
+
+def correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
+    """Pearson's correlation; `first` and `second` are (n,) or (draws, n)."""
+    total = weights.sum(axis=1, keepdims=True)
+    a = first - ratio((weights * first).sum(axis=1, keepdims=True), total)
+    b = second - ratio((weights * second).sum(axis=1, keepdims=True), total)
+    spread = np.sqrt((weights * a**2).sum(axis=1) * (weights * b**2).sum(axis=1))
+    return ratio((weights * a * b).sum(axis=1), np.where(spread > 1e-15, spread, 0.0))
+
+
+def rank_correlation(weights: Floats, first: Floats, second: Floats) -> Floats:
+    """Spearman's correlation: Pearson's of the ranks among the drawn."""
+    return correlation(weights, _ranks(weights, first), _ranks(weights, second))
+
+
+def nan_mean(columns: list[Floats]) -> Floats:
+    """The mean over columns of those that are determined; nan where none is."""
+    stacked = np.stack(columns)
+    defined = np.isfinite(stacked)
+    return ratio(np.where(defined, stacked, 0.0).sum(axis=0), defined.sum(axis=0))
+
+
+def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Rank correlation of two vectors; nan where one is constant or has fewer than two values.
+
+    >>> spearman([1, 2, 3], [3, 2, 1])
+    -1.0
+    """
+    from scipy.stats import rankdata
+
+    first, second = rankdata(np.asarray(a)), rankdata(np.asarray(b))
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return float("nan")
+    return float(np.round(np.corrcoef(first, second)[0, 1], 12))
+
+
+# Resampling by unit.
+
+
+def bootstrap(
+    statistics: Mapping[str, Statistic],
+    *,
+    units: Sequence[Any],
+    draws: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Estimate each statistic with its percentile interval over units drawn with replacement.
+
+    All values of a unit are drawn together. Draws that do not determine a statistic, such as those without
+    one of the classes, are left out of its interval; a single unit has no interval.
+
+    >>> values = np.array([1.0, 1.0, 3.0, 3.0])
+    >>> print(bootstrap({"mean": lambda weights: mean(weights, values)}, units=["a", "a", "b", "b"])["mean"])
+    2.000 [1.000, 3.000]
+    """
+    n = len(units)
+    if not isinstance(draws, int) or draws < 0:
+        raise bad_parameter("draws", "a bootstrap", "an int in the range [0, inf)", draws)
+    if not 0 < level < 1:
+        raise bad_parameter("level", "a bootstrap", "a share in the range (0, 1)", level)
+    if n == 0:
+        raise InputError("There is no value to draw from.")
+    drawn: dict[str, list[Floats]] = {name: [np.zeros(0)] for name in statistics}
+    for weights in draw_weights(units, draws, seed):
+        for name, statistic in statistics.items():
+            drawn[name].append(statistic(weights))
+    return {
+        name: percentile_interval(float(statistic(even(n))[0]), np.concatenate(drawn[name]), level)
+        for name, statistic in statistics.items()
+    }
+
+
+def bootstrap_mean(
+    values: npt.ArrayLike, *, units: Sequence[Any], draws: int = 2000, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """Estimate the mean of values (n,) with its percentile interval over units drawn with replacement.
+
+    >>> print(bootstrap_mean([0.5, 0.5, 0.5], units=range(3)))
+    0.500 [0.500, 0.500]
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
+        raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
+    _check_units(units, len(sample))
+    statistics = {"mean": partial(mean, values=sample)}
+    return bootstrap(statistics, units=units, draws=draws, level=level, seed=seed)["mean"]
+
+
+def percentile_interval(estimate: float, drawn: Floats, level: float = 0.95) -> Interval:
+    """Put the quantiles of its draws around an estimate; nan bounds if too few draws determine it."""
+    defined = drawn[np.isfinite(drawn)]
+    if not len(drawn) or len(defined) < LEAST * len(drawn) or np.isnan(estimate):
+        return Interval(float(estimate), float("nan"), float("nan"))
+    low, high = np.quantile(defined, ((1 - level) / 2, (1 + level) / 2))
+    return Interval(float(estimate), float(low), float(high))
+
+
+def unit_means(values: npt.ArrayLike, units: Sequence[Any]) -> Floats:
+    """Average each unit's values, in the order in which units first appear.
+
+    >>> unit_means([1.0, 4.0, 3.0], ["b", "a", "b"])
+    array([2., 4.])
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    codes = unit_codes(units, len(sample))
+    return np.asarray(np.bincount(codes, weights=sample) / np.bincount(codes))
+
+
+def sign_flip_p(
+    values: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    rng: np.random.Generator,
+    draws: int = 5000,
+    two_sided: bool = True,
+) -> float:
+    """Test: the chance of a mean as far from zero when the sign of each unit is a coin's.
+
+    Each unit counts once, with the mean of its values. One-sided, only a mean above zero counts.
+
+    >>> sign_flip_p([1.0] * 10, units=range(10), rng=np.random.default_rng(0)) < 0.01
+    True
+    """
+    sample = unit_means(values, units)
+    observed = float(sample.mean())
+    signs = (rng.choice([-1.0, 1.0], size=(some, len(sample))) for some in draw_blocks(draws, len(sample)))
+    null = np.concatenate([block @ sample / len(sample) for block in signs])
+    return permutation_share(abs(observed), np.abs(null)) if two_sided else permutation_share(observed, null)
+
+
+def permutation_p(
+    statistic: Callable[[Floats], Floats],
+    values: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    rng: np.random.Generator,
+    draws: int = 5000,
+    strata: Sequence[Any] | None = None,
+) -> float:
+    """Test: the chance of a statistic as large when values are shuffled by unit, within strata.
+
+    `statistic` takes rows of values (draws, n) and returns (draws,).
+
+    >>> label = np.repeat([-1.0, 1.0], 6)
+    >>> gap = lambda rows: rows @ label
+    >>> permutation_p(gap, np.arange(12.0), units=range(12), rng=np.random.default_rng(0), draws=999) < 0.01
+    True
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    observed = float(statistic(sample[None])[0])
+    null = [
+        statistic(shuffle_values(sample, units=units, rng=rng, draws=some, strata=strata))
+        for some in draw_blocks(draws, len(sample))
+    ]
+    return permutation_share(observed, np.concatenate(null))
+
+
+def shuffle_values(
+    values: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    rng: np.random.Generator,
+    draws: int,
+    strata: Sequence[Any] | None = None,
+) -> Floats:
+    """Shuffle values to rows (draws, n): units of a stratum exchange means, values move within their unit.
+
+    The stratum of a unit is the set of its values' strata. Values should be centred within strata: the mean
+    of few values lies farther from zero than that of many, and is scaled to the size of the unit it comes to.
+
+    >>> rows = shuffle_values([1.0, 1.0, -2.0, -2.0], units="aabb", rng=np.random.default_rng(3), draws=2)
+    >>> rows.tolist()
+    [[-2.0, -2.0, 1.0, 1.0], [1.0, 1.0, -2.0, -2.0]]
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    codes = unit_codes(units, len(sample))
+    cells = [0] * len(sample) if strata is None else list(strata)
+    sizes = np.bincount(codes)
+    means = np.bincount(codes, weights=sample) / sizes
+    rest = sample - means[codes]
+    keys: list[set[Any]] = [set() for _ in sizes]
+    for unit, cell in zip(codes.tolist(), cells, strict=True):
+        keys[unit].add(cell)
+    patterns = [tuple(sorted(key)) for key in keys]
+    spread = _spread_of_means(means, rest, sizes)
+    moved = np.tile(means / spread, (draws, 1))
+    for pattern in sorted(set(patterns)):
+        here = np.array([own == pattern for own in patterns])
+        moved[:, here] = rng.permuted(moved[:, here], axis=1)
+    rows = (moved * spread)[:, codes]
+    inside: dict[tuple[int, Any], list[int]] = {}
+    for row, key in enumerate(zip(codes.tolist(), cells, strict=True)):
+        inside.setdefault(key, []).append(row)
+    for members in inside.values():
+        if len(members) > 1:
+            rows[:, members] += rng.permuted(np.tile(rest[members], (draws, 1)), axis=1)
+        elif sizes[codes[members[0]]] > 1:  # the only value of its stratum in its unit
+            rows[:, members] += rest[members]
+    return np.asarray(rows)
+
+
+def _spread_of_means(means: Floats, rest: Floats, sizes: Ints) -> Floats:
+    """Estimate how far the mean of each unit lies from zero by chance; ones for units of one size."""
+    if len(np.unique(sizes)) == 1:
+        return np.ones(len(sizes))
+    within = float((rest**2).sum() / (len(rest) - len(sizes)))
+    between = max(0.0, float((means**2).mean() - within * (1 / sizes).mean()))
+    return np.asarray(np.sqrt(np.maximum(between + within / sizes, 1e-12)))
+
+
+def permutation_share(observed: float, null: Floats) -> float:
+    """Count the share of draws at least as far out, the observed one counted in."""
+    return float((1 + (null >= observed - 1e-12).sum()) / (1 + len(null)))
+
+
+def draw_blocks(draws: int, n: int) -> list[int]:
+    """Split draws into blocks, so that memory does not grow with the cohort.
+
+    >>> draw_blocks(5000, 100), draw_blocks(5000, 2048)
+    ([5000], [2048, 2048, 904])
+    """
+    most = max(100, BLOCK // max(1, n))
+    return [min(most, draws - start) for start in range(0, draws, most)]
+
+
+def unit_codes(units: Sequence[Any], n: int) -> Ints:
+    """Number each value's unit (n,), counted in the order in which units first appear."""
+    _check_units(units, n)
+    order: dict[str, int] = {}
+    return np.array([order.setdefault(str(unit), len(order)) for unit in units], dtype=np.int64)
+
+
+def _check_units(units: Sequence[Any], n: int) -> None:
+    if len(units) != n:
+        raise InputError(f"There must be one unit for each value ({n}). Got {len(units)}.")
+
+
+def draw_weights(units: Sequence[Any], draws: int, seed: int) -> Iterator[Floats]:
+    """Draw how often each value counts, in blocks (b, n); a single unit has no spread to draw from."""
+    names = np.asarray(units)  # sorted: a cohort in another order has the same draws
+    names = names if names.dtype.kind in "iu" else np.array([str(unit) for unit in units])
+    _, codes = np.unique(names, return_inverse=True)
+    rng, size = np.random.default_rng(seed), int(codes.max()) + 1
+    step = max(1, BLOCK // len(codes))
+    for start in range(0, draws if size > 1 else 0, step):
+        counts = rng.multinomial(size, np.full(size, 1 / size), size=min(step, draws - start))
+        yield counts[:, codes].astype(np.float64)
+
+
+# Paired comparisons of methods.
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two methods on the same slides: mean difference first - second, tests, and effect sizes.
 
-    `cohens_d` is the mean difference over its standard deviation; `rank_biserial` the share of rank sums
-    in favour of the first being larger minus the rest. `_bonferroni` and `_holm` are corrected p-values.
+    Each unit counts once, with the mean difference of its slides: `n` slides of `units` units. `cohens_d` is
+    the mean difference over its standard deviation; `rank_biserial` the share of rank sums in favour of the
+    first being larger minus the rest. `_bonferroni` and `_holm` are corrected p-values.
     """
 
     first: str
     second: str
     n: int
-    difference: float
-    t_p: float
-    wilcoxon_p: float
-    cohens_d: float
-    rank_biserial: float
+    units: int
+    difference: float = float("nan")
+    t_p: float = float("nan")
+    wilcoxon_p: float = float("nan")
+    cohens_d: float = float("nan")
+    rank_biserial: float = float("nan")
     t_bonferroni: float = float("nan")
     t_holm: float = float("nan")
     wilcoxon_bonferroni: float = float("nan")
     wilcoxon_holm: float = float("nan")
 
 
-def compare(values: Mapping[str, npt.ArrayLike], pairs: Sequence[tuple[str, str]]) -> list[Comparison]:
-    """Paired t-tests and Wilcoxon tests of the pairs, corrected over all of them.
+def compare(
+    values: Mapping[str, npt.ArrayLike], pairs: Sequence[tuple[str, str]], *, units: Sequence[Any]
+) -> list[Comparison]:
+    """Run paired t-tests and Wilcoxon tests of the pairs over units, corrected over all pairs.
 
-    `values` holds one number for each slide and method, in the same order of slides; slides with a nan in
-    either method are left out of a pair.
+    `values` holds one number for each slide and method, in the same order of slides as `units`; slides with a
+    nan in either method are left out of a pair.
 
-    >>> found = compare({"lrp": [0.1, 0.2, 0.3], "random": [0.8, 0.7, 0.9]}, [("lrp", "random")])
-    >>> found[0].n, round(found[0].difference, 3), found[0].t_p < 0.05
-    (3, -0.6, True)
+    >>> aupc = {"lrp": [0.1, 0.2, 0.3], "random": [0.8, 0.7, 0.9]}
+    >>> (c,) = compare(aupc, [("lrp", "random")], units=["case 1", "case 2", "case 3"])
+    >>> c.n, c.units, round(c.difference, 3), c.t_p < 0.05
+    (3, 3, -0.6, True)
     """
-    arrays = _checked(values)
+    arrays = _check_values(values)
     for name in {name for pair in pairs for name in pair}:
         if name not in arrays:
             raise unknown_name("method", name, arrays)
-    raw = [_pair(a, b, arrays[a], arrays[b]) for a, b in pairs]
-    return _corrected(raw)
+    raw = [_compare_pair(a, b, arrays[a], arrays[b], units) for a, b in pairs]
+    t, w = [c.t_p for c in raw], [c.wilcoxon_p for c in raw]
+    columns = np.stack([bonferroni(t), holm(t), bonferroni(w), holm(w)], axis=1).tolist()
+    return [
+        replace(c, t_bonferroni=row[0], t_holm=row[1], wilcoxon_bonferroni=row[2], wilcoxon_holm=row[3])
+        for c, row in zip(raw, columns, strict=True)
+    ]
 
 
 def paper_pairs(
     methods: Sequence[str], *, reference: str = "lrp", baseline: str = "random"
 ) -> list[tuple[str, str]]:
-    """The paper's comparisons: the baseline against all others, the reference against all others.
+    """List the paper's comparisons: the baseline against all others, the reference against all others.
 
     >>> paper_pairs(["random", "ig", "lrp"])
     [('ig', 'random'), ('lrp', 'random'), ('lrp', 'ig')]
     """
     against_random = [(name, baseline) for name in methods if name != baseline] if baseline in methods else []
-    others = [name for name in methods if name not in (reference, baseline)]
-    return against_random + ([(reference, name) for name in others] if reference in methods else [])
+    rivals = [name for name in methods if name not in (reference, baseline)]
+    return against_random + ([(reference, name) for name in rivals] if reference in methods else [])
 
 
 @dataclass(frozen=True)
@@ -72,7 +408,7 @@ class BestMethod:
     """The method with the lowest mean, and whether every other is significantly higher.
 
     `p` is the largest Holm-corrected p-value of the paired t-tests against the others, the runner-up's
-    most often.
+    most often. `over` says of what the mean is: "30 slides of 10 cases".
     """
 
     method: str
@@ -81,35 +417,48 @@ class BestMethod:
     p: float
     significant: bool
     n: int
+    over: str
 
     def __str__(self) -> str:
-        lead = f"{self.method} has the lowest mean AUPC, {self.mean:.3f} over {self.n} slides"
+        lead = f"{self.method} has the lowest mean AUPC, {self.mean:.3f} over {self.over}"
         if self.runner_up is None:
             return f"{lead}; there is nothing to compare it with."
         tail = "significantly lower than" if self.significant else "not significantly lower than"
-        chance = "too few slides to test" if np.isnan(self.p) else f"paired t-tests, Holm: p = {self.p:.2g}"
+        chance = f"paired t-tests, Holm: p = {self.p:.2g}"
+        if np.isnan(self.p):
+            chance = f"too few {'cases' if 'case' in self.over else 'slides'} to test"
         return f"{lead}; {tail} {'every other' if self.significant else self.runner_up} ({chance})."
 
 
-def best_method(values: Mapping[str, npt.ArrayLike], *, alpha: float = ALPHA) -> BestMethod:
-    """The method to trust for a model: the lowest mean AUPC, tested against all others.
+def best_method(
+    values: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], bag: str = "slide", alpha: float = ALPHA
+) -> BestMethod:
+    """Find the method to trust for a model: the lowest mean AUPC, tested against all others over units.
 
-    >>> print(best_method({"lrp": [0.1, 0.2, 0.3], "ig": [0.8, 0.7, 0.9]}))
+    `bag` is what one value is of: a slide, or a case with all its slides.
+
+    >>> aupc = {"lrp": [0.1, 0.2, 0.3], "ig": [0.8, 0.7, 0.9]}
+    >>> print(best_method(aupc, units=range(3)))
     lrp has the lowest mean AUPC, 0.200 over 3 slides; significantly lower than every other
     (paired t-tests, Holm: p = 0.0091).
     """
-    arrays = _checked(values)
-    means = {name: _mean(array) for name, array in arrays.items()}
-    ranked = sorted((name for name in means if not np.isnan(means[name])), key=lambda name: means[name])
+    arrays = _check_values(values)
+    finite = {name: array[np.isfinite(array)] for name, array in arrays.items()}
+    means = {name: float(values.mean()) for name, values in finite.items() if len(values)}
+    ranked = sorted(means, key=lambda name: means[name])
     if not ranked:
         raise InputError("There is no method with a value on any slide.")
-    n = int(np.isfinite(arrays[ranked[0]]).sum())
-    if len(ranked) == 1:
-        return BestMethod(ranked[0], means[ranked[0]], None, float("nan"), False, n)
-    found = compare(arrays, [(ranked[0], other) for other in ranked[1:]])
-    p = float(np.max([c.t_holm for c in found]))
-    worst = max(found, key=lambda c: (np.isnan(c.t_holm), c.t_holm))
-    return BestMethod(ranked[0], means[ranked[0]], worst.second, p, bool(p < alpha), n)
+    first, *rest = ranked
+    own = [str(unit) for unit, value in zip(units, arrays[first], strict=True) if np.isfinite(value)]
+    n, different = len(own), len(set(own))
+    over = counted(n, bag) if different == n else f"{counted(n, bag)} of {counted(different, 'case')}"
+    if not rest:
+        return BestMethod(first, means[first], None, float("nan"), False, n, over)
+    tests = compare(arrays, [(first, other) for other in rest], units=units)
+    p = float(np.max([c.t_holm for c in tests]))
+    worst = max(tests, key=lambda c: (np.isnan(c.t_holm), c.t_holm))
+    lower = all(c.difference < 0 for c in tests)  # by unit, too: units may differ in size
+    return BestMethod(first, means[first], worst.second, p, bool(p < alpha) and lower, n, over)
 
 
 def bonferroni(p: npt.ArrayLike) -> Floats:
@@ -118,7 +467,7 @@ def bonferroni(p: npt.ArrayLike) -> Floats:
     >>> bonferroni([0.01, 0.04, float("nan")])
     array([0.02, 0.08,  nan])
     """
-    values = _checked_p(p)
+    values = _check_p(p)
     return np.asarray(np.minimum(values * np.isfinite(values).sum(), 1.0))
 
 
@@ -128,7 +477,7 @@ def holm(p: npt.ArrayLike) -> Floats:
     >>> holm([0.01, 0.04, 0.03])
     array([0.03, 0.06, 0.06])
     """
-    values = _checked_p(p)
+    values = _check_p(p)
     out = np.full(values.shape, np.nan)
     order = [i for i in np.argsort(values) if np.isfinite(values[i])]
     highest = 0.0
@@ -138,53 +487,35 @@ def holm(p: npt.ArrayLike) -> Floats:
     return out
 
 
-def _pair(a: str, b: str, first: Floats, second: Floats) -> Comparison:
+def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:
+    from scipy.stats import rankdata, ttest_1samp, wilcoxon
+
+    _check_units(units, len(first))
     both = np.isfinite(first) & np.isfinite(second)
-    d = first[both] - second[both]
-    n = len(d)
-    if n < 2:
-        nothing = float("nan")
-        return Comparison(a, b, n, float(d.mean()) if n else nothing, nothing, nothing, nothing, nothing)
-    spread = float(d.std(ddof=1))
-    effect = float(d.mean()) / spread if spread > 0 else float(np.sign(d.mean()) * np.inf if d.any() else 0.0)
-    return Comparison(a, b, n, float(d.mean()), _t_test(d, spread), _wilcoxon(d), effect, _rank_biserial(d))
+    n = int(both.sum())
+    if not n:
+        return Comparison(a, b, 0, 0)
+    d = unit_means(first[both] - second[both], [unit for unit, own in zip(units, both, strict=True) if own])
+    if len(d) < 2:
+        return Comparison(a, b, n, len(d), float(d.mean()))
+    spread, middle = float(d.std(ddof=1)), float(d.mean())
+    if not d.any():
+        return Comparison(a, b, n, len(d), middle, 1.0, 1.0, 0.0, 0.0)
+    ranks = rankdata(np.abs(d[d != 0]))
+    return Comparison(
+        a,
+        b,
+        n,
+        len(d),
+        middle,
+        t_p=float(ttest_1samp(d, 0.0).pvalue) if spread > 0 else 0.0,  # a constant difference decides
+        wilcoxon_p=float(wilcoxon(d).pvalue),
+        cohens_d=middle / spread if spread > 0 else float(np.sign(middle) * np.inf),
+        rank_biserial=float((np.sign(d[d != 0]) * ranks).sum() / ranks.sum()),
+    )
 
 
-def _t_test(d: Floats, spread: float) -> float:
-    """Two-sided; without spread the test is decided: 1 for no difference, 0 for a constant one."""
-    from scipy.stats import ttest_1samp
-
-    if spread == 0:
-        return 0.0 if d.any() else 1.0
-    return float(ttest_1samp(d, 0.0).pvalue)
-
-
-def _wilcoxon(d: Floats) -> float:
-    from scipy.stats import wilcoxon
-
-    return float(wilcoxon(d).pvalue) if d.any() else 1.0
-
-
-def _rank_biserial(d: Floats) -> float:
-    from scipy.stats import rankdata
-
-    moved = d[d != 0]
-    if not len(moved):
-        return 0.0
-    ranks = rankdata(np.abs(moved))
-    return float((ranks[moved > 0].sum() - ranks[moved < 0].sum()) / ranks.sum())
-
-
-def _corrected(raw: list[Comparison]) -> list[Comparison]:
-    t, w = [c.t_p for c in raw], [c.wilcoxon_p for c in raw]
-    columns = np.stack([bonferroni(t), holm(t), bonferroni(w), holm(w)], axis=1).tolist()
-    return [
-        replace(c, t_bonferroni=row[0], t_holm=row[1], wilcoxon_bonferroni=row[2], wilcoxon_holm=row[3])
-        for c, row in zip(raw, columns, strict=True)
-    ]
-
-
-def _checked(values: Mapping[str, npt.ArrayLike]) -> dict[str, Floats]:
+def _check_values(values: Mapping[str, npt.ArrayLike]) -> dict[str, Floats]:
     arrays = {name: np.asarray(column, dtype=np.float64) for name, column in values.items()}
     if len({array.shape for array in arrays.values()}) > 1 or any(a.ndim != 1 for a in arrays.values()):
         shapes = {name: array.shape for name, array in arrays.items()}
@@ -192,14 +523,32 @@ def _checked(values: Mapping[str, npt.ArrayLike]) -> dict[str, Floats]:
     return arrays
 
 
-def _checked_p(p: npt.ArrayLike) -> Floats:
+def _check_p(p: npt.ArrayLike) -> Floats:
     values = np.asarray(p, dtype=np.float64)
-    known = values[np.isfinite(values)]
-    if values.ndim != 1 or np.any((known < 0) | (known > 1)):
+    finite = values[np.isfinite(values)]
+    if values.ndim != 1 or np.any((finite < 0) | (finite > 1)):
         raise bad_parameter("p", "a correction", "a vector of chances in the range [0, 1]", p)
     return values
 
 
-def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+def _by_score(weights: Floats, positive: Bools, scores: Floats) -> tuple[Floats, Floats]:
+    """Sum the weights (draws, u) of positives and negatives at each of the u different scores, ascending."""
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
+    drawn, sign = weights[:, order], positive[order]
+    return np.add.reduceat(drawn * sign, starts, axis=1), np.add.reduceat(drawn * ~sign, starts, axis=1)
+
+
+def _ranks(weights: Floats, values: Floats) -> Floats:
+    """Rank values (draws, n) among the drawn; equal values share the middle of theirs."""
+    distinct, group = np.unique(values, return_inverse=True)
+    starts = np.searchsorted(np.sort(values), distinct)
+    drawn = np.add.reduceat(weights[:, np.argsort(values, kind="stable")], starts, axis=1)
+    return np.asarray((np.cumsum(drawn, axis=1) - 0.5 * drawn)[:, group])
+
+
+def ratio(top: Floats, bottom: npt.NDArray[np.generic]) -> Floats:
+    """Divide top by bottom, nan where the bottom is 0."""
+    low = np.asarray(bottom, dtype=np.float64)
+    out: Floats = np.full(np.broadcast(top, low).shape, np.nan)
+    return np.divide(top, low, out=out, where=low != 0)

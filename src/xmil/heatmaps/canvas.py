@@ -7,7 +7,7 @@ Scores are averaged and coloured cell by cell, so the work hardly grows with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,10 @@ Box = tuple[float, float, float, float]  # x, y, width, height in level-0 pixels
 Ints = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
+FITS = 0.95  # share of the patches on the slide below which a warning says so
+HATCH = (60, 60, 60, 255)  # of patches whose sign is not sure
+TISSUES = ("grey", "colour")  # how the slide looks under the colours
+
 
 @dataclass(frozen=True)
 class Canvas:
@@ -47,7 +51,7 @@ class Canvas:
 
     @classmethod
     def fit(cls, box: Box, *, longest: int, enlarge: float = 1.0) -> Canvas:
-        """The canvas whose longer edge has `longest` pixels, at most `enlarge` for each of level 0."""
+        """Make the canvas whose longer edge has `longest` pixels, at most `enlarge` for each of level 0."""
         if longest < 1:
             raise bad_parameter("longest", "Canvas.fit", "an int in the range [1, inf)", longest)
         scale = min(enlarge, longest / max(box[2:]))
@@ -58,8 +62,17 @@ class Canvas:
         """Level-0 pixels per pixel, across and down."""
         return self.box[2] / self.size[0], self.box[3] / self.size[1]
 
+    def strips(self, rows: int) -> Iterator[tuple[int, Canvas]]:
+        """Cut the canvas into strips of so many pixel rows; each with its first row."""
+        width, height = self.size
+        x, y, wide, _ = self.box
+        step = self.downsample[1]
+        for top in range(0, height, rows):
+            high = min(rows, height - top)
+            yield top, Canvas((x, y + top * step, wide, high * step), (width, high))
+
     def pixels(self, boxes: npt.ArrayLike) -> Ints:
-        """Boxes x0, y0, x1, y1 from level 0 to this canvas: the pixels whose centre lies within.
+        """Take boxes x0, y0, x1, y1 from level 0 to this canvas: the pixels whose centre lies within.
 
         Neighbours share an edge and no pixel. A box smaller than a pixel takes the one its centre lies in.
         """
@@ -84,7 +97,7 @@ class Cells:
 
     @classmethod
     def cut(cls, boxes: npt.ArrayLike, canvas: Canvas) -> Cells:
-        """The cells of level-0 boxes (n, 4) on a canvas; what lies outside is left out."""
+        """Cut a canvas along level-0 boxes (n, 4); leave out what lies outside."""
         width, height = canvas.size
         inside = np.clip(canvas.pixels(boxes), 0, [width, height, width, height])
         x_edges = np.unique(np.concatenate([[0, width], inside[:, 0], inside[:, 2]]))
@@ -93,44 +106,36 @@ class Cells:
         spans[:, 0::2] = np.searchsorted(x_edges, inside[:, 0::2])
         spans[:, 1::2] = np.searchsorted(y_edges, inside[:, 1::2])
         shape = (len(y_edges) - 1, len(x_edges) - 1)
-        counts = _whole(_sums(spans, np.ones(len(spans)), shape))
-        owners = _whole(_sums(spans, np.arange(len(spans), dtype=np.float64), shape))
+        # Sums of integers below 2^53 are exact, whatever the order.
+        counts = _sums(spans, np.ones(len(spans)), shape).astype(np.intp)
+        owners = _sums(spans, np.arange(len(spans), dtype=np.float64), shape).astype(np.intp)
         rows = np.repeat(np.arange(shape[0]), np.diff(y_edges))
         columns = np.repeat(np.arange(shape[1]), np.diff(x_edges))
         return cls(rows, columns, spans, counts, owners)
 
     def average(self, scores: npt.ArrayLike) -> npt.NDArray[np.float32]:
-        """The mean score of the boxes over each cell (r, c); NaN where there is none."""
+        """Average the scores of the boxes over each cell (r, c); NaN where there is none."""
         values = np.asarray(scores, dtype=np.float64)
         if values.shape != (len(self.spans),):
             raise InputError(f"There must be {len(self.spans)} scores. Got {values.shape} instead.")
         table = np.append(values, np.nan).astype(np.float32)
-        found = table[np.where(self.counts == 1, self.owners, len(values))]
+        means = table[np.where(self.counts == 1, self.owners, len(values))]
         several = self.counts > 1
         if several.any():
             sums = _sums(self.spans, values, self.counts.shape)
-            found[several] = sums[several] / self.counts[several]
-        return found
+            means[several] = sums[several] / self.counts[several]
+        return means
 
     def expand(self, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The picture (height, width, ...) of one value, or one colour, for each cell."""
-        packed = cells.view(np.uint32)[..., 0] if _is_rgba(cells) else cells
+        """Paint the picture (height, width, ...) of one value, or one colour, for each cell."""
+        is_rgba = cells.dtype == np.uint8 and cells.ndim == 3 and cells.shape[-1] == 4
+        packed = cells.view(np.uint32)[..., 0] if is_rgba else cells  # four bytes move as one number
         picture = packed.take(self.columns, axis=1).take(self.rows, axis=0)
-        return picture[..., None].view(np.uint8) if _is_rgba(cells) else picture
-
-
-def _is_rgba(cells: npt.NDArray[Any]) -> bool:
-    """Four bytes per colour, which move as one number."""
-    return cells.dtype == np.uint8 and cells.ndim == 3 and cells.shape[-1] == 4
-
-
-def _whole(sums: Floats) -> Ints:
-    """Sums of whole numbers below 2^53 are exact, whatever the order."""
-    return sums.astype(np.intp)
+        return picture[..., None].view(np.uint8) if is_rgba else picture
 
 
 def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
-    """The sum over each cell of the values of the boxes that cover it, by prefix sums over their corners."""
+    """Sum over each cell the values of the boxes that cover it, by prefix sums over their corners."""
     rows, columns = shape[0] + 1, shape[1] + 1
     x0, y0, x1, y1 = spans.T
     corners = np.concatenate([y0 * columns + x0, y1 * columns + x1, y0 * columns + x1, y1 * columns + x0])
@@ -141,11 +146,6 @@ def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
     return np.asarray(steps[:-1, :-1])
 
 
-FITS = 0.95  # share of the patches on the slide below which there is a word about it
-HATCH = (60, 60, 60, 255)  # of patches whose sign is not sure
-TISSUES = ("grey", "colour")  # how the slide looks under the colours
-
-
 def place_on(
     explanation: Explanation,
     slide: Slide | None = None,
@@ -153,7 +153,7 @@ def place_on(
     mpp: float | None = None,
     patch_size: int | None = None,
 ) -> Explanation:
-    """The explanation with level-0 boxes, worked out with the slide's mpp where they still wait for it."""
+    """Place the explanation in level-0 boxes, with the slide's mpp if they still wait for it."""
     scale = mpp if mpp is not None else (None if slide is None else slide.mpp)
     waits = explanation.coords is None and explanation.raw_coords is not None
     if waits or patch_size is not None:
@@ -162,7 +162,7 @@ def place_on(
 
 
 def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None) -> str | None:
-    """Refuse a slide that is not the explained one, and say where some of the patches lie off it.
+    """Refuse a slide that is not the explained one; return a warning if some patches lie off it.
 
     It is another one if level 0 was of another `size` when the features were made, or if most of the
     patches' centres lie off the slide.
@@ -182,8 +182,8 @@ def check_fit(boxes: IntArray, slide: Slide, size: tuple[int, int] | None = None
     return lie + "check that it is the one that was explained." if inside < FITS * len(boxes) else None
 
 
-def whole_box(boxes: IntArray, slide: Slide | None) -> Box:
-    """The level-0 box of a picture: the scanned area, or without a slide the patches and a margin."""
+def picture_box(boxes: IntArray, slide: Slide | None) -> Box:
+    """Find the level-0 box of a picture: the scanned area, or without a slide the patches and a margin."""
     if slide is not None:
         return slide.bounds
     if not len(boxes):
@@ -197,7 +197,7 @@ def whole_box(boxes: IntArray, slide: Slide | None) -> Box:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A canvas with the slide below it, where there is one, and the cells of the patches on it."""
+    """A canvas with the slide below it, if there is one, and the cells of the patches on it."""
 
     canvas: Canvas
     cells: Cells
@@ -213,39 +213,37 @@ class View:
         return cls(canvas, Cells.cut(boxes, canvas), background)
 
     def heat(self, explanation: Explanation, scale: Scale) -> Pixels:
-        """The scores' colours (h, w, 4), hatched where a sign is not sure; transparent without a patch."""
+        """Colour the scores (h, w, 4), hatched where a sign is not sure; transparent without a patch."""
         colours = np.asarray(self.cells.expand(scale.paint(self.cells.average(explanation.scores))))
         if explanation.stable is None or explanation.stable.all():
             return colours
         unsure = self.cells.expand(self.cells.average(~explanation.stable)) > 0.5  # NaN is not
-        return hatched(colours, unsure, period=self._hatch_period(explanation.boxes()))
-
-    def _hatch_period(self, boxes: IntArray) -> int:
-        """Pixels between hatch lines: four or so to a patch, and never so fine that they fill it."""
+        boxes = explanation.boxes()
         wide = float(np.median(boxes[:, 2] - boxes[:, 0])) / self.canvas.downsample[0]
-        return int(np.clip(round(wide / 4), 4, 16))
+        # Four lines or so to a patch, and never so fine that they fill it.
+        return hatch(colours, unsure, period=int(np.clip(round(wide / 4), 4, 16)))
 
     def overlay(
         self, explanation: Explanation, scale: Scale, *, alpha: float, tissue: str = "grey"
     ) -> Pixels:
-        """The colours over the slide, or at full strength over white without one; RGB."""
+        """Lay the colours over the slide, or at full strength over white without one; RGB."""
         heat = self.heat(explanation, scale)
         if self.background is None:
             return blend(None, heat, alpha=1.0)
         return blend(self.background, heat, alpha=alpha, tissue=tissue)
 
 
-def hatched(colours: Pixels, where: npt.NDArray[np.bool_], *, period: int) -> Pixels:
-    """The picture (h, w, 4) with dark diagonal lines over the marked pixels."""
+def hatch(colours: Pixels, where: npt.NDArray[np.bool_], *, period: int) -> Pixels:
+    """Draw dark diagonal lines over the marked pixels of a picture (h, w, 4)."""
     height, width = where.shape
     lines = (np.arange(height)[:, None] + np.arange(width)) % period < max(1, period // 5)
-    found = colours.copy()
-    found[where & lines] = HATCH
-    return found
+    picture = colours.copy()
+    picture[where & lines] = HATCH
+    return picture
 
 
 def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:
-    """RGBA colours over an RGB picture, or white, with their alpha times `alpha`.
+    """Lay RGBA colours over an RGB picture, or white, with their alpha times `alpha`.
 
     The tissue is grey by default: pink tissue makes a score of zero look red, and beside the colours it would
     pass for evidence.
@@ -266,14 +264,14 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
 
 
 def as_image(pixels: Pixels) -> Image:
-    """A picture for Pillow, RGB or RGBA."""
+    """Turn a picture, RGB or RGBA, into one of Pillow's."""
     from PIL import Image
 
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def same_places(explanations: Sequence[Explanation]) -> IntArray:
-    """The boxes that all the explanations share; an error where they, or the bags, differ."""
+    """Give the boxes that all the explanations share; refuse other boxes or bags."""
     boxes = explanations[0].boxes()
     bags = sorted({e.bag for e in explanations if e.bag is not None})
     if len(bags) > 1:

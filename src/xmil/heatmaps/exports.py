@@ -1,28 +1,69 @@
-"""Tiles for QuPath: a GeoJSON file of boxes with a measurement for each method and class, and back."""
+"""Exports: their registry, and tiles, lines and tables of scores for QuPath, ASAP and spreadsheets.
+
+Packages add exports of their own through the entry-point group `xmil.exports`.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from math import gcd
 from os import PathLike
 from pathlib import Path
 from typing import Any
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, uuid5
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.absence import absent
+from xmil._version import __version__
 from xmil.core.bag import IntArray
-from xmil.core.errors import FileError, InputError
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import FileError, InputError, UnsupportedError, absent
 from xmil.core.explanation import Explanation
-from xmil.core.parsing import parse_json
-from xmil.core.storage import write_atomically, write_text
+from xmil.core.interactions import Interactions
+from xmil.core.registry import Registry
+from xmil.core.text import parse_json, parse_xml
+from xmil.heatmaps.canvas import Canvas, Cells
+from xmil.heatmaps.scale import Scale
 from xmil.heatmaps.words import ends, is_predicted
-from xmil.slides.frames import KEY, frame_header
+from xmil.slides.slide import KEY, frame_header
 
 SUPPORTS, AGAINST = (202, 0, 32), (5, 113, 176)  # red and blue of a tile's class
+TOGETHER, INSTEAD = "say more together", "say less together"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export writes: placed explanations of one slide, and how the pictures show them.
+
+    `frame` is the region as x, y, width, height in level-0 pixels; `scales` are by the explanations' columns.
+    """
+
+    explanations: tuple[Explanation, ...]
+    frame: tuple[int, int, int, int]
+    task: str
+    scales: Mapping[str, Scale]
+    mpp: float | None = None
+    downsample: int | None = None
+
+
+@dataclass(frozen=True)
+class Export:
+    """A kind of file: `write` fills a path; `each` makes one per explanation in place of one per slide."""
+
+    write: Callable[[Path, Exported], None]
+    suffix: str
+    each: bool = False
+
+
+EXPORTS: Registry[Export] = Registry("export", group="xmil.exports")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,37 +90,23 @@ def write_geojson(
     file names.
     """
     boxes = (explanations[0].boxes() if boxes is None else boxes) - np.tile(origin, 2)
-    measured = _measurements(explanations)
-    classes = _classifications(explanations, task)
     name = explanations[0].bag or ""
     space = uuid5(NAMESPACE_URL, f"xmil:{name}")
-    rows = zip(boxes.tolist(), measured, classes, strict=True)
-    features = [_feature(i, space, *row) for i, row in enumerate(rows)]
-    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(frame_header(name, origin))},"features":['
-    write_text(path, head + "\n" + ",\n".join(features) + "\n]}\n")
-
-
-def read_geojson(path: str | PathLike[str]) -> Tiles:
-    """Read tiles that we or QuPath wrote: a collection, a list or a single feature; level-0 boxes."""
-    try:
-        found = parse_json(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(absent(path)) from None
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
-    try:
-        features = found.get("features", [found]) if isinstance(found, dict) else list(found)
-        origin = found.get(KEY, {}).get("origin", (0, 0)) if isinstance(found, dict) else (0, 0)
-        boxes = np.array([_box(f["geometry"]) for f in features], dtype=np.float64).reshape(-1, 4)
-        about = [f.get("properties") or {} for f in features]
-        boxes += np.tile(np.asarray(origin, dtype=np.float64), 2)
-        return Tiles(boxes, _columns([_numbers(p) for p in about]), tuple(_class_name(p) for p in about))
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise FileError(f"{path}: a tile is damaged ({error}).") from None
+    rows = zip(boxes.tolist(), _measurements(explanations), _classifications(explanations, task), strict=True)
+    features = []
+    for i, ((x0, y0, x1, y1), measurements, classification) in enumerate(rows):
+        ring = f"[[{x0},{y0}],[{x1},{y0}],[{x1},{y1}],[{x0},{y1}],[{x0},{y0}]]"
+        features.append(
+            f'{{"type":"Feature","id":"{uuid5(space, str(i))}",'
+            f'"geometry":{{"type":"Polygon","coordinates":[{ring}]}},'
+            f'"properties":{{"objectType":"tile","isLocked":true,{classification}'
+            f'"measurements":{{{measurements}}}}}}}'
+        )
+    _write_features(path, features, name, origin)
 
 
 def _measurements(explanations: Sequence[Explanation]) -> list[str]:
-    """The measurements of each tile as JSON."""
+    """Give the measurements of each tile as JSON."""
     for e in explanations:
         if not np.isfinite(e.scores).all():
             raise InputError(f"{e}: scores must be finite numbers; explain the slide again.")
@@ -90,7 +117,7 @@ def _measurements(explanations: Sequence[Explanation]) -> list[str]:
 
 
 def _classifications(explanations: Sequence[Explanation], task: str) -> list[str]:
-    """The class of each tile as a JSON member, empty where the score is zero or unsigned."""
+    """Give the class of each tile as a JSON member, empty if the score is zero or unsigned."""
     signed = [e for e in explanations if e.signed]
     if not signed:
         return [""] * len(explanations[0])
@@ -100,19 +127,67 @@ def _classifications(explanations: Sequence[Explanation], task: str) -> list[str
         '"classification":' + json.dumps({"name": words, "color": colour}, ensure_ascii=False) + ","
         for words, colour in zip(ends(first, task), (AGAINST, SUPPORTS), strict=True)
     )
-    table = np.array([against, "", supports], dtype=object)
-    chosen: list[str] = table[np.sign(first.scores).astype(np.intp) + 1].tolist()
-    return chosen
+    members: list[str] = np.array([against, "", supports], dtype=object)[
+        np.sign(first.scores).astype(np.intp) + 1
+    ].tolist()
+    return members
 
 
-def _feature(i: int, space: UUID, box: list[int], measured: str, classified: str) -> str:
-    x0, y0, x1, y1 = box
-    ring = f"[[{x0},{y0}],[{x1},{y0}],[{x1},{y1}],[{x0},{y1}],[{x0},{y0}]]"
-    return (
-        f'{{"type":"Feature","id":"{uuid5(space, str(i))}",'
-        f'"geometry":{{"type":"Polygon","coordinates":[{ring}]}},'
-        f'"properties":{{"objectType":"tile","isLocked":true,{classified}"measurements":{{{measured}}}}}}}'
-    )
+def write_pairs(path: str | PathLike[str], pairs: Interactions, *, origin: tuple[int, int] = (0, 0)) -> None:
+    """Write the pairs as lines that QuPath reads: annotations with value, standard error and the pair alone.
+
+    Coordinates count from `origin`, which the file names.
+    """
+    name = pairs.bag or ""
+    space = uuid5(NAMESPACE_URL, f"xmil:{name}:pairs:{pairs.target}")
+    segments = (pairs.lines() - np.tile(origin, 2)).tolist()
+    features = []
+    for i, (x0, y0, x1, y1) in enumerate(segments):
+        value = float(pairs.values[i])
+        words, colour = (TOGETHER, SUPPORTS) if value > 0 else (INSTEAD, AGAINST)
+        numbers = {"value": value, "stderr": float(pairs.stderr[i]), "alone": float(pairs.alone[i])}
+        feature = {
+            "type": "Feature",
+            "id": str(uuid5(space, str(i))),
+            "geometry": {"type": "LineString", "coordinates": [[x0, y0], [x1, y1]]},
+            "properties": {
+                "objectType": "annotation",
+                "name": f"{pairs.pairs[i, 0]} and {pairs.pairs[i, 1]}",
+                "classification": {"name": words, "color": list(colour)},
+                "measurements": numbers,
+            },
+        }
+        features.append(json.dumps(feature, ensure_ascii=False))
+    _write_features(path, features, name, origin)
+
+
+def _write_features(
+    path: str | PathLike[str], features: Sequence[str], name: str, origin: tuple[int, int]
+) -> None:
+    head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(frame_header(name, origin))},"features":['
+    write_text(path, head + "\n" + ",\n".join(features) + "\n]}\n")
+
+
+def read_geojson(path: str | PathLike[str]) -> Tiles:
+    """Read tiles that we or QuPath wrote: a collection, a list or a single feature; level-0 boxes."""
+    try:
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
+    try:
+        features = content.get("features", [content]) if isinstance(content, dict) else list(content)
+        origin = content.get(KEY, {}).get("origin", (0, 0)) if isinstance(content, dict) else (0, 0)
+        boxes = np.array([_box(f["geometry"]) for f in features], dtype=np.float64).reshape(-1, 4)
+        boxes += np.tile(np.asarray(origin, dtype=np.float64), 2)
+        properties = [f.get("properties") or {} for f in features]
+        rows = [_numbers(each) for each in properties]
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+        return Tiles(boxes, columns, tuple(_class_name(each) for each in properties))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise FileError(f"{path}: a tile is damaged ({error}).") from None
 
 
 def _box(geometry: dict[str, Any]) -> list[float]:
@@ -124,31 +199,94 @@ def _box(geometry: dict[str, Any]) -> list[float]:
 
 
 def _numbers(properties: dict[str, Any]) -> dict[str, float]:
-    """QuPath writes an object since 0.4, and a list of names and values before."""
-    held = properties.get("measurements") or {}
-    pairs = held.items() if isinstance(held, dict) else ((m["name"], m["value"]) for m in held)
+    """Read measurements: QuPath writes an object since 0.4, and a list of names and values before."""
+    numbers = properties.get("measurements") or {}
+    pairs = numbers.items() if isinstance(numbers, dict) else ((m["name"], m["value"]) for m in numbers)
     return {str(name): float(value) for name, value in pairs}
 
 
-def _columns(rows: Sequence[dict[str, float]]) -> dict[str, npt.NDArray[np.float64]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-
-
 def _class_name(properties: dict[str, Any]) -> str | None:
-    held = properties.get("classification")
-    name = held.get("name") if isinstance(held, dict) else held
+    classification = properties.get("classification")
+    name = classification.get("name") if isinstance(classification, dict) else classification
     return None if name is None else str(name)
 
 
-def level0_boxes(tiles: Tiles) -> IntArray:
-    """Whole level-0 boxes of tiles."""
-    return np.rint(tiles.boxes).astype(np.int64)
+def write_qupath(path: Path, request: Exported) -> None:
+    """Write GeoJSON tiles, gzipped as QuPath reads them; the same bytes for the same scores."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "tiles.geojson"
+        write_geojson(plain, request.explanations, origin=request.frame[:2], task=request.task)
+        data = gzip.compress(plain.read_bytes(), mtime=0)
+    _write_bytes(path, data)
+
+
+def write_asap(path: Path, request: Exported) -> None:
+    """Write a rectangle per patch in level-0 pixels, named by its score, in groups for and against."""
+    (e,) = request.explanations
+    against, supports = ends(e, request.task)
+    colours = {
+        name: "#{:02X}{:02X}{:02X}".format(*c) for name, c in ((supports, SUPPORTS), (against, AGAINST))
+    }
+    root = ET.Element("ASAP_Annotations")
+    annotations, groups = ET.SubElement(root, "Annotations"), ET.SubElement(root, "AnnotationGroups")
+    for name, colour in colours.items():
+        ET.SubElement(groups, "Group", Name=name, PartOfGroup="None", Color=colour)
+    for i, (x0, y0, x1, y1) in enumerate(e.boxes().tolist()):
+        score = float(e.scores[i])
+        group = supports if score >= 0 or not e.signed else against
+        name = f"{i} {e.column} {np.float32(score)!s}"
+        about = {"Name": name, "Type": "Rectangle", "PartOfGroup": group, "Color": colours[group]}
+        corners = ET.SubElement(ET.SubElement(annotations, "Annotation", about), "Coordinates")
+        for order, (x, y) in enumerate(((x0, y0), (x1, y0), (x1, y1), (x0, y1))):
+            ET.SubElement(corners, "Coordinate", Order=str(order), X=str(x), Y=str(y))
+    _write_bytes(path, ET.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    def write(part: str) -> None:
+        Path(part).write_bytes(data)
+
+    write_atomically(path, write)
+
+
+def read_asap(path: str | PathLike[str]) -> Tiles:
+    """Read rectangles and polygons of ASAP's XML as boxes with their groups; our scores by their column."""
+    data = Path(path).read_bytes() if Path(path).is_file() else b""
+    if not data:
+        raise FileError(f"{path}: no such file, or an empty one.")
+    try:
+        notes = parse_xml(data).findall("./Annotations/Annotation")
+        points = [
+            [(float(c.attrib["X"]), float(c.attrib["Y"])) for c in note.iter("Coordinate")] for note in notes
+        ]
+        boxes = [[*np.min(each, axis=0), *np.max(each, axis=0)] for each in points]
+    except (KeyError, ValueError) as error:
+        raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
+    groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
+    scores = _named_scores([note.get("Name", "") for note in notes])
+    return Tiles(np.array(boxes, dtype=np.float64).reshape(-1, 4), scores, groups)
+
+
+def _named_scores(names: list[str]) -> dict[str, npt.NDArray[np.float64]]:
+    """Read the scores in the names of annotations that we wrote: number, column, score."""
+    parts = []
+    for name in names:
+        number, _, rest = name.partition(" ")
+        column, _, score = rest.rpartition(" ") if number.isdecimal() else ("", "", "")
+        parts.append((column, score))
+    return {
+        column: np.array([float(score) if own == column else np.nan for own, score in parts])
+        for column in dict.fromkeys(column for column, _ in parts if column)
+    }
 
 
 def write_table(path: str | PathLike[str], explanations: Sequence[Explanation], *, kind: str = "csv") -> None:
     """Write level-0 boxes `x0, y0, x1, y1` and one column for each `<method>:<target>`."""
-    table = as_table(explanations)
+    import pyarrow as pa
+
+    boxes = explanations[0].boxes()
+    columns = {name: pa.array(boxes[:, i]) for i, name in enumerate(("x0", "y0", "x1", "y1"))}
+    table = pa.table({**columns, **{e.column: pa.array(e.scores) for e in explanations}})
     if kind == "parquet":
         import pyarrow.parquet as pq
 
@@ -160,10 +298,192 @@ def write_table(path: str | PathLike[str], explanations: Sequence[Explanation], 
         write_atomically(path, lambda part: csv.write_csv(table, part, options))
 
 
-def as_table(explanations: Sequence[Explanation]) -> Any:
-    """The same as an Arrow table."""
-    import pyarrow as pa
+WIDEST = 8192  # pixels of a map's longer edge
+TILE = 256
+PADDING = float(np.finfo(np.float32).min)  # where there is no patch
+CODING, MAKER = "99XMIL", "xmil"
+_WSI = "1.2.840.10008.5.1.4.1.1.77.1.6"
 
-    boxes = explanations[0].boxes()
-    columns = {name: pa.array(boxes[:, i]) for i, name in enumerate(("x0", "y0", "x1", "y1"))}
-    return pa.table({**columns, **{e.column: pa.array(e.scores) for e in explanations}})
+
+def write_parametric_map(path: Path, request: Exported) -> None:
+    """Write one explanation as a Parametric Map of float32: a pixel per patch, or per part patches share."""
+    hd = _highdicom()
+    (e,) = request.explanations
+    boxes, step = _boxes(request), _step(request)
+    corner, far = boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)
+    width, height = (int(edge) for edge in far - corner)
+    canvas = Canvas((int(corner[0]), int(corner[1]), width, height), (width // step, height // step))
+    cells = Cells.cut(boxes, canvas)
+    picture = cells.expand(cells.average(e.scores)).astype(np.float32)
+    values = picture[np.isfinite(picture)]
+    low, high = float(values.min()), float(values.max())
+    slide = _slide_header(request, canvas, step)
+    mapping = hd.pm.RealWorldValueMapping(
+        lut_label="SCORE",
+        lut_explanation=" to ".join(ends(e, request.task))[:64],
+        unit=_no_unit(),
+        value_range=(low, high) if low < high else (low, low + 1.0),
+        intercept=0.0,
+        slope=1.0,
+        quantity_definition=_code(e.method, e.column[:64]),
+    )
+    window = hd.VOILUTTransformation(window_center=(low + high) / 2, window_width=max(high - low, 1e-6))
+    parametric_map = hd.pm.ParametricMap(
+        [slide],
+        np.where(np.isfinite(picture), picture, np.float32(PADDING))[None],
+        **_identity(e, "map"),
+        contains_recognizable_visual_features=False,
+        real_world_value_mappings=[mapping],
+        voi_lut_transformations=[window],
+        pixel_measures=slide.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence,
+        plane_orientation=hd.PlaneOrientationSequence("SLIDE", slide.ImageOrientationSlide),
+        tile_pixel_array=True,
+        tile_size=(min(TILE, picture.shape[0]), min(TILE, picture.shape[1])),
+        content_label="EVIDENCE",
+        content_description=e.column[:64],
+    )
+    parametric_map.FloatPixelPaddingValue = PADDING
+    write_atomically(path, lambda part: parametric_map.save_as(part))
+
+
+def write_annotations(path: Path, request: Exported) -> None:
+    """Write the patches of one explanation as rectangles with their scores, in level-0 pixels."""
+    hd = _highdicom()
+    (e,) = request.explanations
+    boxes = _boxes(request).astype(np.float32)
+    corners = [np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]]) for x0, y0, x1, y1 in boxes]
+    scores = hd.ann.Measurements(_code("score", e.column[:64]), e.scores.astype(np.float32), _no_unit())
+    algorithm = hd.AlgorithmIdentificationSequence(
+        name=f"xmil {e.method}"[:64], family=_code(e.method, e.method), version=__version__
+    )
+    group = hd.ann.AnnotationGroup(
+        number=1,
+        uid=_uid(e, "group"),
+        label=e.column[:64],
+        annotated_property_category=_code("evidence", "Evidence of a model"),
+        annotated_property_type=_code(f"{e.method}", e.column[:64]),
+        graphic_type=hd.ann.GraphicTypeValues.RECTANGLE,
+        graphic_data=corners,
+        algorithm_type=hd.ann.AnnotationGroupGenerationTypeValues.AUTOMATIC,
+        algorithm_identification=algorithm,
+        measurements=[scores],
+    )
+    width, height = request.frame[2:]
+    annotations = hd.ann.MicroscopyBulkSimpleAnnotations(
+        [_slide_header(request, Canvas((*request.frame,), (width, height)), 1)],
+        hd.ann.AnnotationCoordinateTypeValues.SCOORD,
+        [group],
+        content_label="EVIDENCE",
+        content_description=e.column[:64],
+        **_identity(e, "annotations"),
+    )
+    write_atomically(path, lambda part: annotations.save_as(part))
+
+
+def _boxes(request: Exported) -> IntArray:
+    """Count the boxes from the frame's corner, as pixels of a DICOM slide do."""
+    boxes: IntArray = request.explanations[0].boxes() - np.tile(request.frame[:2], 2)
+    return boxes
+
+
+def _step(request: Exported) -> int:
+    """Find the largest step in level-0 pixels on whose grid every patch lies."""
+    boxes = _boxes(request)
+    low = boxes[:, :2].min(axis=0)
+    step = int(np.gcd.reduce(np.concatenate([(boxes - np.tile(low, 2)).ravel(), [0]])))
+    if request.downsample is not None:
+        step = gcd(step, request.downsample)
+    if max(np.ptp(boxes[:, [0, 2]]), np.ptp(boxes[:, [1, 3]])) / step > WIDEST:
+        raise InputError(
+            "The patches do not lie on a coarse grid, so a DICOM map would be too wide; export "
+            "'dicom-annotations' instead."
+        )
+    return step
+
+
+def _slide_header(request: Exported, canvas: Canvas, step: int) -> Any:
+    """Make a whole-slide image's header in place of the slide: its size, its pixels and where they begin."""
+    from pydicom.dataset import Dataset
+    from pydicom.sequence import Sequence
+
+    e = request.explanations[0]
+    if request.mpp is None:
+        raise InputError(
+            f"The slide {e.bag or ''} has no known mpp, which DICOM needs; pass mpp=, or slides= that store "
+            "it."
+        )
+    spacing = request.mpp * step / 1000  # mm
+    slide = Dataset()
+    slide.SOPClassUID, slide.SOPInstanceUID = _WSI, _uid(e, "slide")
+    for name in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
+        setattr(slide, name, _uid(e, name))
+    for name in ("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID"):
+        setattr(slide, name, "")
+    slide.StudyDate = slide.StudyTime = slide.PositionReferenceIndicator = ""
+    slide.Modality, slide.ContainerIdentifier = "SM", (e.bag or "slide")[:64]
+    slide.ImageType = ["ORIGINAL", "PRIMARY", "VOLUME", "NONE"]
+    slide.SamplesPerPixel, slide.NumberOfFrames = 3, 1
+    slide.Columns, slide.Rows = (min(edge, 65_535) for edge in canvas.size)
+    slide.TotalPixelMatrixColumns, slide.TotalPixelMatrixRows = canvas.size
+    slide.TotalPixelMatrixFocalPlanes = 1
+    slide.DimensionOrganizationType = "TILED_FULL"
+    slide.ImageOrientationSlide = [1, 0, 0, 0, 1, 0]  # columns and rows run as the slide's
+    slide.ImagedVolumeWidth, slide.ImagedVolumeHeight = (edge * spacing for edge in canvas.size)
+    slide.ImagedVolumeDepth = 0.001
+    origin = Dataset()
+    origin.XOffsetInSlideCoordinateSystem = canvas.box[0] * request.mpp / 1000
+    origin.YOffsetInSlideCoordinateSystem = canvas.box[1] * request.mpp / 1000
+    slide.TotalPixelMatrixOriginSequence = Sequence([origin])
+    measures, shared, specimen = Dataset(), Dataset(), Dataset()
+    measures.PixelSpacing, measures.SliceThickness = [spacing, spacing], 0.001
+    shared.PixelMeasuresSequence = Sequence([measures])
+    slide.SharedFunctionalGroupsSequence = Sequence([shared])
+    specimen.SpecimenIdentifier, specimen.SpecimenUID = (e.bag or "slide")[:64], _uid(e, "specimen")
+    specimen.IssuerOfTheSpecimenIdentifierSequence = Sequence()
+    specimen.SpecimenPreparationSequence = Sequence()
+    slide.SpecimenDescriptionSequence = Sequence([specimen])
+    slide.IssuerOfTheContainerIdentifierSequence = Sequence()
+    slide.ContainerTypeCodeSequence = Sequence([_code("slide", "Microscope slide")])
+    return slide
+
+
+def _identity(e: Explanation, kind: str) -> dict[str, Any]:
+    """Say what tells an object from others, and who made it."""
+    return {
+        "series_instance_uid": _uid(e, f"series {kind}"),
+        "series_number": 1,
+        "sop_instance_uid": _uid(e, kind),
+        "instance_number": 1,
+        "manufacturer": MAKER,
+        "manufacturer_model_name": MAKER,
+        "software_versions": __version__,
+        "device_serial_number": "0",
+    }
+
+
+def _uid(e: Explanation, what: str) -> str:
+    """Make an identifier under the root for names made by a digest (2.25, ISO 9834-8).
+
+    What belongs to the slide is the same for all of its explanations.
+    """
+    own = what in ("map", "annotations", "group") or what.startswith("series")
+    scores: npt.NDArray[Any] = np.ascontiguousarray(e.scores if own else np.zeros(0))
+    text = f"xmil {e.bag} {e.column if own else ''} {what}".encode()
+    return f"2.25.{int.from_bytes(sha256(text + scores.tobytes()).digest()[:15], 'big')}"
+
+
+def _code(value: str, meaning: str) -> Any:
+    return _highdicom().sr.CodedConcept(value=value[:16], scheme_designator=CODING, meaning=meaning[:64])
+
+
+def _no_unit() -> Any:
+    return _highdicom().sr.CodedConcept(value="1", scheme_designator="UCUM", meaning="no units")
+
+
+@cache
+def _highdicom() -> Any:
+    try:
+        import highdicom
+    except ImportError:
+        raise UnsupportedError("DICOM exports need highdicom: pip install 'xmil[export]'.") from None
+    return highdicom

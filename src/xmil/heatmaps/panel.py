@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,29 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import text_to_path
 
+from xmil.core.durable import write_atomically
 from xmil.core.errors import unknown_name
-from xmil.core.lettering import drawable, families, letter_figure
-from xmil.core.storage import write_atomically
-from xmil.heatmaps.scale import STEPS, Scale
-from xmil.heatmaps.words import digits_for, number
+from xmil.core.explanation import Explanation
+from xmil.heatmaps.scale import BLUE, RED, STEPS, Pixels, Scale
+from xmil.heatmaps.style import drawable, families, letter_figure
+from xmil.heatmaps.words import digits_for, ends, explained, number, subtitle, title
+
+if TYPE_CHECKING:
+    from xmil.slides.slide import Slide
 
 Mark = tuple[float, float, float, float]  # x, y, width, height in pixels of a picture
 
 DPI = 200
 FORMATS = ("png", "pdf", "svg")
-RED, BLUE, GREY, INK = "#8E0F23", "#1B4F87", "#555555", "#111111"
-SMALLEST = 0.62  # of the wished size; text that still does not fit is cut short
+GREY, INK = "#555555", "#111111"
+SMALLEST = 0.62  # share of the size asked for; text that still does not fit is cut short
 NARROWEST = 30  # units that a column's words need
+ACROSS, FRAME = 8, 5  # patches in a row of a sheet, pixels of colour around each
 WIDEST = 6600  # pixels of a panel; columns that would go beyond stand in further rows
 
 
 class Picture(Figure):
-    """A figure that shows itself in a notebook and knows how to be written whole or not at all."""
+    """A figure that shows itself in a notebook, and is written completely or not at all."""
 
     def write(self, path: str | PathLike[str], format: str | None = None) -> None:  # noqa: A002  # savefig's word
         """Write as PNG, PDF or SVG, by the path's suffix or `format`."""
@@ -49,14 +54,14 @@ class Picture(Figure):
         write_atomically(path, lambda part: self.savefig(part, format=kind, dpi=DPI, metadata=about))
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """As matplotlib does; letters that no font has are spelt."""
+        """Save as matplotlib does; spell letters that no font has."""
         letter_figure(self)
         super().savefig(*args, **kwargs)
 
     def _repr_png_(self) -> bytes:
-        held = io.BytesIO()
-        self.savefig(held, format="png", dpi=DPI)
-        return held.getvalue()
+        png = io.BytesIO()
+        self.savefig(png, format="png", dpi=DPI)
+        return png.getvalue()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class PanelColumn:
-    """Pictures below each other (whole slide, zoomed region) with a title and the scale of their colours."""
+    """Pictures below each other (slide, zoomed region) with a title and the scale of their colours."""
 
     title: str
     subtitle: str
@@ -90,7 +95,7 @@ class Ruler:
 
     @classmethod
     def fit(cls, width: int, microns: float | None) -> Ruler | None:
-        """The longest round length within a quarter of the picture; None where microns per pixel are unknown.
+        """Fit the longest round length within a quarter of the picture; None without microns per pixel.
 
         >>> Ruler.fit(1000, 4.0)
         Ruler(pixels=250.0, name='1 mm')
@@ -106,7 +111,7 @@ class Ruler:
 
 @dataclass(frozen=True)
 class Heading:
-    """The lines above a panel: the slide's name, what is known of it, and what to beware of."""
+    """The lines above a panel: the slide's name, facts about it, and warnings."""
 
     name: str
     facts: str = ""
@@ -121,16 +126,17 @@ def draw_panel(
     mark: Mark | None = None,
     across: int = 5,
 ) -> Picture:
-    """Columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
-    sheet = Sheet(_unit(columns))
-    wide = max(_width(column, sheet.unit) for column in columns)
+    """Draw columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
+    images = [image for column in columns for image in column.images]
+    longest = max(max(image.shape[:2]) for image in images)
+    sheet = Sheet(float(max(13, longest / (44 if len(columns) < 3 else 36))))  # text grows with the pictures
+    words = max(round((NARROWEST if column.scale else 18) * sheet.unit * 0.7) for column in columns)
+    wide = max(words, *(int(image.shape[1]) for image in images))
     across = min(across, max(1, int(WIDEST // (wide + 1.6 * sheet.unit))))
-    blocks = [columns[i : i + across] for i in range(0, len(columns), across)]
-    widths = [wide] * min(across, len(columns))
-    sheet.open(widths)
+    sheet.open([wide] * min(across, len(columns)))
     sheet.heading(heading)
-    for block in blocks:
-        sheet.block(block, rulers=rulers, mark=mark)
+    for i in range(0, len(columns), across):
+        sheet.block(columns[i : i + across], rulers=rulers, mark=mark)
     return sheet.close()
 
 
@@ -155,7 +161,7 @@ class Sheet:
         self.width = self.left[-1] + widths[-1] + edge
 
     def heading(self, heading: Heading) -> None:
-        """The slide's name in bold, the facts below it."""
+        """Write the slide's name in bold, the facts and warnings below it."""
         inner = self.width - 2 * self.left[0]
         if heading.name:
             self.line(heading.name, 1.35, x=self.left[0], width=inner, weight="bold")
@@ -167,47 +173,53 @@ class Sheet:
         self.y += round(0.4 * self.unit)
 
     def line(self, text: str, size: float, *, x: float, width: float, **look: Any) -> None:
-        """One line of text from `x` on, then move below it."""
+        """Write one line of text from `x` on, then move below it."""
         self.text(text, size, x, self.y, width=width, **look)
         self.y += round(1.5 * size * self.unit)
 
     def block(
         self, columns: Sequence[PanelColumn], *, rulers: Sequence[Ruler | None], mark: Mark | None
     ) -> None:
-        """Titles, one row of pictures for each of the columns' images, colour bars."""
-        self._titles(columns)
+        """Draw titles, one row of pictures for each of the columns' images, and colour bars."""
+        for i, column in enumerate(columns):
+            centre, width = self._centre(i)
+            self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
+            lower = self.y + round(1.45 * self.unit)
+            self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
+        self.y += round((2.9 if any(column.subtitle for column in columns) else 1.7) * self.unit)
         for row in range(max(len(column.images) for column in columns)):
             ruler = rulers[row] if row < len(rulers) else None
             self._row(columns, row, ruler=ruler, mark=mark if row == 0 else None)
         if any(column.scale for column in columns):
             for i, column in enumerate(columns):
-                self._bar(i, column)
+                if column.scale is not None:
+                    self._bar(i, column, column.scale)
             self.y += round((5.6 if any(column.note for column in columns) else 4.4) * self.unit)
 
     def text(self, text: str, size: float, x: float, y: float, *, width: float, **look: Any) -> None:
-        """Text whose upper edge is at `y`, made to fit `width` pixels."""
+        """Write text whose upper edge is at `y`, made to fit `width` pixels."""
         shown, points = fit_text(drawable(text), width, size * self.unit, look.get("weight", "normal"))
         look = {"va": "top", "ha": "left", "color": INK, "parse_math": False, **look}
         self.texts.append((self.figure.text(0, 0, shown, fontsize=points, **look), x, y))
 
     def axes(self, x: float, y: float, width: float, height: float) -> Any:
-        """Bare axes at a place."""
-        found = self.figure.add_axes((0, 0, 1, 1), label=str(len(self.placed)))
-        found.set_axis_off()
-        self.placed.append((found, (x, y, width, height)))
-        return found
+        """Put bare axes at a place."""
+        axes = self.figure.add_axes((0, 0, 1, 1), label=str(len(self.placed)))
+        axes.set_axis_off()
+        self.placed.append((axes, (x, y, width, height)))
+        return axes
 
     def image(self, pixels: npt.NDArray[Any], x: float, y: float) -> Any:
-        """A picture, pixel for pixel, with a hairline around it."""
+        """Show a picture, pixel for pixel, with a hairline around it."""
         height, width = pixels.shape[:2]
-        found = self.axes(x, y, width, height)
-        found.imshow(pixels, aspect="auto", interpolation="none", extent=(0, width, height, 0))
+        axes = self.axes(x, y, width, height)
+        axes.imshow(pixels, aspect="auto", interpolation="none", extent=(0, width, height, 0))
         frame = Rectangle((0, 0), width, height, fill=False, ec="#BBBBBB", lw=0.4, clip_on=False)
-        found.add_patch(frame)
-        return found
+        axes.add_patch(frame)
+        return axes
 
     def close(self) -> Picture:
-        """The figure at its final size, everything in its place."""
+        """Give the figure its final size, and everything its place."""
         width, height = self.width, self.y + round(0.6 * self.unit)
         self.figure.set_size_inches(width / DPI, height / DPI)
         for axes, (x, y, w, h) in self.placed:
@@ -215,15 +227,6 @@ class Sheet:
         for text, x, y in self.texts:
             text.set_position((x / width, 1 - y / height))
         return self.figure
-
-    def _titles(self, columns: Sequence[PanelColumn]) -> None:
-        for i, column in enumerate(columns):
-            centre, width = self._centre(i)
-            self.text(column.title, 1.1, centre, self.y, width=width, ha="center", weight="bold")
-            lower = self.y + round(1.45 * self.unit)
-            self.text(column.subtitle, 0.9, centre, lower, width=width, ha="center", color=GREY)
-        two = any(column.subtitle for column in columns)
-        self.y += round((2.9 if two else 1.7) * self.unit)
 
     def _row(
         self,
@@ -238,16 +241,23 @@ class Sheet:
             pixels = column.images[row]
             x = self.left[i] + (self.widths[i] - pixels.shape[1]) // 2
             axes = self.image(pixels, x, self.y)
+            size = self.unit * 72 / DPI
             for lines in column.lines[row : row + 1]:
-                _lines(axes, lines, self.unit * 72 / DPI)
+                ends = list(lines.segments.reshape(-1, 2, 2))
+                for colour, extra in (("white", 0.06), (lines.colours, 0.0)):  # a light rim shows anywhere
+                    widths = (lines.widths + extra) * size
+                    strokes = LineCollection(ends, colors=colour, linewidths=widths, capstyle="round")
+                    axes.add_collection(strokes, autolim=False)
             if mark is not None:
-                _mark(axes, mark, self.unit * 72 / DPI)
+                for ink, thick in (("white", 0.3), ("black", 0.15)):
+                    frame = Rectangle(mark[:2], *mark[2:], fill=False, ec=ink, lw=thick * size)
+                    axes.add_patch(frame)
             if ruler is not None and i == 0:
                 self.ruler(axes, ruler, pixels.shape[0])
         self.y += tallest + round(0.8 * self.unit)
 
     def ruler(self, axes: Any, ruler: Ruler, height: int) -> None:
-        """A bar of known length in the lower left corner of a picture."""
+        """Draw a bar of known length in the lower left corner of a picture."""
         u = self.unit
         wide = max(ruler.pixels, text_width(ruler.name, 0.85 * u)) + 1.2 * u
         axes.add_patch(Rectangle((0, height - 2.6 * u), wide, 2.6 * u, fc="white", ec="none", alpha=0.85))
@@ -256,39 +266,34 @@ class Sheet:
         points = 0.85 * u * 72 / DPI
         axes.text(0.6 * u, height - 1.1 * u, ruler.name, fontsize=points, va="bottom", color="black")
 
-    def _bar(self, i: int, column: PanelColumn) -> None:
-        if column.scale is None:
-            return
+    def _bar(self, i: int, column: PanelColumn, scale: Scale) -> None:
+        """Draw a colour bar with its numbers, the words for its ends and the column's note."""
         u, (centre, width) = self.unit, self._centre(i)
         wide = round(min(width, max(NARROWEST * u, 0.86 * width)))
-        x, scale = centre - wide / 2, column.scale
+        x = centre - wide / 2
         axes = self.axes(x, self.y, wide, round(1.1 * u))
         colours = scale.paint(np.linspace(scale.low, scale.high, STEPS))[None]
         axes.imshow(colours, aspect="auto", interpolation="nearest")
-        self._ticks(scale, x, wide, self.y + round(1.35 * u))
-        low, high = (BLUE, RED) if scale.signed else (GREY, INK)
+        digits, ticks = digits_for(scale.low, scale.high), self.y + round(1.35 * u)
+        low, high = number(scale.low, digits), number(scale.high, digits)
+        self.text(f"≤ {low}" if scale.cut[0] else low, 0.85, x, ticks, width=wide / 3)
+        middle = number((scale.low + scale.high) / 2, digits)
+        self.text(middle, 0.85, x + wide / 2, ticks, width=wide / 3, ha="center")
+        high = f"≥ {high}" if scale.cut[1] else high
+        self.text(high, 0.85, x + wide, ticks, width=wide / 3, ha="right")
+        left, right = (BLUE, RED) if scale.signed else (GREY, INK)
         words = self.y + round(2.65 * u)
-        self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=low)
-        self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=high)
+        self.text(column.ends[0], 0.85, x, words, width=wide * 0.55, color=left)
+        self.text(column.ends[1], 0.85, x + wide, words, width=wide * 0.43, ha="right", color=right)
         if column.note:
             self.text(column.note, 0.85, centre, words + round(1.25 * u), width=wide, ha="center", color=GREY)
-
-    def _ticks(self, scale: Scale, x: float, wide: float, y: float) -> None:
-        digits = digits_for(scale.low, scale.high)
-        low, high = number(scale.low, digits), number(scale.high, digits)
-        low = f"≤ {low}" if scale.cut[0] else low
-        high = f"≥ {high}" if scale.cut[1] else high
-        self.text(low, 0.85, x, y, width=wide / 3)
-        middle = number((scale.low + scale.high) / 2, digits)
-        self.text(middle, 0.85, x + wide / 2, y, width=wide / 3, ha="center")
-        self.text(high, 0.85, x + wide, y, width=wide / 3, ha="right")
 
     def _centre(self, i: int) -> tuple[float, float]:
         return self.left[i] + self.widths[i] / 2, self.widths[i]
 
 
 def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tuple[str, float]:
-    """The text and its size in points, smaller where it must be, cut short where that is not enough."""
+    """Fit text: give it and its size in points, smaller if it must be, cut short if that is not enough."""
     wide = text_width(text, size, weight)
     factor = min(1.0, width / wide) if wide else 1.0
     if factor >= SMALLEST:
@@ -302,33 +307,82 @@ def fit_text(text: str, width: float, size: float, weight: str = "normal") -> tu
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """Pixels that a line of text takes at a size in pixels, with room for the rounding of small letters."""
+    """Measure a line of text in pixels at a size in pixels, with room for the rounding of small letters."""
     font = FontProperties(family=families(text), weight=weight, size=size)
     wide, _, _ = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)
     return float(wide) * 1.06
 
 
-def _mark(axes: Any, mark: Mark, size: float) -> None:
-    x, y, wide, high = mark
-    for colour, width in (("white", 0.3), ("black", 0.15)):
-        axes.add_patch(Rectangle((x, y), wide, high, fill=False, ec=colour, lw=width * size))
+def extremes(explanation: Explanation, top: int) -> tuple[list[int], list[int]]:
+    """Find the patches with the highest and the lowest scores, strongest first, ties in the bag's order.
+
+    Of signed scores the highest are those above zero and the lowest those below: a patch that supports the
+    class is never shown as evidence against it.
+    """
+    scores = explanation.scores
+    down = np.argsort(-scores, kind="stable")
+    up = np.argsort(scores, kind="stable")
+    if explanation.signed:
+        down, up = down[scores[down] > 0], up[scores[up] < 0]
+        return down[:top].tolist(), up[:top].tolist()
+    high = down[:top].tolist()
+    return high, [i for i in up.tolist() if i not in set(high)][:top]
 
 
-def _lines(axes: Any, lines: Lines, size: float) -> None:
-    ends = lines.segments.reshape(-1, 2, 2)
-    for colour, extra in (("white", 0.06), (lines.colours, 0.0)):  # a light rim, to be seen on any colour
-        drawn = LineCollection(
-            list(ends), colors=colour, linewidths=(lines.widths + extra) * size, capstyle="round"
+def draw_sheet(
+    explanation: Explanation,
+    slide: Slide,
+    scale: Scale,
+    *,
+    heading: Heading,
+    top: int = 8,
+    edge: int = 224,
+    task: str = "classification",
+) -> Picture:
+    """Draw the `top` highest and lowest patches at `edge` pixels, framed in the colours of their scores."""
+    sheet = Sheet(max(13.0, edge / 13))
+    sheet.open([edge + 2 * FRAME] * min(ACROSS, max(top, 3)))
+    sheet.heading(heading)
+    inner = sheet.width - 2 * sheet.left[0]
+    sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15, x=sheet.left[0], width=inner)
+    low, high = ends(explanation, task)
+    if explanation.signed:
+        target = explained(explanation)
+        headings = (
+            (f"{high}: highest scores", f"no patch with a positive score for {target}", RED),
+            (f"{low}: lowest scores", f"no patch with a negative score for {target}", BLUE),
         )
-        axes.add_collection(drawn, autolim=False)
+    else:
+        noun = high.removeprefix("high ")
+        headings = ((f"highest {noun}", "no patches", INK), (f"lowest {noun}", "no further patches", GREY))
+    for (words, otherwise, colour), rows in zip(headings, extremes(explanation, top), strict=True):
+        text = words if rows else otherwise
+        sheet.line(text, 1.0, x=sheet.left[0], width=inner, color=colour, weight="bold")
+        _patches(sheet, rows, explanation, slide=slide, scale=scale, edge=edge)
+    return sheet.close()
 
 
-def _unit(columns: Sequence[PanelColumn]) -> float:
-    """The size of ordinary text in pixels, in proportion to the pictures."""
-    longest = max(max(image.shape[:2]) for column in columns for image in column.images)
-    return float(max(13, longest / (44 if len(columns) < 3 else 36)))
+def _patches(
+    sheet: Sheet, rows: Sequence[int], explanation: Explanation, *, slide: Slide, scale: Scale, edge: int
+) -> None:
+    boxes, wide = explanation.boxes(), edge + 2 * FRAME
+    for start in range(0, len(rows), len(sheet.left)):
+        for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
+            score = explanation.scores[i]
+            framed = np.empty((wide, wide, 3), dtype=np.uint8)
+            framed[:] = scale.paint(np.asarray([score]))[0, :3]
+            framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], edge)
+            sheet.image(framed, x, sheet.y)
+            below = sheet.y + wide + round(0.3 * sheet.unit)
+            value = number(float(score), digits_for(scale.low, scale.high))
+            sheet.text(value, 1.0, x + wide / 2, below, width=wide, ha="center")
+            place = f"x {boxes[i][0]:,}   y {boxes[i][1]:,}"
+            below += round(1.3 * sheet.unit)
+            sheet.text(place, 0.75, x + wide / 2, below, width=wide, ha="center", color=GREY)
+        sheet.y += wide + round(3.2 * sheet.unit)
 
 
-def _width(column: PanelColumn, unit: float) -> int:
-    widest = max(int(image.shape[1]) for image in column.images)
-    return max(widest, round((NARROWEST if column.scale else 18) * unit * 0.7))
+def cut_patch(slide: Slide, box: Sequence[int], edge: int) -> Pixels:
+    """Read a patch's pixels from the slide."""
+    x0, y0, x1, y1 = (int(value) for value in box)
+    return slide.read_area((x0, y0, x1 - x0, y1 - y0), (edge, edge))

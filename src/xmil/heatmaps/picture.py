@@ -1,40 +1,50 @@
-"""`xmil.heatmap`: explanations as a picture, over the slide where it is at hand."""
+"""`xmil.heatmap`: explanations as a picture, over the slide if it is at hand; and as HTML in notebooks."""
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from xmil.core.bag import IntArray
-from xmil.core.errors import InputError, unknown_name
+import numpy as np
+
+from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
-from xmil.core.target import Target
-from xmil.heatmaps.canvas import Box, View, as_image, check_fit, place_on, same_places, whole_box
-from xmil.heatmaps.pairs import DRAWN, LEGEND, pair_lines, placed
-from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel
-from xmil.heatmaps.scale import Scale
-from xmil.heatmaps.sheets import draw_sheet
-from xmil.heatmaps.words import Caption, beyond_scale, ends, subtitle, title, without_repeats
+from xmil.core.task import Target
+from xmil.core.text import counted
+from xmil.heatmaps.canvas import Box, Canvas, View, as_image, check_fit, picture_box, place_on, same_places
+from xmil.heatmaps.pages import Html, image, join, table, tag
+from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
+from xmil.heatmaps.scale import BLUE, RED, Scale
+from xmil.heatmaps.words import Caption, beyond_scale, ends, number, subtitle, title, without_repeats
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from xmil.slides.slide import Slide
+    from xmil.storage import Run
 
 Kind = Literal["overlay", "side", "panel", "patches", "map"]
 KINDS: tuple[str, ...] = get_args(Kind)
+NEED_SLIDE = ("side", "patches")
 ENLARGE = 4.0  # pixels of a zoomed region for one of level 0, at most
+DRAWN = 30  # the strongest sure pairs: more lines hide the slide
+THINNEST, THICKEST = 0.05, 0.22  # lines between pairs, in text sizes
+LEGEND = "; lines: red say more together, blue less"
+RANKED_SIZE = (5.0, 3.0)  # inches
+ROWS = 10  # of a run in a notebook
+SMALL = 640  # pixels of the longer edge in a notebook's cell
 
 
 @dataclass(frozen=True)
 class Look:
-    """How scores are drawn; see `heatmap`."""
+    """How to draw scores; see `heatmap`."""
 
     clip: str = "whiskers"
     percentile: float = 99.0
@@ -48,7 +58,7 @@ class Look:
     pairs: int = DRAWN  # lines between patches that act together, at most
 
     def scale(self, explanation: Explanation) -> Scale:
-        """The scale of one explanation's own scores."""
+        """Make the scale of one explanation's own scores."""
         return Scale.of(
             explanation.scores,
             signed=explanation.signed,
@@ -103,13 +113,20 @@ def heatmap(
     look = Look(
         clip=clip, percentile=percentile, alpha=alpha, tissue=tissue, size=size, region=region, top=top
     )
-    with _opened(slide, mpp) as opened:
+    if isinstance(slide, str | PathLike):
+        from xmil.slides.open import open_slide
+
+        opening: Any = open_slide(slide, mpp)  # and closed here; one handed in stays open
+    else:
+        opening = nullcontext(slide)
+    with opening as opened:
         scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
-        scene = scene.joined([pairs] if isinstance(pairs, Interactions) else pairs or ())
+        scene = scene.with_pairs([pairs] if isinstance(pairs, Interactions) else pairs or ())
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
-        scales = None if scale is None else {e.column: scale for e in several}
-        return draw(kind, replace(scene, scales={**scene.scales, **(scales or {})}))
+        if scale is not None:
+            scene = replace(scene, scales={e.column: scale for e in several})
+        return draw(kind, scene)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,35 +153,54 @@ class Scene:
         scales: Mapping[str, Scale] | None = None,
         mpp: float | None = None,
         patch_size: int | None = None,
-        seen: bool = True,
+        with_views: bool = True,
     ) -> Scene:
-        """Place the explanations and look at the slide, unless `seen` is false: exports need no picture.
+        """Place the explanations and look at the slide; exports need no picture: `with_views=False`.
 
-        Scales that are not given are each explanation's own.
+        An explanation without a scale gets its own.
         """
         placed = tuple(place_on(e, slide, mpp=mpp, patch_size=patch_size) for e in explanations)
         boxes = same_places(placed)
         note = None if slide is None else check_fit(boxes, slide, placed[0].slide_size)
-        views = _views(boxes, slide, look) if seen else ()
+        views: tuple[View, ...] = ()
+        if with_views:
+            area = picture_box(boxes, slide)
+            views = (View.of(boxes, area, slide=slide, longest=look.size),)
+            if look.region is not None:
+                zoomed, longest = check_region(look.region, area), max(views[0].canvas.size)
+                views += (View.of(boxes, zoomed, slide=slide, longest=longest, enlarge=ENLARGE),)
         own = {e.column: (scales or {}).get(e.column) or look.scale(e) for e in placed}
         named = replace(caption, name=caption.name or ("" if slide is None else slide.name))
         return cls(placed, slide, look, named, own, views, note)
 
-    def joined(self, several: Sequence[Interactions]) -> Scene:
-        """The scene with interactions, each for the explanations of its target; one for none is refused."""
-        known = {e.target for e in self.explanations}
+    def with_pairs(self, several: Sequence[Interactions]) -> Scene:
+        """Add interactions, each for the explanations of its target; refuse one for another target or bag."""
+        first, placed = self.explanations[0], {}
         for pairs in several:
-            if pairs.target not in known:
-                shown = ", ".join(sorted({str(e.target) for e in self.explanations}))
-                raise InputError(f"The interactions are for {pairs.target}, the explanations for {shown}.")
-        first = self.explanations[0]
-        return replace(self, pairs={pairs.target: placed(pairs, first) for pairs in several})
+            if pairs.target not in {e.target for e in self.explanations}:
+                targets = ", ".join(sorted({str(e.target) for e in self.explanations}))
+                raise InputError(f"The interactions are for {pairs.target}, the explanations for {targets}.")
+            placed[pairs.target] = pairs
+            if first.coords is None or pairs.names is not None:
+                continue
+            if len(pairs) and int(pairs.pairs.max()) >= len(first.scores):
+                raise InputError(
+                    f"The interactions are of patches up to {int(pairs.pairs.max())}, but the explanation "
+                    f"has {len(first.scores)}; they are of another bag."
+                )
+            corners = first.coords[pairs.pairs].reshape(len(pairs), 4)
+            placed[pairs.target] = replace(pairs, corners=corners, patch_size=first.patch_size)
+        return replace(self, pairs=placed)
+
+    def only(self, explanation: Explanation) -> Scene:
+        """The same scene with one of its explanations."""
+        return replace(self, explanations=(explanation,))
 
     @property
     def heading(self) -> Heading:
-        """The slide's name, label and prediction, and what the explanations warn of."""
-        told = dict.fromkeys(text for e in self.explanations for text in e.warnings)
-        return Heading(self.caption.name, self.caption.facts(), tuple(told))
+        """The slide's name, label and prediction, and the explanations' warnings."""
+        lines = dict.fromkeys(text for e in self.explanations for text in e.warnings)
+        return Heading(self.caption.name, self.caption.facts(), tuple(lines))
 
     @property
     def mpp(self) -> float | None:
@@ -173,32 +209,35 @@ class Scene:
 
 
 def draw(kind: str, scene: Scene) -> Picture | Image:
-    """One kind of picture of a scene; all but panels show its first explanation."""
+    """Draw one kind of picture of a scene; all but panels show its first explanation."""
     if kind not in KINDS:
         raise unknown_name("picture", kind, KINDS)
-    first = scene.explanations[0]
+    first, look, slide = scene.explanations[0], scene.look, scene.slide
     if kind == "map":
         return as_image(scene.views[-1].heat(first, scene.scales[first.column]))
-    if kind == "patches":
-        return _sheet(only(scene, first))
-    if kind in ("side", "patches") and scene.slide is None:
+    if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
-    scene = scene if kind == "panel" else only(scene, first)
+    scene = scene if kind == "panel" else scene.only(first)
+    if kind == "patches" and slide is not None:
+        scale, task = scene.scales[first.column], scene.caption.task
+        return draw_sheet(first, slide, scale, heading=scene.heading, top=look.top, task=task)
     columns = [_column(scene, e) for e in scene.explanations]
-    if kind != "overlay" and scene.slide is not None:
-        columns.insert(0, _slide_column(scene))
-    rulers = [_ruler(view, scene.mpp) for view in scene.views]
-    mark = _mark(scene) if len(scene.views) > 1 else None
-    return draw_panel(columns, heading=scene.heading, rulers=rulers, mark=mark, across=scene.look.across)
+    if kind != "overlay" and slide is not None:
+        images = tuple(view.background for view in scene.views if view.background is not None)
+        columns.insert(0, PanelColumn("Slide", "", images))
+    microns = [None if scene.mpp is None else scene.mpp * view.canvas.downsample[0] for view in scene.views]
+    rulers = [Ruler.fit(v.canvas.size[0], length) for v, length in zip(scene.views, microns, strict=True)]
+    mark = None
+    if len(scene.views) > 1:  # the region in pixels of the picture of the slide
+        (x, y, width, height), canvas = scene.views[1].canvas.box, scene.views[0].canvas
+        across, down = canvas.downsample
+        left, top = (x - canvas.box[0]) / across, (y - canvas.box[1]) / down
+        mark = (left, top, width / across, height / down)
+    return draw_panel(columns, heading=scene.heading, rulers=rulers, mark=mark, across=look.across)
 
 
-def only(scene: Scene, explanation: Explanation) -> Scene:
-    """The same scene with one of its explanations."""
-    return replace(scene, explanations=(explanation,))
-
-
-def checked_region(region: Sequence[float], whole: Box) -> Box:
-    """A region that touches the picture's box, or an error with the box."""
+def check_region(region: Sequence[float], area: Box) -> Box:
+    """Refuse a region that does not touch the picture's box."""
     try:
         x, y, width, height = (float(value) for value in region)
         if not isfinite(x + y + width + height):
@@ -206,76 +245,97 @@ def checked_region(region: Sequence[float], whole: Box) -> Box:
     except (TypeError, ValueError):
         message = f"A region is x, y, width, height in level-0 pixels. Got {region!r} instead."
         raise InputError(message) from None
-    across = min(x + width, whole[0] + whole[2]) - max(x, whole[0])
-    down = min(y + height, whole[1] + whole[3]) - max(y, whole[1])
+    across = min(x + width, area[0] + area[2]) - max(x, area[0])
+    down = min(y + height, area[1] + area[3]) - max(y, area[1])
     if min(width, height, across, down) <= 0:
-        asked, known = (",".join(f"{value:g}" for value in box) for box in (region, whole))
-        raise InputError(f"The region {asked} has no part of the slide's area {known} (x,y,width,height).")
+        here, there = (",".join(f"{value:g}" for value in box) for box in (region, area))
+        raise InputError(f"The region {here} has no part of the slide's area {there} (x,y,width,height).")
     return x, y, width, height
 
 
-def _views(boxes: IntArray, slide: Slide | None, look: Look) -> tuple[View, ...]:
-    """The whole slide, then the zoomed region."""
-    whole = whole_box(boxes, slide)
-    first = View.of(boxes, whole, slide=slide, longest=look.size)
-    if look.region is None:
-        return (first,)
-    area = checked_region(look.region, whole)
-    return first, View.of(boxes, area, slide=slide, longest=max(first.canvas.size), enlarge=ENLARGE)
-
-
-def _sheet(scene: Scene) -> Picture:
-    if scene.slide is None:
-        raise InputError("The picture 'patches' needs the slide; give it, or draw 'overlay' or 'panel'.")
-    first, look = scene.explanations[0], scene.look
-    return draw_sheet(
-        first,
-        scene.slide,
-        scene.scales[first.column],
-        heading=scene.heading,
-        top=look.top,
-        task=scene.caption.task,
-    )
-
-
 def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
-    scale, look = scene.scales[explanation.column], scene.look
+    scale, look, task = scene.scales[explanation.column], scene.look, scene.caption.task
     images = tuple(
         view.overlay(explanation, scale, alpha=look.alpha, tissue=look.tissue) for view in scene.views
     )
-    task = scene.caption.task
     pairs = scene.pairs.get(explanation.target)
     lines: tuple[Lines, ...] = ()
     if pairs is not None:
         lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
-    drawn = any(len(each.segments) for each in lines)
-    words = subtitle(explanation, task) + LEGEND * drawn
+    words = subtitle(explanation, task) + LEGEND * any(len(each.segments) for each in lines)
     note = beyond_scale(scale.share_beyond(explanation.scores))
     return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines, note)
 
 
-def _slide_column(scene: Scene) -> PanelColumn:
-    images = tuple(view.background for view in scene.views if view.background is not None)
-    return PanelColumn("Slide", "", images)
+def pair_lines(pairs: Interactions, canvas: Canvas, *, most: int = DRAWN) -> Lines:
+    """Draw the strongest pairs beyond three standard errors as lines: red where they say more together."""
+    strongest = np.flatnonzero(pairs.sure)[:most]
+    values = pairs.values[strongest]
+    corner, step = np.tile(canvas.box[:2], 2), np.tile(canvas.downsample, 2)
+    share = np.abs(values) / max(float(np.abs(pairs.values).max(initial=0.0)), 1e-30)
+    return Lines(
+        segments=(pairs.lines()[strongest] - corner) / step,
+        colours=[RED if value > 0 else BLUE for value in values],
+        widths=THINNEST + (THICKEST - THINNEST) * share,
+    )
 
 
-def _ruler(view: View, mpp: float | None) -> Ruler | None:
-    width = view.canvas.size[0]
-    return Ruler.fit(width, None if mpp is None else mpp * view.canvas.downsample[0])
+def plot(explanation: Explanation, slide: Any = None, **look: Any) -> Any:
+    """Draw the heatmap if the patches have places; else the scores by rank, as a matplotlib figure."""
+    if slide is not None or _has_places(explanation):
+        return heatmap(explanation, slide, **look)
+    if look:
+        raise InputError(
+            f"Explanation {explanation.column} has no coordinates, so {', '.join(look)} cannot be used; "
+            "call plot() without them to see the scores by rank."
+        )
+    figure = Picture(figsize=RANKED_SIZE, layout="constrained")
+    axis = figure.subplots()
+    scores = np.sort(explanation.scores)[::-1]
+    rank = np.arange(1, len(scores) + 1)
+    axis.fill_between(rank, scores, where=(scores > 0).tolist(), color=RED, step="mid", linewidth=0)
+    axis.fill_between(rank, scores, where=(scores < 0).tolist(), color=BLUE, step="mid", linewidth=0)
+    axis.plot(rank, scores, color="black", linewidth=0.6, drawstyle="steps-mid")
+    axis.axhline(0, color="black", linewidth=0.6)
+    axis.set(xlabel="patches, highest score first", ylabel="score")
+    axis.set_title(f"{title(explanation)} {subtitle(explanation)}", fontsize=9)
+    return figure
 
 
-def _mark(scene: Scene) -> tuple[float, float, float, float]:
-    """The region in pixels of the whole picture."""
-    (x, y, width, height), whole = scene.views[1].canvas.box, scene.views[0].canvas
-    across, down = whole.downsample
-    return (x - whole.box[0]) / across, (y - whole.box[1]) / down, width / across, height / down
+def explanation_html(explanation: Explanation) -> str:
+    """Show the explanation as HTML in a notebook: its words, its picture, its account, its warnings."""
+    picture = plot(explanation, **({"size": SMALL} if _has_places(explanation) else {}))
+    png = io.BytesIO()
+    picture.savefig(png, format="png", dpi=100)
+    where = f" of {explanation.bag}" if explanation.bag else ""
+    counts = f"{where}: {len(explanation)} patches, output {number(explanation.output)}"
+    account = tag("p", "This method does not account for the output.")
+    if explanation.audit is not None:
+        every = explanation.audit.as_dict()
+        shares = {key: value for key, value in every.items() if value or key in ("output", "other")}
+        head = [key.replace("_", " ") for key in shares]
+        account = table([[number(value) for value in shares.values()]], head=head)
+    return tag(
+        "div",
+        tag("p", tag("b", title(explanation)), f" {subtitle(explanation)}{counts}"),
+        *(tag("p", f"\u26a0 {line}") for line in explanation.warnings),
+        image(png.getvalue(), title(explanation)),
+        account,
+    )
 
 
-@contextmanager
-def _opened(slide: Slide | str | PathLike[str] | None, mpp: float | None) -> Iterator[Slide | None]:
-    """A slide opened here is closed here; one that was handed in stays open."""
-    from xmil.slides.open import open_slide
+def run_html(run: Run) -> str:
+    """Show a run as HTML in a notebook: its kind, counts, warnings, failures and first rows."""
+    counts = f": {counted(len(run), 'slide')}, {len(run.failed)} failed"
+    lines: list[object] = [join([tag("b", run.kind), " in ", tag("code", run.path), counts])]
+    lines += [f"warning: {text}" for text in run.warnings]
+    lines += [f"{name}: {why}" for name, why in list(run.failed.items())[:ROWS]]
+    try:
+        rows = Html(run.table().head(ROWS).to_html(index=False))
+    except FileError:  # the run has not got that far
+        rows = Html()
+    return join([*(tag("p", line) for line in lines), rows])
 
-    held: Any = open_slide(slide, mpp) if isinstance(slide, str | PathLike) else nullcontext(slide)
-    with held as opened:
-        yield opened
+
+def _has_places(e: Explanation) -> bool:
+    return e.coords is not None and e.patch_size is not None

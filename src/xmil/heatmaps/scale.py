@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -15,9 +14,14 @@ from xmil.core.errors import InputError, bad_parameter, unknown_name
 Pixels = npt.NDArray[np.uint8]
 
 SIGNED, UNSIGNED = "red-blue", "viridis"  # red supports the explained class, blue speaks against it
+RED, BLUE = "#8E0F23", "#1B4F87"  # the same two for letters and lines, on white
+LIGHT_RED, LIGHT_BLUE = "#F2858F", "#7FB2EA"  # and on dark pages
 TRIMMED = (0.1, 0.9)  # of RdBu: its darkest ends turn brown and black over tissue
 TOLD = 0.1  # share of patches beyond the scale from which on pictures and commands say so
 STEPS = 257  # odd, so that zero has the middle colour to itself
+Clip = Literal["whiskers", "percentile", "none"]
+CLIPS: tuple[str, ...] = get_args(Clip)
+REACH = 1.5  # interquartile ranges from the quartiles to a whisker's farthest end
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Scale:
         percentile: float = 99.0,
         colours: str | None = None,
     ) -> Scale:
-        """The scale of these scores; that of signed scores reaches equally far to both sides of zero."""
+        """Make the scale of these scores; that of signed scores reaches equally far to both sides of zero."""
         values = np.asarray(scores, dtype=np.float64)
         low, high = clip_limits(values, clip=clip, percentile=percentile)
         if signed:
@@ -54,7 +58,7 @@ class Scale:
         return cls(low, high, signed, colours or (SIGNED if signed else UNSIGNED), cut)
 
     def share_beyond(self, scores: npt.ArrayLike) -> float:
-        """The share of scores beyond the scale's ends: they have the ends' full colour, and look alike.
+        """Count the share of scores beyond the scale's ends: they have the ends' full colour, and look alike.
 
         >>> Scale(-1.0, 1.0, True, SIGNED).share_beyond([-2.0, -1.0, 0.5, 3.0])
         0.5
@@ -63,7 +67,7 @@ class Scale:
         return float(np.mean((values < self.low) | (values > self.high))) if values.size else 0.0
 
     def paint(self, values: npt.ArrayLike) -> Pixels:
-        """RGBA (..., 4) of the values; NaN is transparent."""
+        """Colour the values as RGBA (..., 4); NaN is transparent."""
         numbers = np.asarray(values)
         middle, half = (self.low + self.high) / 2, (STEPS - 1) / 2
         reach = max(middle - self.low, float(np.finfo(np.float32).tiny))
@@ -72,17 +76,9 @@ class Scale:
         return np.asarray(_table(self.colours)[np.rint(step, out=step).astype(np.int16)])
 
 
-def pooled(scores: Iterable[npt.ArrayLike], *, signed: bool, **how: object) -> Scale:
-    """One scale for the scores of many slides, taken together."""
-    held = [np.asarray(values, dtype=np.float32).ravel() for values in scores]
-    if not held:
-        raise InputError("There are no scores to draw.")
-    return Scale.of(np.concatenate(held), signed=signed, **how)  # type: ignore[arg-type]
-
-
 @lru_cache(maxsize=16)
 def _table(name: str) -> Pixels:
-    """The map's colours (STEPS + 1, 4); the last is transparent."""
+    """Look up the map's colours (STEPS + 1, 4); the last is transparent."""
     from matplotlib import colormaps
 
     source, ends = ("RdBu_r", TRIMMED) if name == SIGNED else (name, (0.0, 1.0))
@@ -93,18 +89,13 @@ def _table(name: str) -> Pixels:
     return table
 
 
-Clip = Literal["whiskers", "percentile", "none"]
-CLIPS: tuple[str, ...] = get_args(Clip)
-REACH = 1.5  # interquartile ranges from the quartiles to a whisker's farthest end
-
-
 def clip_limits(
     scores: npt.ArrayLike, *, clip: str = "whiskers", percentile: float = 99.0
 ) -> tuple[float, float]:
-    """The lowest and highest score that keep a colour of their own.
+    """Find the lowest and highest score that keep a colour of their own.
 
     Whiskers end at the last score within 1.5 interquartile ranges of the quartiles, as a box plot draws them.
-    Where more than half of the scores are equal, whiskers would cut off everything else: then nothing is cut.
+    If more than half of the scores are equal, whiskers would cut off everything else: then nothing is cut.
 
     >>> clip_limits([0, 1, 2, 3, 4, 100])
     (0.0, 4.0)
@@ -115,25 +106,21 @@ def clip_limits(
     if clip not in CLIPS:
         raise unknown_name("clip", clip, CLIPS)
     if clip == "percentile":
-        return _percentiles(values, percentile)
+        if not 50 < percentile <= 100:
+            raise bad_parameter("percentile", "clip_limits", "in the range (50, 100]", percentile)
+        low, high = np.percentile(values, [100 - percentile, percentile])
+        return float(low), float(high)
     low, high = (float(values.min()), float(values.max())) if clip == "none" else whiskers(values)
     return (low, high) if low < high else (float(values.min()), float(values.max()))
 
 
 def whiskers(scores: npt.ArrayLike) -> tuple[float, float]:
-    """The ends of a box plot's whiskers: the last scores within 1.5 IQR of the quartiles."""
+    """Find the ends of a box plot's whiskers: the last scores within 1.5 IQR of the quartiles."""
     values = _finite(scores)
     first, third = (float(q) for q in np.percentile(values, [25, 75]))
     reach = REACH * (third - first)
     below, above = values[values >= first - reach], values[values <= third + reach]
     return min(float(below.min()), first), max(float(above.max()), third)
-
-
-def _percentiles(values: npt.NDArray[np.float64], percentile: float) -> tuple[float, float]:
-    if not 50 < percentile <= 100:
-        raise bad_parameter("percentile", "clip_limits", "in the range (50, 100]", percentile)
-    low, high = np.percentile(values, [100 - percentile, percentile])
-    return float(low), float(high)
 
 
 def _finite(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.explanation import Explanation
-from xmil.core.method_cards import card_of
-from xmil.core.target import Target
-from xmil.core.task import TASKS, Task
+from xmil.core.explanation import Explanation, card_of
+from xmil.core.task import TASKS, Target, Task
+from xmil.core.text import small_number
 from xmil.heatmaps.scale import TOLD
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+PREDICTED, ALL = "predicted", "all"
+CLASS_FREE = "all classes"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class Caption:
-    """What is known of a slide beside its scores; all of it text that is shown as it is."""
+    """What a picture says of a slide beside its scores; all of it text that is shown as it is."""
 
     name: str = ""
     label: str | None = None
@@ -30,7 +31,7 @@ class Caption:
     correct: bool | None = None
 
     def facts(self) -> str:
-        """Label and prediction in one line; empty where neither is known.
+        """Write label and prediction in one line; empty if neither is known.
 
         >>> Caption("s1", label="HPV+", prediction="HPV- (p = 0.71)", correct=False).facts()
         'label HPV+   ·   predicted HPV- (p = 0.71), wrong'
@@ -41,35 +42,84 @@ class Caption:
         return "   ·   ".join(parts)
 
 
+def caption(
+    slide_id: str,
+    row: Mapping[str, str],
+    explanations: Sequence[Explanation] = (),
+    *,
+    task: str = "classification",
+    class_names: Sequence[str] | None = None,
+) -> Caption:
+    """Name a slide with label and prediction: from its row in the run's table, else from its explanations.
+
+    >>> caption("s1", {"label": "1", "predicted": "0", "p:neg": "0.71"}, class_names=("neg", "pos")).facts()
+    'label pos   ·   predicted neg (p = 0.71)'
+    """
+    names = class_names or ()
+    predicted = _predicted(row, task, names) or _from_logits(explanations, task, names)
+    correct = {"true": True, "1": True, "false": False, "0": False}.get(row.get("correct", "").lower())
+    return Caption(slide_id, _named(row.get("label"), names), predicted, task, correct)
+
+
+def _predicted(row: Mapping[str, str], task: str, names: Sequence[str]) -> str | None:
+    if not TASKS[task].decides:
+        value = row.get(TASKS[task].noun)
+        return None if not value else number(float(value))
+    name = _named(row.get("predicted"), names)
+    p = row.get(f"p:{name}") or row.get(f"p:{row.get('predicted')}")
+    return name if not p or name is None else f"{name} (p = {float(p):.2f})"
+
+
+def _from_logits(explanations: Sequence[Explanation], task: str, names: Sequence[str]) -> str | None:
+    logits = explanations[0].logits if explanations else np.zeros(0)
+    if TASKS[task].truth != "class" or len(logits) < 2:
+        return None
+    chances = TASKS[task].numbers(logits)
+    best = int(chances.argmax())
+    own = {e.target.cls: e.target.name for e in explanations if e.target.name}
+    name = own.get(best) or _named(str(best), names) or str(best)
+    shown = f"class {name}" if name.isdigit() else name
+    return f"{shown} (p = {chances[best]:.2f})"
+
+
+def _named(cell: str | None, names: Sequence[str]) -> str | None:
+    """Name a class for which the table has its number."""
+    if not cell:
+        return None
+    at = None if cell in names else small_number(cell)
+    return names[at] if at is not None and at < len(names) else cell
+
+
 def title(explanation: Explanation) -> str:
-    """The method as readers know it."""
+    """Name the method as readers know it."""
     return card_of(explanation.method).title
 
 
 def subtitle(explanation: Explanation, task: str = "classification") -> str:
-    """What is explained.
+    """Say what is explained.
 
     >>> import numpy as np
-    >>> from xmil.core.target import Target
+    >>> from xmil.core.task import Target
     >>> e = Explanation(np.zeros(1), np.zeros(2), 0.0, "lrp", Target(1, name="HPV+"), True)
     >>> subtitle(e), ends(e)
     ('for HPV+', ('speaks against HPV+', 'supports HPV+'))
     """
     unsure = explanation.stable is not None and not explanation.stable.all()
-    said = "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
-    return f"for {_meaning(explanation, task).subject(explained(explanation))}{said}"
+    notes = "; hatched: sign uncertain" * unsure + "; has warnings" * bool(explanation.warnings)
+    return f"for {_meaning(explanation, task).subject(explained(explanation))}{notes}"
 
 
 def explained(explanation: Explanation) -> str:
-    """The explained class in words."""
+    """Name the explained class in words."""
     target = explanation.target
+    words = target.name or f"class {target.cls}"
     if target.against is not None:
-        return f"{_class(target.cls, target.name)} over {_class(target.against, target.against_name)}"
-    return _class(target.cls, target.name)
+        words += f" over {target.against_name or f'class {target.against}'}"
+    return words
 
 
 def ends(explanation: Explanation, task: str = "classification") -> tuple[str, str]:
-    """What the lowest and the highest colour mean."""
+    """Say what the lowest and the highest colour mean."""
     if not explanation.signed:
         noun = "attention" if explanation.method == "attention" else "score"
         return f"low {noun}", f"high {noun}"
@@ -77,7 +127,7 @@ def ends(explanation: Explanation, task: str = "classification") -> tuple[str, s
 
 
 def beyond_scale(share: float) -> str:
-    """The words on patches whose scores lie beyond a colour scale; none where they are few.
+    """Warn of patches whose scores lie beyond a colour scale; empty if they are few.
 
     >>> beyond_scale(0.34), beyond_scale(0.05)
     ('34 % of patches beyond the scale, at full colour; clip none shows all', '')
@@ -88,15 +138,15 @@ def beyond_scale(share: float) -> str:
 
 
 def _meaning(explanation: Explanation, task: str) -> Task:
-    """The task whose words fit: an explained value or risk is no class, whatever the caller took it for."""
-    kind, asked = explanation.params.get("output"), TASKS[task]
-    known = (TASKS[name] for name in TASKS)
-    own = (other for other in known if not other.decides and other.noun == kind)
-    return next(own, asked) if asked.decides else asked
+    """Find the task whose words fit: an explained value or risk is not a class, whatever the caller says."""
+    kind, default = explanation.params.get("output"), TASKS[task]
+    tasks = (TASKS[name] for name in TASKS)
+    own = (other for other in tasks if not other.decides and other.noun == kind)
+    return next(own, default) if default.decides else default
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with so many digits, powers of ten written out.
+    """Write a number with so many digits, powers of ten written out.
 
     >>> number(0.00123456), number(0.0), number(12345.6), number(0.00157321, 5)
     ('0.00123', '0', '12,346', '0.0015732')
@@ -113,21 +163,13 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def digits_for(low: float, high: float) -> int:
-    """Digits that tell numbers between two ends apart.
+    """Count the digits that tell numbers between two ends apart.
 
     >>> digits_for(0.0, 1.0), digits_for(0.001571, 0.001579)
     (3, 5)
     """
     span, largest = high - low, max(abs(low), abs(high))
     return 3 if span <= 0 else max(3, min(9, ceil(log10(largest / span)) + 2))
-
-
-def _class(cls: object, name: str | None) -> str:
-    return name or f"class {cls}"
-
-
-PREDICTED, ALL = "predicted", "all"
-CLASS_FREE = "all classes"
 
 
 def is_predicted(target: Target, logits: npt.ArrayLike, task: str = "classification") -> bool:
@@ -143,18 +185,14 @@ def is_predicted(target: Target, logits: npt.ArrayLike, task: str = "classificat
 
 
 def without_repeats(explanations: Sequence[Explanation]) -> list[Explanation]:
-    """The explanations with scores that are the same for every class, as attention's mostly are, once."""
-    kept: dict[str, Explanation] = {}
+    """Keep one explanation of scores that are the same for every class, as attention's mostly are."""
+    different: dict[str, Explanation] = {}
     for e in explanations:
-        first = next((k for k in kept.values() if _repeats(e, k)), None)
-        if first is None:
-            kept[e.column] = e
+        for key, first in different.items():
+            same = e.method == first.method and not e.signed and not first.signed
+            if same and e.target != first.target and np.array_equal(e.scores, first.scores):
+                different[key] = replace(first, target=Target(first.target.cls, name=CLASS_FREE))
+                break
         else:
-            target = Target(first.target.cls, name=CLASS_FREE)
-            kept = {key: replace(k, target=target) if k is first else k for key, k in kept.items()}
-    return list(kept.values())
-
-
-def _repeats(e: Explanation, first: Explanation) -> bool:
-    same = e.method == first.method and not e.signed and not first.signed and e.target != first.target
-    return same and np.array_equal(e.scores, first.scores)
+            different[e.column] = e
+    return list(different.values())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -12,11 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from xmil.core.errors import UnsupportedError
-from xmil.lrp.composite import AffineRule, Composite
-from xmil.lrp.flow import Entry
-from xmil.lrp.forms import recognise
-from xmil.lrp.ledger import Ledger, product_sum
-from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, tensors_in
+from xmil.lrp.marks import CONSTANT, CUT, GATE, LIVE, Marks, recognise, storage_of, tensors_in
 from xmil.lrp.operations import (
     CARRIES_GATES,
     FIRST_ALONE,
@@ -25,6 +23,8 @@ from xmil.lrp.operations import (
     PRODUCTS,
     READS_NUMBERS,
     RULES,
+    AffineRule,
+    Composite,
     is_live,
     live_tensors,
     name_of,
@@ -32,10 +32,7 @@ from xmil.lrp.operations import (
     out_of_place,
     positional,
 )
-from xmil.lrp.origins import storage_of
-from xmil.lrp.secant import ELEMENTWISE, Activations
-from xmil.lrp.sight import Sight, check_transforms, kept_by_autograd
-from xmil.lrp.values import accounted, without_rule
+from xmil.lrp.values import ELEMENTWISE, Activations, Entry, Ledger, accounted, product_sum, without_rule
 
 WAY_OUT = (
     "Register a rule with xmil.lrp.register_rule, or use a method that needs none: "
@@ -65,7 +62,7 @@ class Engine(TorchFunctionMode):
         self.ledger = Ledger()
         self.marks = Marks(module)
         self.sight = Sight()
-        self.start: Tensor | None = None  # the explained input, where layers of it may be entries
+        self.start: Tensor | None = None  # the explained input, if layers of it may be entries
         self.entries: list[Entry] = []
         self.cuts: list[str] = []  # where constants that depend on the input were taken as values
         self._names = {storage_of(p): name for name, p in module.named_parameters() if p.numel()}
@@ -84,11 +81,11 @@ class Engine(TorchFunctionMode):
         depends = max(self.marks.survey(args), self.marks.survey(options))
         if depends == CONSTANT:
             out = func(*args, **options)
-            self.marks.saw(out, [*args, *options.values()])
+            self.marks.note_constants(out, [*args, *options.values()])
             return out
         name = name_of(func)
         if depends == LIVE:
-            with self.sight(name), kept_by_autograd():
+            with self.sight(name), without_recomputing():
                 out = self._ruled(func, name, *positional(name, args, options))
         else:
             out = func(*args, **options)
@@ -104,10 +101,10 @@ class Engine(TorchFunctionMode):
             return self._run(func, name, args, options)
         self._need_own_tensors()
         options.pop("inplace", None)
-        target, *others = args
+        target, *rest = args
         before = target.clone()
         self.marks.follow(target, before)
-        out = self._run(plain, name_of(plain), [before, *others], options)
+        out = self._run(plain, name_of(plain), [before, *rest], options)
         return RULES["copy_"](self, Tensor.copy_, target, out)
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -128,7 +125,7 @@ class Engine(TorchFunctionMode):
             if ruled is not None:
                 return ruled
         if name in RULES:
-            return self._owned(RULES[name](self, func, *args, **kwargs))
+            return self.own(RULES[name](self, func, *args, **kwargs))
         out = func(*args, **kwargs)
         if name not in GRADIENT_IS_RULE and live_tensors(out):
             if name.endswith("_") and not name.startswith("__"):  # what it changed is in use already
@@ -140,12 +137,11 @@ class Engine(TorchFunctionMode):
         """The live tensors that must be gates for the result to be one."""
         if name == "div":
             return live_tensors(args[0])
-        if name in PRODUCTS and self._has_parameter(args):
-            return []
+        if name in PRODUCTS:
+            constants = [tensor for tensor in tensors_in(list(args)) if not is_live(tensor)]
+            if any(self.name_of_parameter(tensor) is not None for tensor in constants):
+                return []
         return live_tensors(args) + live_tensors(kwargs)
-
-    def _has_parameter(self, args: Sequence[Any]) -> bool:
-        return any(not is_live(a) and self.name_of_parameter(a) is not None for a in tensors_in(list(args)))
 
     def _note(self, name: str, args: Sequence[Any], out: Any) -> None:
         """Mark constants that were computed from the input."""
@@ -157,7 +153,7 @@ class Engine(TorchFunctionMode):
             return
         values = args[1:] if no_values(name) else args[:1]
         if (no_values(name) or name in FIRST_ALONE) and self.marks.survey(values) == CONSTANT:
-            self.marks.saw(out, args)
+            self.marks.note_constants(out, args)
             return
         if name == "broadcast_tensors":
             sources = args[0] if isinstance(args[0], list | tuple) else args
@@ -177,8 +173,8 @@ class Engine(TorchFunctionMode):
         if not self._own:
             raise StartOver
 
-    def _owned(self, out: Any) -> Any:
-        """A ruled result that may be changed in place: what the rules hold on to is then another tensor."""
+    def own(self, out: Any) -> Any:
+        """A ruled result that may be changed in place: a copy, if tensors are changed in place at all."""
         if not self._own or not is_live(out):
             return out
         copy = out.clone()
@@ -209,11 +205,17 @@ class Engine(TorchFunctionMode):
         self, out: Tensor, compute: Callable[..., Tensor], *values: Any, share: str = "bias"
     ) -> None:
         """Book what the constants among `values` add to `out` = compute(*values), linear in all of them."""
-        shares = [None if is_live(v) or _is_zero(v) else self.share_of(v, share) for v in values]
+        shares = [
+            None if is_live(v) or (not isinstance(v, Tensor) and v == 0) else self.share_of(v, share)
+            for v in values
+        ]
         with torch.no_grad():
-            for one in {found for found in shares if found is not None}:
-                kept = [v if found == one else _zeros(v) for v, found in zip(values, shares, strict=True)]
-                self.ledger.keep(one, compute(*kept), out)
+            for name in {other for other in shares if other is not None}:
+                terms = [
+                    v if other == name else torch.zeros_like(v) if isinstance(v, Tensor) else 0.0
+                    for v, other in zip(values, shares, strict=True)
+                ]
+                self.ledger.keep(name, compute(*terms), out)
 
     def accounted(self, constant: Tensor, anchor: Tensor, *, share: str = "bias") -> Tensor:
         """The constant as a live tensor that books its own relevance; `anchor` is another live argument."""
@@ -221,7 +223,7 @@ class Engine(TorchFunctionMode):
         return accounted(constant, anchor, lambda g: self.ledger.add(share, product_sum(constant, g)))
 
     def without_gates(self, factors: Sequence[Any]) -> list[Any]:
-        """The factors of a product with gates and weights as constants, where another factor is live."""
+        """The factors of a product with gates and weights as constants, if another factor is live."""
         constant = {"weight", "gate"} if self.composite.gates == "signal" else {"weight"}
         live = [factor for factor in factors if is_live(factor)]
         if all(self.marks.of(factor) in constant for factor in live):
@@ -269,9 +271,8 @@ class Engine(TorchFunctionMode):
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in self._paths:
                 path = self._paths[id(owner)]
-                return (
-                    f"in module {path!r} ({type(owner).__name__})" if path else f"in {type(owner).__name__}"
-                )
+                kind = type(owner).__name__
+                return f"in module {path!r} ({kind})" if path else f"in {kind}"
             frame = frame.f_back  # type: ignore[assignment]
         return "outside any module"
 
@@ -281,12 +282,81 @@ class StartOver(BaseException):
 
 
 class _NoRuleError(UnsupportedError):
-    """A rule that cannot take what it is given."""
+    """A rule that cannot take its arguments."""
 
 
-def _is_zero(value: Any) -> bool:
-    return not isinstance(value, Tensor) and value == 0
+_transforms = torch._C._functorch.peek_interpreter_stack
+_sequence = torch._C._autograd._get_sequence_nr
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_NO_HOOKS = nullcontext()
 
 
-def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
+class Sight:
+    """Tells the nodes of autograd's graph that were made in an operation the engine saw from all others.
+
+    Autograd numbers its nodes in the order they are made, thread by thread: what was made between two
+    operations of the engine passed it by, as the operations of a `torch.jit` function do.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._after: list[str] = []
+        self._name = ""
+        self.start()
+
+    def start(self) -> None:
+        """All before this does not count."""
+        self._last = _sequence()
+        self._previous = "the start"
+
+    def __call__(self, name: str) -> Sight:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self.look()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._last, self._previous = _sequence(), self._name
+
+    def look(self) -> None:
+        """Note what was made since the last operation ended."""
+        now = _sequence()
+        if now != self._last:
+            self._starts.append(self._last)
+            self._ends.append(now)
+            self._after.append(self._previous)
+
+    def missed(self, node: Any) -> str | None:
+        """The operation after which a node was made unseen, if it was."""
+        number = node._sequence_nr()
+        at = bisect_right(self._starts, number) - 1
+        return self._after[at] if at >= 0 and number < self._ends[at] else None
+
+
+def check_transforms(args: Sequence[Any]) -> None:
+    """Refuse `torch.func` transforms of tensors that depend on the input: their parts look like constants."""
+    if _transforms() is None:
+        return
+    for value in args:
+        while isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+            if value.requires_grad:
+                raise UnsupportedError(
+                    "LRP cannot see into torch.func transforms such as vmap; call the function on the whole "
+                    "batch, or use a method that needs no rules: ig, gxi, grad2, single, one_removed."
+                )
+
+
+def without_recomputing() -> AbstractContextManager[Any]:
+    """Inside `torch.utils.checkpoint`, keep what it would compute again: that would be without the rules."""
+    hooks = _saving_hooks(True)
+    if hooks is None or not getattr(hooks[0], "__module__", "").startswith("torch.utils.checkpoint"):
+        return _NO_HOOKS
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)

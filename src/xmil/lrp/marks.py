@@ -7,18 +7,84 @@ means nothing to another pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import math
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from xmil.lrp.origins import Origins, numbers_in
+
+class Origins:
+    """Tells the constants of a module from those that may have been computed outside torch.
+
+    No mode sees NumPy or Python arithmetic. Once numbers computed from the input have left torch, a constant
+    is the model's own only if the module has it, an operation of this pass made it, or it is a literal.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+        self.left = False  # whether values that depend on the input were taken out of torch
+
+    @cached_property
+    def _storages(self) -> set[int]:
+        module = self._module()
+        if module is None:
+            return set()
+        tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+        for part in module.modules():
+            tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+        return {storage_of(tensor) for tensor in tensors}
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the module has this tensor, or one that it is a view of."""
+        return storage_of(tensor) in self._storages
+
+    def is_foreign(self, number: Any) -> bool:
+        """Whether a number may have been computed from the bag; whole ones are sizes and counts."""
+        if not self.left or not isinstance(number, float | np.floating):
+            return False
+        value = float(number)
+        return math.isfinite(value) and not value.is_integer() and not _spelled_out(value)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What a tensor and its views have in common."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -1
+
+
+def numbers_in(values: Any) -> Iterator[float | np.floating[Any]]:
+    """The floats in nested tuples, lists and dictionaries."""
+    if isinstance(values, float | np.floating):
+        yield values
+    elif isinstance(values, dict):
+        yield from numbers_in(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from numbers_in(value)
+
+
+def _spelled_out(number: float) -> bool:
+    """Whether the running code has this number as a literal, or a running module as an attribute."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        attributes = vars(owner).values() if isinstance(owner, nn.Module) else ()
+        if any(type(one) is float and one == number for one in (*frame.f_code.co_consts, *attributes)):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
 
 CUT = "cut"  # not live, but computed from the input: a softmax, a detached tensor, a normaliser
 GATE = "gate"  # live, from a sigmoid: a constant in products, if the composite says so
 WEIGHT = "weight"  # live, from an exponential: a constant in products, as a softmax is
-SEEN = "seen"  # not live, and made in this pass from the model's own constants
+OF_MODEL = "model"  # not live, and made in this pass from the model's own constants
 
 CONSTANT, DEPENDENT, LIVE = 0, 1, 2
 _ATTRIBUTE = "_xmil_mark"
@@ -46,11 +112,11 @@ class Marks:
 
     def carry(self, sources: Iterable[Tensor], out: Any) -> None:
         """Mark a result as the gate that all of its live sources are."""
-        found = {self.of(source) for source in sources}
-        if found and found <= {GATE, WEIGHT}:
+        marks = {self.of(source) for source in sources}
+        if marks and marks <= {GATE, WEIGHT}:
             for tensor in tensors_in(out):
                 if tensor.requires_grad:
-                    self.put(tensor, GATE if GATE in found else WEIGHT)
+                    self.put(tensor, GATE if GATE in marks else WEIGHT)
 
     def follow(self, source: Any, out: Tensor) -> None:
         """Give a tensor the mark that another has, or none."""
@@ -61,7 +127,7 @@ class Marks:
             self.put_form(out, form)
 
     def put_form(self, tensor: Tensor, form: Any) -> None:
-        """Remember what a live tensor is made of (see `xmil.lrp.forms`)."""
+        """Remember what a live tensor is made of (see `Form`)."""
         setattr(tensor, _FORM, (self._pass, form))
 
     def form_of(self, value: Any) -> Any:
@@ -69,22 +135,22 @@ class Marks:
         number, form = getattr(value, _FORM, (None, None))
         return form if number == self._pass else None
 
-    def saw(self, out: Any, args: Any) -> None:
+    def note_constants(self, out: Any, args: Any) -> None:
         """Note constants that an operation made of constants, unless numbers from outside are in them."""
         if self.origins.left and any(map(self.origins.is_foreign, numbers_in(args))):
             return
-        given = {id(tensor) for tensor in tensors_in(args)}
+        sources = {id(tensor) for tensor in tensors_in(args)}
         for tensor in tensors_in(out):
-            if id(tensor) not in given and not tensor.requires_grad and self.of(tensor) is None:
-                self.put(tensor, SEEN)
+            if id(tensor) not in sources and not tensor.requires_grad and self.of(tensor) is None:
+                self.put(tensor, OF_MODEL)
 
     def write(self, value: Any, target: Tensor, *, was_live: bool) -> None:
         """Mark a tensor that was written into: it is a gate if all of it comes from gates."""
         if not isinstance(value, Tensor) or not value.requires_grad:
             return
-        found = {self.of(value), self.of(target) if was_live else self.of(value)}
-        gate = GATE if GATE in found else WEIGHT
-        setattr(target, _ATTRIBUTE, (self._pass, gate if found <= {GATE, WEIGHT} else None))
+        marks = {self.of(value), self.of(target) if was_live else self.of(value)}
+        gate = GATE if GATE in marks else WEIGHT
+        setattr(target, _ATTRIBUTE, (self._pass, gate if marks <= {GATE, WEIGHT} else None))
 
     def put_number(self, value: Any) -> None:
         """Remember numbers that were read from a tensor; whole ones are sizes and counts."""
@@ -144,3 +210,59 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, list | tuple):
         for value in values:
             yield from tensors_in(value)
+
+
+# Sigmoids written by hand, recognised by their parts: 1 + tanh(u), 1 + erf(u), e^u / (1 + e^u). GELU as
+# 0.5 z (1 + tanh(...)) is z times a gate, as SiLU is: 1 + tanh(u) = 2 sigmoid(2u).
+
+AMPLITUDES = {
+    **dict.fromkeys(("tanh", "erf", "softsign"), 1.0),
+    **dict.fromkeys(("atan", "arctan"), math.pi / 2),
+}
+ROUNDING = 1e-6  # of an amplitude
+_SAME = frozenset({"neg", "negative", "view", "reshape", "squeeze", "unsqueeze", "to", "clone", "contiguous"})
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A live tensor that lies within +-amplitude, or the exponential of `source`, or one more than that."""
+
+    amplitude: float = 0.0
+    source: Tensor | None = None
+    version: int = 0
+    plus_one: bool = False
+
+
+def recognise(marks: Marks, name: str, args: Sequence[Any], out: Tensor) -> None:
+    """Note after an operation what its result is made of, from what its arguments are made of."""
+    if name in AMPLITUDES:
+        marks.put_form(out, Form(amplitude=AMPLITUDES[name]))
+    elif name == "exp":
+        marks.put_form(out, Form(source=args[0], version=args[0]._version))
+    elif isinstance(form := marks.form_of(args[0] if args else None), Form):
+        if name in _SAME and form.amplitude:
+            marks.put_form(out, form)
+        elif len(args) == 2 and isinstance(args[1], int | float):
+            _with_number(marks, name, form, float(args[1]), out)
+
+
+def _with_number(marks: Marks, name: str, form: Form, number: float, out: Tensor) -> None:
+    """Mark a gate if the number keeps a bounded tensor from changing its sign."""
+    if name in ("mul", "div") and form.amplitude and number:
+        size = form.amplitude * abs(number if name == "mul" else 1 / number)
+        marks.put_form(out, replace(form, amplitude=size))
+    elif name in ("add", "sub", "rsub") and form.amplitude:
+        if abs(number) >= form.amplitude * (1 - ROUNDING):
+            marks.put(out, GATE)
+    elif name == "add" and number == 1 and not form.plus_one:
+        marks.put_form(out, replace(form, plus_one=True))
+
+
+def exponent_of(marks: Marks, numerator: Any, denominator: Any) -> Tensor | None:
+    """The u of c / (1 + e^u) and of e^u / (1 + e^u); None for other fractions."""
+    below, above = marks.form_of(denominator), marks.form_of(numerator)
+    if below is None or not below.plus_one or below.source._version != below.version:
+        return None
+    same = above is not None and not above.plus_one and above.source is below.source
+    source: Tensor = below.source
+    return source if isinstance(numerator, int | float) or same else None

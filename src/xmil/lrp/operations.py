@@ -1,16 +1,23 @@
-"""The table of operations: those whose gradient is the rule, those with a rule of their own."""
+"""Which rule applies: by operation, by custom autograd function, and the settings of each parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from xmil.core.errors import InputError, bad_parameter
 from xmil.core.registry import Registry
 
+if TYPE_CHECKING:
+    from xmil.lrp.engine import Engine
+
 Operation = Callable[..., Any]
+Function = Callable[..., Tensor]  # an operation that returns one tensor
 Rule = Callable[..., Any]
 
 RULES: Registry[Rule] = Registry("LRP rule", group="xmil.rules")
@@ -127,8 +134,8 @@ def out_of_place(function: Operation, name: str, options: dict[str, Any]) -> Ope
     if options.get("inplace"):
         return function
     if name.endswith("_") and not name.startswith("__") and name not in KEEP_IN_PLACE:
-        found: Operation | None = _NOT_IN_PLACE.get(name, getattr(Tensor, name[:-1], None))
-        return found
+        plain: Operation | None = _NOT_IN_PLACE.get(name, getattr(Tensor, name[:-1], None))
+        return plain
     return None
 
 
@@ -154,7 +161,7 @@ _NOT_IN_PLACE: dict[str, Operation] = {"fill_diagonal_": fill_diagonal, "zero_":
 def positional(
     name: str, args: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """A call with torch's first argument in its place, also where it was given by keyword.
+    """A call with torch's first argument in its place, also if it was passed by keyword.
 
     >>> positional("mean", (), {"input": 1, "dim": 0})
     ((1,), {'dim': 0})
@@ -170,8 +177,8 @@ def dim_of(args: Sequence[Any], options: dict[str, Any], *, place: int = 0, defa
     >>> dim_of((3, 1), {}, place=1), dim_of((3,), {"dim": 0}, place=1), dim_of((3,), {}, place=1, default=-1)
     (1, 0, -1)
     """
-    given = args[place] if len(args) > place else default
-    return options.get("dim", options.get("axis", given))
+    by_place = args[place] if len(args) > place else default
+    return options.get("dim", options.get("axis", by_place))
 
 
 def no_values(name: str) -> bool:
@@ -195,3 +202,137 @@ def live_tensors(values: Any) -> list[Tensor]:
     ):
         return [tensor for value in values for tensor in live_tensors(value)]
     return []
+
+
+# Custom autograd functions, which no mode sees: their rules correct the gradients that each one gives.
+
+Gradients = Sequence[Tensor | None]
+FunctionRule = Callable[["Engine", Any, Gradients, Gradients], Gradients]
+AutogradFunction = TypeVar("AutogradFunction", bound=type[torch.autograd.Function])
+
+FUNCTION_RULES: Registry[FunctionRule] = Registry("rule of an autograd function", group="xmil.functions")
+_RULES_THEMSELVES: set[type] = set()
+
+
+def register_function(*names: str) -> Callable[[FunctionRule], FunctionRule]:
+    """Decorator that makes a function the rule of custom autograd functions, named `module.Class`.
+
+    The rule is called in the backward pass as `rule(engine, node, gradients, upstream)`: the node of the
+    graph (its `saved_tensors` are at hand), the gradient that the function gives for each tensor it took, and
+    those that came to its outputs. It returns the gradients to go on with; None stops there.
+    """
+
+    def add(rule: FunctionRule) -> FunctionRule:
+        for name in names:
+            FUNCTION_RULES.add(name, rule)
+        return rule
+
+    return add
+
+
+def backward_is_rule(function: AutogradFunction) -> AutogradFunction:
+    """Class decorator: the backward of this autograd function is an LRP rule already.
+
+    Rules of your own are often written as such functions; without this they are refused as unknown.
+    """
+    _RULES_THEMSELVES.add(function)
+    return function
+
+
+def full_name(function: type) -> str:
+    """The name a custom autograd function is registered under."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def is_rule(function: type) -> bool:
+    """Whether the function's backward is a rule."""
+    return function in _RULES_THEMSELVES or function.__module__.startswith("xmil.lrp.")
+
+
+def correct(engine: Engine, node: Any, rule: FunctionRule) -> Any:
+    """Let a rule change what a node of the graph hands on; returns the hook's handle."""
+
+    def hook(gradients: Any, upstream: Any) -> tuple[Tensor | None, ...]:
+        return tuple(rule(engine, node, gradients, upstream))
+
+    return node.register_hook(hook)
+
+
+# Settings of the affine rule, by parameter name.
+
+BIAS_POLICIES = ("absorb", "redistribute")
+GATE_RULES = ("signal", "uniform")
+
+
+@dataclass(frozen=True)
+class AffineRule:
+    """Settings of the epsilon and gamma rules for linear layers, convolutions and batch norm.
+
+    `bias="absorb"`: the bias keeps its share. `bias="redistribute"`: the bias is left out of the
+    denominator, so that the inputs receive everything; this needs an epsilon. `constant`: the result is a
+    constant, and what it receives is cut. `signed`: gamma strengthens the terms that agree with the sign of
+    the result (inputs below zero and results below zero included), so that no denominator is smaller than
+    the result itself.
+    """
+
+    epsilon: float = 0.0
+    gamma: float = 0.0
+    bias: str = "absorb"
+    constant: bool = False
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bias not in BIAS_POLICIES:
+            raise bad_parameter("bias", "AffineRule", f"one of {list(BIAS_POLICIES)}", self.bias)
+        for name in ("epsilon", "gamma"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise bad_parameter(name, "AffineRule", "a float in the range [0, inf)", getattr(self, name))
+        if self.bias == "redistribute" and self.epsilon == 0:
+            raise bad_parameter("epsilon", "AffineRule with bias='redistribute'", "above zero", self.epsilon)
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether autograd's own gradient is the rule already."""
+        return self.epsilon == 0 and self.gamma == 0 and self.bias == "absorb"
+
+
+PLAIN = AffineRule()
+
+
+@dataclass(frozen=True)
+class Composite:
+    """The affine rule of every parameter: the first pattern that fits its name decides, else `default`.
+
+    `attention` is the epsilon of sums weighted by constants (AH-rule). `gates`: a product of two live tensors
+    is shared in halves ("uniform"), or, if one of them comes from a sigmoid, goes to the other alone
+    ("signal").
+
+    >>> Composite({"head.*": AffineRule(gamma=0.1)}).rule_for("head.weight").gamma
+    0.1
+    """
+
+    overrides: dict[str, AffineRule] = field(default_factory=dict)
+    default: AffineRule = PLAIN
+    attention: AffineRule = PLAIN
+    gates: str = "signal"
+
+    def __post_init__(self) -> None:
+        if self.gates not in GATE_RULES:
+            raise bad_parameter("gates", "Composite", f"one of {list(GATE_RULES)}", self.gates)
+
+    def check_names(self, parameters: Iterable[str]) -> None:
+        """Refuse a pattern that fits no parameter: a typing error would go unnoticed."""
+        names = list(parameters)
+        for pattern in self.overrides:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError(
+                    f"The pattern {pattern!r} of the composite fits none of: {', '.join(names)}."
+                )
+
+    def rule_for(self, parameter: str | None) -> AffineRule:
+        """The rule of a parameter by its dotted name; None stands for a weight that is not a parameter."""
+        for pattern, rule in self.overrides.items():
+            if parameter is not None and fnmatchcase(parameter, pattern):
+                return rule
+        return self.default

@@ -23,9 +23,9 @@ from xmil.lrp.tracing import Trace
 Run = Callable[[Tensor, Tensor | None], Trace]
 SMALL_BYTES = 1 << 27  # bags above this keep a GPU busy as they are
 SHARE_OF_MEMORY = 256  # of the GPU's memory a bag may be the 256th part
-KEPT = 2  # recordings per model and thread: each holds the memory of a pass
-REMEMBERED = 64  # shapes per model and thread that were seen once
-SEEN, NEVER = "seen", "never"
+MOST_RECORDINGS = 2  # per model and thread: each has the memory of a pass
+MOST_SHAPES = 64  # per model and thread that came once
+ONCE, NEVER = "once", "never"
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -50,9 +50,9 @@ class Recording:
 
     def play(self, x: Tensor, reference: Tensor | None) -> Trace:
         """The pass for another bag; its results are overwritten by the next one."""
-        for held, given in zip(self._inputs, (x, reference), strict=True):
-            if held is not None and given is not None:
-                held.copy_(given)
+        for place, value in zip(self._inputs, (x, reference), strict=True):
+            if place is not None and value is not None:
+                place.copy_(value)
         self._forward.replay()
         return _Played(self._trace, self._go_back)
 
@@ -79,45 +79,46 @@ class _Played(Trace):
         return self._back(seed)
 
 
-Known = OrderedDict[Hashable, Recording | str]
+States = OrderedDict[Hashable, Recording | str]
 
 
-class _Kept(local):
-    """What one thread knows of each module's keys, the last used last: seen once, never to be recorded, or a
-    recording."""
+class _Recordings(local):
+    """The keys of each module in one thread, the last used last: came once, never recorded, or recorded."""
 
     def __init__(self) -> None:
-        self.of: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+        self.of: WeakKeyDictionary[nn.Module, States] = WeakKeyDictionary()
 
 
-_kept = _Kept()
+_recordings = _Recordings()
 
 
 def traced(run: Run, x: Tensor, reference: Tensor | None, *, module: nn.Module, rules: Any) -> Trace:
-    """`run(x, reference)`, played back where a small bag of this shape came before."""
+    """`run(x, reference)`, played back if a small bag of this shape came before."""
     inside = _inside(module) if _is_small(x) else None
     if inside is None:
         return run(x, reference)
-    known = _kept.of.setdefault(module, OrderedDict())
-    key = (_shapes(x, reference), inside, _flags(), repr(rules))
-    state = known.get(key)
-    if state == SEEN:
+    states = _recordings.of.setdefault(module, OrderedDict())
+    flags = (
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cuda"),
+    )
+    beside = None if reference is None else reference.shape
+    key = ((x.shape, x.dtype, x.device, beside), inside, flags, repr(rules))
+    state = states.get(key)
+    if state == ONCE:
         try:
             state = Recording(run, x, reference)
         except RuntimeError:  # something in it waits for the device
             state = NEVER
-    _keep(known, key, state or SEEN)
+    states[key] = state or ONCE
+    states.move_to_end(key)
+    recorded = [one for one, other in states.items() if isinstance(other, Recording)]
+    for one in recorded[:-MOST_RECORDINGS]:
+        del states[one]
+    while len(states) > MOST_SHAPES:
+        states.popitem(last=False)
     return state.play(x, reference) if isinstance(state, Recording) else run(x, reference)
-
-
-def _keep(known: Known, key: Hashable, state: Recording | str) -> None:
-    known[key] = state
-    known.move_to_end(key)
-    recorded = [one for one, found in known.items() if isinstance(found, Recording)]
-    for one in recorded[:-KEPT]:
-        del known[one]
-    while len(known) > REMEMBERED:
-        known.popitem(last=False)
 
 
 def _is_small(x: Tensor) -> bool:
@@ -128,26 +129,14 @@ def _is_small(x: Tensor) -> bool:
     return x.numel() * x.element_size() <= min(SMALL_BYTES, total // SHARE_OF_MEMORY)
 
 
-def _shapes(x: Tensor, reference: Tensor | None) -> Hashable:
-    return x.shape, x.dtype, x.device, None if reference is None else reference.shape
-
-
-def _flags() -> Hashable:
-    precision, deterministic = (
-        torch.get_float32_matmul_precision(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    return precision, deterministic, torch.is_autocast_enabled("cuda")
-
-
 def _inside(module: nn.Module) -> Hashable | None:
-    """Types, settings and the places of the weights of all parts; None where hooks expect every pass."""
-    found: list[Any] = []
+    """Types, settings and the places of the weights of all parts; None if hooks expect every pass."""
+    facts: list[Any] = []
     for part in module.modules():
         if part._forward_hooks or part._forward_pre_hooks:
             return None
-        found.append(type(part))
-        found += ((name, value) for name, value in vars(part).items() if isinstance(value, _PLAIN))
+        facts.append(type(part))
+        facts += ((name, value) for name, value in vars(part).items() if isinstance(value, _PLAIN))
         for tensors in (part._parameters, part._buffers):
-            found += ((t.data_ptr(), t.shape, t.dtype) for t in tensors.values() if t is not None)
-    return tuple(found)
+            facts += ((t.data_ptr(), t.shape, t.dtype) for t in tensors.values() if t is not None)
+    return tuple(facts)

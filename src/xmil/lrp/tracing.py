@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
-from xmil.lrp.composite import Composite
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
-from xmil.lrp.flow import Flow
-from xmil.lrp.functions import FUNCTION_RULES, correct, full_name, is_rule
-from xmil.lrp.operations import live_tensors
-from xmil.lrp.secant import Recorder, Recording, Secants
-from xmil.lrp.values import message_of
+from xmil.lrp.operations import FUNCTION_RULES, Composite, correct, full_name, is_rule, live_tensors
+from xmil.lrp.values import Flow, Recorder, ReferencePass, Secants, message_of
 
 Forward = Callable[[Tensor], Tensor]
 OutputFunction = Callable[[Tensor], Tensor]
@@ -27,7 +22,7 @@ LINEAR = 1e-5  # an output that leaves less than this is linear up to rounding
 
 @dataclass(frozen=True)
 class Relevance:
-    """Relevance of one explained output: at the input, at the asked layers, and what constants kept.
+    """Relevance of one explained output: at the input, at the named layers, and what constants keep.
 
     `size` is the largest term of the output as a sum over logits and a constant: rounding goes with it, even
     where the terms cancel. `cuts` are the first places where a constant that depends on the input was taken
@@ -54,7 +49,7 @@ class Trace:
 
     @property
     def matched(self) -> bool:
-        """Whether this pass had the activations of the one it was held against."""
+        """Whether this pass had the activations of its reference pass."""
         activations = self._engine.activations
         return not isinstance(activations, Secants) or activations.matched
 
@@ -66,8 +61,8 @@ class Trace:
     def pull(self, seed: Tensor, *, keep: bool) -> list[Tensor | None]:
         """The way back from the logits, weighted by `seed`: gradients under the rules, with a new account."""
         self._engine.ledger.clear()
-        wanted = [self._x, *(entry.out for entry in self._entries), *self._layers.values()]
-        return list(torch.autograd.grad(self._logits, wanted, seed, retain_graph=keep, allow_unused=True))
+        ends = [self._x, *(entry.out for entry in self._entries), *self._layers.values()]
+        return list(torch.autograd.grad(self._logits, ends, seed, retain_graph=keep, allow_unused=True))
 
     def forget_module(self) -> None:
         """Let go of the module, so that a trace that is kept does not keep it alive."""
@@ -79,8 +74,8 @@ class Trace:
         with torch.enable_grad():
             value = output(logits)
             (seed,) = torch.autograd.grad(value.sum(), logits)
-        direct, *others = self.pull(seed.to(self._logits.device), keep=keep)
-        ways = [*zip(self._entries, others, strict=False)]
+        direct, *gradients = self.pull(seed.to(self._logits.device), keep=keep)
+        ways = [*zip(self._entries, gradients, strict=False)]
         at_input = Flow(self._x.detach(), direct, ways)
         terms = seed.double() * logits.detach().double()
         beside = (value.detach().double() - terms.sum(dim=-1)).sum()
@@ -88,16 +83,13 @@ class Trace:
             empty = output(torch.zeros_like(logits)).double().sum()
         shares, (rest, largest, at_zero) = self._engine.ledger.totals(beside, terms.abs().max(), empty)
         size = max(abs(rest), largest)
-        shares["cut"] += (bent := _bent(rest, at_zero, size))
-        shares["bias"] += rest - bent
-        named = zip(self._layers.items(), others[len(ways) :], strict=True)
+        # what the output has beside its logits and depends on them: nothing if it is linear
+        beyond = rest - at_zero if abs(rest - at_zero) > LINEAR * size else 0.0
+        shares["cut"] += beyond
+        shares["bias"] += rest - beyond
+        named = zip(self._layers.items(), gradients[len(ways) :], strict=True)
         layers = {name: Flow(tensor.detach(), gradient) for (name, tensor), gradient in named}
         return Relevance(value.detach(), at_input, layers, shares, size, tuple(self._engine.cuts))
-
-
-def _bent(rest: float, at_zero: float, size: float) -> float:
-    """The part of an output beside its logits that depends on them: zero where the output is linear."""
-    return rest - at_zero if abs(rest - at_zero) > LINEAR * size else 0.0
 
 
 def trace(
@@ -107,12 +99,12 @@ def trace(
     module: nn.Module,
     composite: Composite | None = None,
     layers: Sequence[str] = (),
-    against: Recording | None = None,
+    against: ReferencePass | None = None,
 ) -> Trace:
-    """Run `forward` once under the rules; the module must be frozen (see `xmil.nn.frozen`).
+    """Run `forward` once under the rules; the module must be frozen (see `xmil.network.frozen`).
 
     `layers` are dotted names of submodules whose outputs' relevance is wanted. Activations pass on
-    what they have over those of the pass they are held `against` (see `record` and `xmil.lrp.secant`).
+    what they have over those of the pass `against` (see `record` and `Secants`).
     """
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -129,7 +121,7 @@ def trace(
 
 def record(
     forward: Forward, x: Tensor, *, module: nn.Module, composite: Composite | None = None
-) -> Recording:
+) -> ReferencePass:
     """What the activations of a reference pass see, for `trace(against=)`."""
     recorders: list[Recorder] = []
 
@@ -138,7 +130,7 @@ def record(
         return Engine(composite or Composite(), module, own=own, activations=recorders[-1])
 
     _with_engine(forward, x, engine, ())
-    return recorders[-1].seen
+    return recorders[-1].inputs
 
 
 def _with_engine(
@@ -157,7 +149,7 @@ def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -
     with torch.enable_grad(), ExitStack() as stack:
         for name in layers:
             stack.enter_context(_capture(engine.module, name, captured))
-        start = engine._owned(x)
+        start = engine.own(x)
         engine.start = x if start is x else None
         engine.sight.start()
         with engine:
@@ -168,7 +160,10 @@ def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -
 
 
 def _check_graph(engine: Engine, logits: Tensor) -> None:
-    """Refuse an output that relevance cannot leave, or that took a way without rules."""
+    """Refuse an output that relevance cannot leave, or that took a way without rules.
+
+    Custom autograd functions pass by every mode: they have a rule by name, or are refused.
+    """
     if not logits.requires_grad:
         raise UnsupportedError(
             "No relevance can reach the input: the output is constant under the rules, as a softmax or a "
@@ -177,26 +172,20 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         )
     for node in _nodes(logits.grad_fn):
         function = getattr(type(node), "_forward_cls", None)
-        if function is not None:
-            _check_function(engine, node, function)
-        elif (after := engine.sight.missed(node)) is not None:
-            raise UnsupportedError(
-                f"LRP did not see the operation behind {node.name()!r}, which ran after {after!r}, as in a "
-                f"torch.jit function. {WAY_OUT}"
-            )
-
-
-def _check_function(engine: Engine, node: Any, function: type) -> None:
-    """Custom autograd functions pass by every mode: they have a rule by name, or are refused."""
-    if (message := message_of(node)) is not None:
-        raise UnsupportedError(message)
-    if is_rule(function):
-        return
-    name = full_name(function)
-    if name not in FUNCTION_RULES:
-        way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
-        raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
-    correct(engine, node, FUNCTION_RULES[name])
+        if function is None:
+            if (after := engine.sight.missed(node)) is not None:
+                raise UnsupportedError(
+                    f"LRP did not see the operation behind {node.name()!r}, which ran after {after!r}, as in "
+                    f"a torch.jit function. {WAY_OUT}"
+                )
+        elif (message := message_of(node)) is not None:
+            raise UnsupportedError(message)
+        elif not is_rule(function):
+            name = full_name(function)
+            if name not in FUNCTION_RULES:
+                way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
+                raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
+            correct(engine, node, FUNCTION_RULES[name])
 
 
 _OTHER_WAYS = {
@@ -210,33 +199,31 @@ _OTHER_WAYS = {
 
 
 def _nodes(start: Any) -> Iterator[Any]:
-    seen, stack = set(), [start]
+    visited, stack = set(), [start]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
         stack.extend(following for following, _ in node.next_functions)
 
 
-class _capture:  # noqa: N801  # reads as a verb
-    """Keep the output of a submodule during a forward pass."""
+@contextmanager
+def _capture(module: nn.Module, name: str, into: dict[str, Tensor]) -> Iterator[None]:
+    """Store the output of a submodule under its name during a forward pass."""
+    modules = dict(module.named_modules())
+    if name not in modules:
+        raise unknown_name("layer", name, (path for path in modules if path))
 
-    def __init__(self, module: nn.Module, name: str, into: dict[str, Tensor]) -> None:
-        modules = dict(module.named_modules())
-        if name not in modules:
-            raise unknown_name("layer", name, (path for path in modules if path))
-        self._module, self._name, self._into = modules[name], name, into
-
-    def __enter__(self) -> None:
-        self._handle = self._module.register_forward_hook(self._keep)
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-        if self._name not in self._into and sys.exc_info()[0] is None:
-            raise InputError(f"The layer {self._name!r} gave no tensor that depends on the input.")
-
-    def _keep(self, _module: nn.Module, _args: Any, out: Any) -> None:
+    def store(_module: nn.Module, _args: Any, out: Any) -> None:
         if tensors := live_tensors(out):
-            self._into[self._name] = tensors[0]
+            into[name] = tensors[0]
+
+    handle = modules[name].register_forward_hook(store)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if name not in into:
+        raise InputError(f"The layer {name!r} gave no tensor that depends on the input.")

@@ -1,28 +1,90 @@
 """Explanation methods behind one `explain`: one file for each kind."""
 
-from xmil.methods import attention, gradients, lrp, milli, perturbation, shapley, simple
-from xmil.methods.explain import explain, explain_classes, explain_targets, list_methods
+from xmil.methods import attention, gradients, lrp, perturbation, shapley
+from xmil.methods.explain import Bags, explain, explain_classes, explain_targets, list_methods
+from xmil.methods.inside import baseline_shift, explain_again, explain_inside
+from xmil.methods.inside_maps import (
+    MAPS,
+    VIEWS,
+    EncoderNetwork,
+    MapSettings,
+    Tile,
+    TileMap,
+    finer_layer,
+    fold_batch_norm,
+    grid_of,
+    is_cut,
+    map_tile,
+    spatial_layers,
+)
 from xmil.methods.interactions import interactions
-from xmil.methods.network import memory_budget
-from xmil.methods.registry import METHODS, Attribution, Attributions, Method, register_method
+from xmil.methods.lrp import PRESETS, ZeroMapError, account_warnings, preset_composite
+from xmil.methods.method import (
+    METHODS,
+    OUTPUTS,
+    TASK_OUTPUTS,
+    Attribution,
+    Attributions,
+    Method,
+    Output,
+    OutputRequest,
+    Question,
+    class_output,
+    own_outputs,
+    register_method,
+    risk_gradient,
+    risk_slopes,
+    seeds,
+    survival_function,
+    survival_risk,
+)
 
 __all__ = [
+    "MAPS",
     "METHODS",
+    "OUTPUTS",
+    "PRESETS",
+    "TASK_OUTPUTS",
+    "VIEWS",
     "Attribution",
     "Attributions",
+    "Bags",
+    "EncoderNetwork",
+    "MapSettings",
     "Method",
+    "Output",
+    "OutputRequest",
+    "Question",
+    "Tile",
+    "TileMap",
+    "ZeroMapError",
+    "account_warnings",
     "attention",
+    "baseline_shift",
+    "class_output",
     "explain",
+    "explain_again",
     "explain_classes",
+    "explain_inside",
     "explain_targets",
+    "finer_layer",
+    "fold_batch_norm",
     "gradients",
+    "grid_of",
     "interactions",
+    "is_cut",
     "list_methods",
     "lrp",
-    "memory_budget",
-    "milli",
+    "map_tile",
+    "own_outputs",
     "perturbation",
+    "preset_composite",
     "register_method",
+    "risk_gradient",
+    "risk_slopes",
+    "seeds",
     "shapley",
-    "simple",
+    "spatial_layers",
+    "survival_function",
+    "survival_risk",
 ]

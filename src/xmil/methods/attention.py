@@ -1,36 +1,37 @@
-"""Attention as an explanation: pooling weights, or class-token attention of transformers."""
+"""Attention as an explanation: pooling weights, class-token attention, or a softmax of a foreign module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from xmil.core.errors import bad_parameter
-from xmil.core.target import Target
-from xmil.methods.captured import captured_attention
-from xmil.methods.network import Network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.task import Target
+from xmil.methods.method import Attribution, Attributions, Output, Question, register_method
 from xmil.models import MILModel
-from xmil.nn.attention import SelfAttention, row_blocks
+from xmil.network import Network
+from xmil.nn import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def _unsupported(network: Network) -> str | None:
-    """Why a model of ours has no attention; whether another's has is seen when it runs."""
+    """Why a model of ours has no attention; a foreign module shows it only when it runs."""
     return None if network.model is None else network.model.no_attention
 
 
 @torch.no_grad()
 def attention_batch(network: Network, x: Tensor, outputs: Sequence[Output], *, fold: bool = True) -> Tensor:
     """Attention (b, outputs, n) of many bags to their instances."""
-    weights = attention_of(network, x, fold=fold)[1]
+    weights = compute_attention(network, x, fold=fold)[1]
     return torch.stack([branch(weights, output.target, network) for output in outputs], dim=1)
 
 
@@ -54,7 +55,7 @@ def attention(
 ) -> Attributions:
     """Attention to each instance.
 
-    Pooling models: the softmax weights, of the class's own branch where there is one. TransMIL: what the
+    Pooling models: the softmax weights, of the class's own branch if there is one. TransMIL: what the
     class token attends to, in one `layer` (0, 1, ..., or -1 for the last) or by "rollout", the product over
     layers of 0.5 A + 0.5 I with the heads fused by "mean", "max" or "min"; `normalise` scales rows to one.
     A is the published matrix, over the padded sequence; what falls on padding is left out of the scores,
@@ -62,40 +63,26 @@ def attention(
     (as the published code has it). Modules of others: the last softmax that pools the instances, else the
     last that weighs them, or number `layer` of these; the explanation says which.
     """
-    if network.model is None:
-        return _foreign(network, x, question, layer=layer, heads=heads)
-    logits, weights = attention_of(network, x, layer=layer, heads=heads, normalise=normalise, fold=fold)
-    outputs = question.outputs(logits)
-    return Attributions(
-        logits, [Attribution(o, float(o(logits)), branch(weights, o.target, network)[0]) for o in outputs]
-    )
+    about: dict[str, Any] = {}
+    if network.model is not None:
+        options: dict[str, Any] = {"layer": layer, "heads": heads, "normalise": normalise, "fold": fold}
+        logits, weights = compute_attention(network, x, **options)
+        outputs = question.outputs(logits)
+        scores = [branch(weights, output.target, network)[0] for output in outputs]
+    else:
+        if heads != "mean":
+            raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
+        logits = network(x)
+        captured = capture_attention(network, x, logits, layer=layer)
+        outputs = question.outputs(logits)
+        scores = [captured.of(int(output.target)) for output in outputs]
+        about["params"] = {"softmax": captured.description}
+        about["warnings"] = (f"The attention shown is {captured.description}.",)
+    pairs = zip(outputs, scores, strict=True)
+    return Attributions(logits, [Attribution(o, float(o(logits)), s, **about) for o, s in pairs])
 
 
-def _foreign(
-    network: Network, x: Tensor, question: Question, *, layer: int | str, heads: str
-) -> Attributions:
-    """The softmax of a foreign module that weighs the instances, and which it is."""
-    if heads != "mean":
-        raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
-    logits = network(x)
-    found = captured_attention(network, x, logits, layer=layer)
-    said = f"The attention shown is {found.said}."
-    return Attributions(
-        logits,
-        [
-            Attribution(
-                output,
-                float(output(logits)),
-                found.of(int(output.target)),
-                params={"softmax": found.said},
-                warnings=(said,),
-            )
-            for output in question.outputs(logits)
-        ],
-    )
-
-
-def attention_of(
+def compute_attention(
     network: Network,
     x: Tensor,
     *,
@@ -110,8 +97,12 @@ def attention_of(
     model = network.model
     assert model is not None  # noqa: S101  # `_unsupported` has refused others
     if model.attention_layers():
+        n = x.shape[1]
         logits, row = _transformer(network, model, x, layer=layer, heads=heads, normalise=normalise)
-        return logits, (_folded(row, x.shape[1]) if fold else row[:, : x.shape[1]]).unsqueeze(-1)
+        received, repeats = row[:, :n].clone(), row[:, n:]  # these tokens repeat the first instances
+        if fold:
+            received[:, : repeats.shape[1]] += repeats
+        return logits, received.unsqueeze(-1)
     if layer != "rollout":
         raise bad_parameter("layer", f"attention of {network.name}", "left out: it has one attention", layer)
     h = model.embed(x)
@@ -119,7 +110,7 @@ def attention_of(
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
-    """The column (b, n) of the target's class, where each class has its own; else the mean of the columns."""
+    """The column (b, n) of the target's class, if each class has its own; else the mean of the columns."""
     columns = weights.shape[-1]
     per_class = network.model is not None and network.model.class_attention
     if not per_class or int(target) >= columns:  # the risk of a survival model depends on every bin
@@ -136,22 +127,23 @@ def _transformer(
             handle = attn.register_forward_pre_hook(lambda attn, args: inputs.append((attn, args[0])))
             stack.callback(handle.remove)
         logits = network(x)
+    n_layers, residual = len(inputs), 0.0
+    if layer == "rollout":
+        numbers, residual = list(range(n_layers)), 0.5
+    elif isinstance(layer, int) and -n_layers <= layer < n_layers:
+        numbers = [layer % n_layers]
+    else:
+        raise bad_parameter("layer", "attention", f"'rollout' or an int in the range [0, {n_layers})", layer)
     row: Tensor | None = None
-    for i in reversed(_chosen_layers(layer, len(inputs))):
+    for i in reversed(numbers):
         attn, h = inputs[i]
         matrix = attn.attention(h, 1 if row is None else None)  # at first only the class token's row
-        row = _class_token_row(matrix.skip, h) if row is None else row
-        residual = 0.5 if layer == "rollout" else 0.0
+        if row is None:  # picks the class token, behind the padding
+            row = h.new_zeros(len(h), matrix.skip + 1)
+            row[:, matrix.skip] = 1.0
         row = _step(matrix, row, attn.heads, heads, residual=residual, normalise=normalise)
     assert row is not None  # noqa: S101  # narrows the type for mypy
     return logits, row[:, -h.shape[1] + 1 :]
-
-
-def _class_token_row(skip: int, h: Tensor) -> Tensor:
-    """The row vector over the padding and the class token that picks the latter."""
-    row = h.new_zeros(len(h), skip + 1)
-    row[:, skip] = 1.0
-    return row
 
 
 def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: float, normalise: bool) -> Tensor:
@@ -164,9 +156,13 @@ def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: floa
         if normalise:
             row = row / ((1 - residual) * matrix.row_sums().mean(dim=1) + residual)
         attended: Tensor = matrix.left(row.unsqueeze(1).expand(-1, n_heads, -1)).mean(dim=1)
-        return (1 - residual) * attended + residual * _padded(row, attended)
+        return (1 - residual) * attended + residual * F.pad(row, (0, attended.shape[1] - row.shape[1]))
     attended = torch.zeros(0)
-    for block in _nonzero_blocks(row, n_heads):
+    blocks = row_blocks(row.shape[1], width=row.shape[1] * n_heads)
+    if int((row != 0).sum()) == len(row):  # the first step: the class token alone
+        k = int(row[0].argmax())
+        blocks = iter([slice(k, k + 1)])
+    for block in blocks:
         fused = FUSIONS[fusion](matrix.rows(block), dim=1)  # type: ignore[operator]
         part = row[:, block]
         if normalise:
@@ -177,28 +173,219 @@ def _step(matrix: Any, row: Tensor, n_heads: int, fusion: str, *, residual: floa
     return attended
 
 
-def _padded(row: Tensor, like: Tensor) -> Tensor:
-    return F.pad(row, (0, like.shape[1] - row.shape[1]))
+# Foreign modules: the softmaxes of a pass that weigh the instances.
+
+BLOCK = 1024  # query rows whose weights are in memory at once
 
 
-def _chosen_layers(layer: int | str, n_layers: int) -> list[int]:
-    if layer == "rollout":
-        return list(range(n_layers))
-    if isinstance(layer, int) and -n_layers <= layer < n_layers:
-        return [layer % n_layers]
-    raise bad_parameter("layer", "attention", f"'rollout' or an int in the range [0, {n_layers})", layer)
+@dataclass(frozen=True)
+class Weights:
+    """Weights of one softmax, over the last of their dimensions; `place` is the module that ran it.
+
+    `received` are the mean weights (keys,) over all rows before it, `first` and `last` those of the first and
+    the last row: of a class token, if there is one. `rows` counts them, heads apart.
+    """
+
+    place: str
+    shape: tuple[int, ...]
+    received: Tensor
+    first: Tensor
+    last: Tensor
+    columns: Tensor | None
+    rows: int
+    ends: bool = False  # whether the class token stands behind the instances
+    source: tuple[Tensor, int] | None = None  # the softmax and its dimension, if it has a gradient
+
+    @property
+    def length(self) -> int:
+        """How many things are weighed."""
+        return len(self.received)
 
 
-def _nonzero_blocks(row: Tensor, n_heads: int) -> Iterator[slice]:
-    if int((row != 0).sum()) == len(row):  # the first step: the class token alone
-        k = int(row[0].argmax())
-        return iter([slice(k, k + 1)])
-    return row_blocks(row.shape[1], width=row.shape[1] * n_heads)
+@dataclass(frozen=True)
+class CapturedAttention:
+    """Attention (n, k) to the instances, one column or one per class, and what it is in words."""
+
+    weights: Tensor
+    description: str
+
+    def of(self, target: int) -> Tensor:
+        """The attention (n,) for a target; one that depends on all classes has the mean of theirs."""
+        own = target < self.weights.shape[1] > 1
+        return self.weights[:, target] if own else self.weights.mean(dim=1)
 
 
-def _folded(row: Tensor, n: int) -> Tensor:
-    """Attention to the tokens that repeat the first instances, given back to those instances."""
-    folded = row[:, :n].clone()
-    repeats = row[:, n:]
-    folded[:, : repeats.shape[1]] += repeats
-    return folded
+class SoftmaxWatch(TorchFunctionMode):
+    """Keep the result of every softmax of a pass, attention within one call included."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.softmaxes: list[Weights] = []
+        self._paths = {id(part): path for path, part in module.named_modules()}
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        out = func(*args, **options)
+        name = getattr(func, "__name__", "")
+        if name == "softmax" and isinstance(out, Tensor) and out.ndim:
+            dim = args[1] if len(args) > 1 else options.get("dim")
+            dim = -1 if dim is None else int(dim)
+            self._keep(out.movedim(dim, -1), (out, dim) if out.requires_grad else None)
+        elif name == "scaled_dot_product_attention":
+            self._keep_attention(*args, **options)
+        elif name == "multi_head_attention_forward":
+            both = func(*args, **{**options, "need_weights": True, "average_attn_weights": True})
+            self._keep(both[1])
+        return out
+
+    def _keep(self, weights: Tensor, source: tuple[Tensor, int] | None = None) -> None:
+        """Weights over the last dimension; the one before it counts rows, the others heads and bags."""
+        flat = weights.detach().reshape(-1, weights.shape[-1])
+        steps = weights.shape[-2] if weights.ndim > 1 else 1
+        first, last = (flat.reshape(-1, steps, flat.shape[1])[:, at].mean(dim=0) for at in (0, -1))
+        columns = flat.T if len(flat) <= steps and len(flat) < flat.shape[1] else None
+        shape = tuple(weights.shape)
+        self.softmaxes.append(
+            Weights(self._place(), shape, flat.mean(dim=0), first, last, columns, len(flat), source=source)
+        )
+
+    def _keep_attention(self, query: Tensor, key: Tensor, *positional: Any, **options: Any) -> None:
+        """Weights of fused attention, worked out in blocks of rows; masked attention is passed over."""
+        masked = options.get("attn_mask") is not None or options.get("is_causal") or len(positional) > 1
+        if masked or query.shape[:-2] != key.shape[:-2]:
+            return
+        scale = options.get("scale") or query.shape[-1] ** -0.5
+        total, first = torch.zeros_like(key[..., 0].reshape(-1, key.shape[-2])[0]), None
+        for rows in query.detach().split(BLOCK, dim=-2):
+            weights = (rows @ key.detach().mT * scale).softmax(dim=-1)
+            first = weights[..., 0, :].reshape(-1, key.shape[-2]).mean(dim=0) if first is None else first
+            last = weights[..., -1, :].reshape(-1, key.shape[-2]).mean(dim=0)
+            total = total + weights.reshape(-1, key.shape[-2]).sum(dim=0)
+        count = query.shape[:-1].numel()
+        shape = (*query.shape[:-1], key.shape[-2])
+        if first is not None:
+            self.softmaxes.append(Weights(self._place(), shape, total / count, first, last, None, count))
+
+    def _place(self) -> str:
+        """The innermost part of the module on the call stack."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            path = self._paths.get(id(frame.f_locals.get("self")))
+            if path is not None:
+                return f"module {path!r}" if path else "the module itself"
+            frame = frame.f_back  # type: ignore[assignment]
+        return "the module itself"
+
+
+def capture_attention(network: Network, x: Tensor, logits: Tensor, *, layer: int | str) -> CapturedAttention:
+    """The attention of a foreign module to the instances of x (1, n, d); `layer` numbers the softmaxes."""
+    n = x.shape[1]
+    softmaxes = _used(network, x, *_over_instances(network, x))
+    if not softmaxes:
+        raise UnsupportedError(
+            f"No softmax of {network.name} weighs the {n} instances: it has no attention to show; use lrp, "
+            "ig or single."
+        )
+    count = len(softmaxes)
+    if layer == "rollout":  # the last that pools, else the last of all
+        pooling = [i for i, weights in enumerate(softmaxes) if weights.rows < n and weights.length == n]
+        at = pooling[-1] if pooling else count - 1
+    elif isinstance(layer, int) and not isinstance(layer, bool) and -count <= layer < count:
+        at = layer % count
+    else:
+        raise bad_parameter("layer", "attention", f"an int in the range [0, {count})", layer)
+    weights, how = _to_instances(softmaxes[at], n, logits.shape[1])
+    place = f"in {softmaxes[at].place}, of shape {softmaxes[at].shape}"
+    return CapturedAttention(weights, f"softmax {at} of {count} over instances, {place}{how}")
+
+
+def _to_instances(softmax: Weights, n: int, n_outputs: int) -> tuple[Tensor, str]:
+    """Attention (n, k) to the instances from one softmax, and how it was read off."""
+    token = softmax.length - n  # 1 if a class token is among what is weighed
+    if softmax.columns is not None and not token and softmax.columns.shape[1] == n_outputs > 1:
+        return softmax.columns, ", a row for each class"
+    instances = slice(0, n) if softmax.ends else slice(token, None)
+    if softmax.rows < n:
+        return softmax.received[instances, None], "" if softmax.rows == 1 else ", the mean of its rows"
+    if token:
+        which, row = ("last", softmax.last) if softmax.ends else ("first", softmax.first)
+        return row[instances, None], f", the row of the {which} token, taken as the class token"
+    return softmax.received[:, None], ", what each instance receives in the mean"
+
+
+def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:
+    """The softmaxes of a pass, and which are over n or n + 1 things and lose one when an instance leaves.
+
+    Of n + 1, the class token is last if what they receive follows the instances in turned order before it.
+    """
+    n = x.shape[1]
+    every = _softmaxes(network, x, None)
+    fitting = [i for i, weights in enumerate(every) if weights.length in (n, n + 1)]
+    if n > 1 and fitting:
+        fewer = _softmaxes(network, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0))
+        if len(fewer) == len(every):
+            fitting = [i for i in fitting if fewer[i].length == every[i].length - 1]
+    if n > 1 and any(every[i].length == n + 1 for i in fitting):
+        turned = _softmaxes(network, x.flip(1), torch.arange(n, device=x.device).flip(0).unsqueeze(0))
+        for i in fitting if len(turned) == len(every) else ():
+            received, from_turned = every[i].received, turned[i].received
+            if len(received) == len(from_turned) == n + 1:
+                before = torch.cat([received[:1], received[1:].flip(0)])
+                behind = torch.cat([received[:-1].flip(0), received[-1:]])
+                far, near = (float((from_turned - other).abs().max()) for other in (before, behind))
+                every[i] = replace(every[i], ends=near < far / 10)
+    return every, fitting
+
+
+def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int]) -> list[Weights]:
+    """The fitting ones that an output depends on; rows belong to classes only if each is of one alone."""
+    candidates = [every[i] for i in fitting]
+    if len(candidates) < 2 and all(weights.columns is None for weights in candidates):
+        return candidates
+    watch = SoftmaxWatch(network.module)
+    with torch.enable_grad(), watch:
+        logits = network(x.detach().requires_grad_(True))
+    if len(watch.softmaxes) != len(every) or not logits.requires_grad:
+        return candidates
+    used = []
+    for i in fitting:
+        source = watch.softmaxes[i].source
+        if source is None:  # within one call: taken as it is
+            used.append(every[i])
+            continue
+        slopes = _slopes(logits, *source)
+        beside = ~torch.eye(*slopes.shape, dtype=torch.bool, device=slopes.device)
+        is_diagonal = slopes.shape[0] == slopes.shape[1] and not bool((slopes & beside).any())
+        if bool(slopes.any()):
+            used.append(every[i] if is_diagonal else replace(every[i], columns=None))
+    return used or candidates
+
+
+@torch.enable_grad()
+def _slopes(logits: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Whether each logit (c, rows) depends on each row of a softmax over a dimension."""
+    rows = []
+    for logit in logits[0]:
+        (slope,) = torch.autograd.grad(logit, weights, retain_graph=True, materialize_grads=True)
+        rows.append((slope.movedim(dim, -1).reshape(-1, slope.shape[dim]) != 0).any(dim=1))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def _softmaxes(network: Network, x: Tensor, rows: Tensor | None) -> list[Weights]:
+    """The softmaxes of a pass over a bag; none if a module cannot run on the rows."""
+    watch = SoftmaxWatch(network.module)
+    try:
+        with watch:
+            network(x, rows)
+    except Exception:
+        if rows is None:
+            raise
+        return []
+    return watch.softmaxes

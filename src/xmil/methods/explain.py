@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from math import ceil
 from os import PathLike
 from typing import Any
 
@@ -12,17 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.bag import Bag
-from xmil.core.errors import UnsupportedError, XmilError, unknown_name
-from xmil.core.explanation import Explanation
-from xmil.methods.contexts import run_method
-from xmil.methods.faults import first_line
-from xmil.methods.network import ForwardFunction, Network
-from xmil.methods.opening import Calling, as_bag, as_model, open_network
-from xmil.methods.opening import as_tensor as as_tensor
-from xmil.methods.outputs import Question, own_outputs
-from xmil.methods.registry import METHODS, Attribution, Method
-from xmil.nn.frozen import frozen
-from xmil.nn.memory import reused_memory
+from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
+from xmil.core.explanation import Audit, Explanation
+from xmil.methods.lrp import check_zero_map
+from xmil.methods.method import (
+    CONTEXTS,
+    METHODS,
+    Attribution,
+    Attributions,
+    Method,
+    Question,
+    own_outputs,
+    seed_words,
+)
+from xmil.methods.shapley import sure_signs
+from xmil.network import (
+    CallOptions,
+    ForwardFunction,
+    Network,
+    as_bag,
+    as_model,
+    first_line,
+    frozen,
+    open_network,
+)
 
 PLAIN_METHODS = ("ig", "gxi", "grad2", "single", "one_removed")  # need nothing but outputs or gradients
 Bags = Bag | Tensor | np.ndarray[Any, Any] | str | PathLike[str]
@@ -47,9 +66,9 @@ def explain(
     "probability" of a class, "value" (minus its reference) of a regression, "risk" of a survival model; each
     method has its own default. `params` are the method's own.
 
-    Model and bag may be paths. How a module of your own is called is found out by a trial call and told in
-    `e.params["call"]`; where that fails or is wrong, `forward` calls it: `forward(net, x)` gets x (1, n, d)
-    and gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
+    Model and bag may be paths. A trial call settles how to call a module of your own and records it in
+    `e.params["call"]`; if that fails or is wrong, pass `forward`: `forward(net, x)` gets x (1, n, d) and
+    gives logits (1, c), and whatever its signature names after a star (`*, coords, adjacency, index`)
     travels with the instances. `returns="probability"` for a module that returns probabilities; `average=K`
     takes the mean of K seeded draws of one that is random in eval mode.
 
@@ -59,8 +78,8 @@ def explain(
     >>> len(e.scores), e.method, e.target == 1
     (3, 'lrp', True)
     """
-    how = Calling(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, [target], method=method, output=output, how=how, params=params)[0]
+    options = CallOptions(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, [target], method=method, output=output, options=options, params=params)[0]
 
 
 def explain_classes(
@@ -74,12 +93,12 @@ def explain_classes(
     average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
-    """An explanation for each class, from one forward pass where the method allows it.
+    """An explanation for each class, from one forward pass if the method allows it.
 
     A survival model has its time bins for classes, and its risk after them.
     """
-    how = Calling(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, None, method=method, output=output, how=how, params=params)
+    options = CallOptions(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, None, method=method, output=output, options=options, params=params)
 
 
 def explain_targets(
@@ -94,9 +113,9 @@ def explain_targets(
     average: int | None = None,
     **params: Any,
 ) -> list[Explanation]:
-    """An explanation for each of the targets, from one forward pass where the method allows it."""
-    how = Calling(forward=forward, returns=returns, average=average)
-    return _explain(model, bag, targets, method=method, output=output, how=how, params=params)
+    """An explanation for each of the targets, from one forward pass if the method allows it."""
+    options = CallOptions(forward=forward, returns=returns, average=average)
+    return _explain(model, bag, targets, method=method, output=output, options=options, params=params)
 
 
 def list_methods(model: nn.Module | str | PathLike[str] | None = None) -> list[str]:
@@ -119,67 +138,68 @@ def _explain(
     *,
     method: str,
     output: str | None,
-    how: Calling,
+    options: CallOptions,
     params: dict[str, Any],
 ) -> list[Explanation]:
-    chosen = METHODS[method]
-    chosen.check_parameters(params)
-    _check_output(chosen, output)
+    entry = METHODS[method]
+    entry.check_parameters(params)
+    kinds = (*entry.outputs, *own_outputs())
+    if output is not None and output not in kinds:
+        raise unknown_name(f"output of {method}", output, kinds)
     bag = as_bag(bag)
-    network, x = open_network(model, bag, **how)
-    _check_support(chosen, network)
-    question = Question(targets, output, network, default=chosen.outputs[0])
+    network, x = open_network(model, bag, **options)
+    if (reason := entry.supports(network)) is not None:
+        able = [name for name in METHODS if METHODS[name].supports(network) is None]
+        raise UnsupportedError(
+            f"The method {method!r} cannot explain {network.name}: {reason}. "
+            f"Those that can: {', '.join(able)}."
+        )
+    question = Question(targets, output, network, default=entry.outputs[0])
     size = x.numel() * x.element_size() if x.device.type == "cpu" else 0
     with reused_memory(size), frozen(network.module), torch.inference_mode(False), torch.enable_grad():
         x = x.clone() if x.is_inference() else x
-        result = _run(chosen, network, x, question, params)
+        result = _run(entry, network, x, question, params)
+        for attribution in result.of if entry.name == "lrp" else ():  # others say themselves why all is zero
+            check_zero_map(network, x, attribution)
     logits = result.logits.detach()[0].float().cpu().numpy()
-    return [_explanation(a, chosen, bag, logits, network, params) for a in result.of]
+    return [_explanation(a, entry, bag, logits, network, params) for a in result.of]
 
 
-def _run(method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]) -> Any:
+def _run(
+    method: Method, network: Network, x: Tensor, question: Question, params: dict[str, Any]
+) -> Attributions:
+    """The method on the bag, or its mean over sub-bags if the user wants contexts."""
     try:
-        return run_method(method, network, x, question, params)
+        if method.contexts and params.get("contexts") is not None:
+            return explain_contexts(method, network, x, question, params)
+        own = {key: value for key, value in params.items() if not method.contexts or key not in CONTEXTS}
+        return method.run(network, x, question, **own)
     except (XmilError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:  # a foreign module may raise anything
         if network.model is not None:
             raise
-        others = ", ".join(name for name in PLAIN_METHODS if name != method.name)
+        alternatives = ", ".join(name for name in PLAIN_METHODS if name != method.name)
         raise UnsupportedError(
             f"{network.name} runs on this bag, but the method {method.name!r} failed on it with "
-            f"{first_line(error)}; try another: {others}."
+            f"{first_line(error)}; try another: {alternatives}."
         ) from error
-
-
-def _check_support(method: Method, network: Network) -> None:
-    reason = method.supports(network)
-    if reason is not None:
-        able = [name for name in METHODS if METHODS[name].supports(network) is None]
-        raise UnsupportedError(
-            f"The method {method.name!r} cannot explain {network.name}: {reason}. "
-            f"Those that can: {', '.join(able)}."
-        )
-
-
-def _check_output(method: Method, output: str | None) -> None:
-    known = (*method.outputs, *own_outputs())
-    if output is not None and output not in known:
-        raise unknown_name(f"output of {method.name}", output, known)
 
 
 def _explanation(
     a: Attribution, method: Method, bag: Any, logits: Any, network: Network, params: dict[str, Any]
 ) -> Explanation:
-    known = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
-    where = known.called
+    described = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
     scores = a.scores.detach().float().cpu().numpy()
     if not np.isfinite(logits).all():
-        raise UnsupportedError(f"The outputs of {network.name} are not finite for {where}; check the model.")
-    if not np.isfinite(scores).all():
         raise UnsupportedError(
-            f"The method {method.name!r} gave scores that are not finite for {where}, first at instance "
-            f"{int(np.flatnonzero(~np.isfinite(scores))[0])}; another preset or a larger epsilon may help."
+            f"The outputs of {network.name} are not finite for {described.called}; check the model."
+        )
+    if not np.isfinite(scores).all():
+        first = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise UnsupportedError(
+            f"The method {method.name!r} gave scores that are not finite for {described.called}, first at "
+            f"instance {first}; another preset or a larger epsilon may help."
         )
     return Explanation(
         scores=scores,
@@ -189,8 +209,8 @@ def _explanation(
         target=a.output.target,
         signed=method.signed,
         audit=a.audit,
-        bag=known.slide_id,
-        patches=known.patches,
+        bag=described.slide_id,
+        patches=described.patches,
         model=network.name,
         params={
             "output": a.output.kind,
@@ -207,3 +227,172 @@ def _explanation(
 
 def _array(values: Tensor | None) -> npt.NDArray[np.float32] | None:
     return None if values is None else values.detach().float().cpu().numpy()
+
+
+# Large temporaries on the CPU: glibc maps every block above 32 MB afresh and unmaps it when freed, and the
+# kernel clears the pages each time. For bags of more than 30,000 instances that costs as much as the
+# arithmetic. For the time of one explanation such blocks come from the heap, where freed ones are used again;
+# then the memory is given back.
+
+LARGE_BYTES = 1 << 26  # bags below this never meet the limit
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_AT_EASE = {_M_MMAP_MAX: 65_536, _M_TRIM_THRESHOLD: 1 << 26}  # glibc's own limits
+_BUSY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: (1 << 31) - 1}
+
+_lock = threading.Lock()
+_users = 0
+
+
+@contextmanager
+def reused_memory(n_bytes: int) -> Iterator[None]:
+    """Reuse freed memory within the block, if the data is large and the C library is glibc."""
+    libc = _glibc() if n_bytes >= LARGE_BYTES else None
+    if libc is None:
+        yield
+        return
+    _count(libc, 1)
+    try:
+        yield
+    finally:
+        _count(libc, -1)
+
+
+def _count(libc: ctypes.CDLL, change: int) -> None:
+    global _users
+    with _lock:
+        _users += change
+        for option, value in (_BUSY if _users else _AT_EASE).items():
+            libc.mallopt(option, value)
+        if not _users:
+            libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt, libc.malloc_trim, libc.gnu_get_libc_version  # noqa: B018  # absent elsewhere
+    except (OSError, AttributeError):
+        return None
+    return libc
+
+
+FEWEST = 2  # sub-bags that must hold an instance: one has no standard error
+SKEWED, OFTEN = 1.5, 0.1  # the skewness that few normal samples have, and the share of patches that may
+Rows = npt.NDArray[np.int64]
+
+
+def explain_contexts(
+    method: Method, network: Network, x: Tensor, question: Question, params: Mapping[str, Any]
+) -> Attributions:
+    """Average a method over sub-bags; `params` has contexts, keep and seed beside the method's own."""
+    own = {key: value for key, value in params.items() if key not in CONTEXTS}
+    if own.get("feature_level"):
+        raise InputError("Contexts average scores of instances; leave out feature_level=True.")
+    with torch.no_grad():
+        logits = network(x)
+    outputs = question.outputs(logits)
+    fixed = replace(question, targets=[output.target for output in outputs])
+    hands = deal(x.shape[1], **{**CONTEXTS, **{key: params[key] for key in params if key in CONTEXTS}})
+    runs = [
+        method.run(network.part(rows), x[:, rows], fixed, **own).of
+        for rows in (torch.from_numpy(hand).to(x.device) for hand in hands)
+    ]
+    attributions = []
+    for k, output in enumerate(outputs):
+        mean = _average([run[k] for run in runs], hands, x)
+        note = _note(hands, x.shape[1], audited=mean.audit is not None)
+        attributions.append(
+            replace(mean, value=float(output(logits)), output=output, warnings=(note, *mean.warnings))
+        )
+    return Attributions(logits, attributions)
+
+
+def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -> list[Rows]:
+    """The instances of each sub-bag, ascending: ceil(keep n) of n, dealt from shuffled decks.
+
+    >>> [rows.tolist() for rows in deal(4, contexts=4, keep=0.5)]
+    [[0, 2], [1, 3], [2, 3], [0, 1]]
+    """
+    size = _size_of_hand(n, contexts, keep)
+    rng = np.random.default_rng(seed_words(seed, "contexts"))
+    deck: list[int] = []
+    hands = []
+    for _ in range(contexts):
+        hand = deck[:size]
+        deck = deck[size:]
+        if len(hand) < size:  # a new deck, of which the hand takes the first that it does not hold
+            fresh = rng.permutation(n).tolist()
+            first = set(hand)
+            rest = [i for i in fresh if i not in first][: size - len(hand)]
+            hand += rest
+            dealt = set(rest)
+            deck = [i for i in fresh if i not in dealt]
+        hands.append(np.sort(np.array(hand, dtype=np.int64)))
+    return hands
+
+
+def _average(parts: Sequence[Attribution], hands: Sequence[Rows], x: Tensor) -> Attribution:
+    """Mean and standard error over the sub-bags that hold each instance."""
+    counts, total, squares = (torch.zeros(x.shape[1], dtype=torch.float64, device=x.device) for _ in range(3))
+    rows = torch.from_numpy(np.concatenate(hands)).to(x.device)
+    scores = torch.cat([part.scores.double() for part in parts])
+    counts.index_add_(0, rows, torch.ones_like(scores))
+    mean = total.index_add_(0, rows, scores) / counts
+    squares.index_add_(0, rows, (scores - mean[rows]).square())
+    stderr = (squares / (counts - 1) / counts).sqrt()
+    cubes = torch.zeros_like(squares).index_add_(0, rows, (scores - mean[rows]) ** 3)
+    warnings = tuple(dict.fromkeys(line for part in parts for line in part.warnings))
+    return replace(
+        parts[0],
+        scores=mean.to(x.dtype),
+        audit=mean_audit([part.audit for part in parts]),
+        stderr=stderr,
+        stable=sure_signs(mean, stderr, counts.long()),
+        warnings=warnings + _skewed(squares / counts, cubes / counts),
+    )
+
+
+def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
+    """Each share's mean; None where the method keeps no account."""
+    every = [audit.as_dict() for audit in audits if audit is not None]
+    if len(every) < len(audits):
+        return None
+    return Audit(**{name: float(np.mean([shares[name] for shares in every])) for name in every[0]})
+
+
+def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
+    """The sentence on scores that a few sub-bags decide: their standard errors are rough."""
+    skewness = cubes.abs() / squares.clamp(min=1e-30) ** 1.5
+    share = float((skewness > SKEWED).double().mean())
+    if share <= OFTEN:
+        return ()
+    return (
+        f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
+        "errors are too small more often than they should be; interval() allows for it, more contexts help.",
+    )
+
+
+def _note(hands: Sequence[Rows], n: int, *, audited: bool) -> str:
+    what, size = "scores and the audit" if audited else "scores", len(hands[0])
+    note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
+    if size == n:
+        return f"{note}."
+    total = f", so their sum is about {n / size:.3g} times audit.instances" if audited else ""
+    return (
+        f"{note}; a score is the mean over those that hold its patch{total}: compare the order of these "
+        "scores with that of plain ones, not their size."
+    )
+
+
+def _size_of_hand(n: int, contexts: Any, keep: Any) -> int:
+    """Check the parameters and count the instances that a sub-bag keeps."""
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
+    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
+    fewest = ceil(FEWEST * n / size)
+    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
+        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
+        raise bad_parameter("contexts", "explain", need, contexts)
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,14 +11,27 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.explanation import Audit
-from xmil.methods.account import flat_warnings, gap_warnings
-from xmil.methods.baseline import described, find_baseline
-from xmil.methods.network import Network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.methods.method import (
+    Attribution,
+    Attributions,
+    Output,
+    Question,
+    describe_baseline,
+    find_baseline,
+    register_method,
+)
+from xmil.network import Network
 
-STEPS = 50  # of integrated gradients, unless asked otherwise
+STEPS = 50  # of integrated gradients, by default
+WARNED_GAP, ROUNDING = 0.05, 1e-3  # of the change to account for, and of the output
+ALL_ZERO = (
+    "Every score is zero: the output has no gradient at these instances, as behind a threshold or with "
+    "rounded weights. Compare with method='single' or 'one_removed'."
+)
 INTEGRATIONS = ("gausslegendre", "riemann_left", "riemann_right", "riemann_middle", "riemann_trapezoid")
+
+
+Score = Callable[[Tensor, Tensor], Tensor]  # gradients and bags (b, n, d) to scores (b, n)
 
 
 def _times_input(gradient: Tensor, x: Tensor) -> Tensor:
@@ -28,23 +42,33 @@ def _squared(gradient: Tensor, _: Tensor) -> Tensor:
     return gradient.square().sum(dim=-1)
 
 
-def times_input_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Gradient times input (b, outputs, n) of many bags."""
-    return _many(network, x, outputs, _times_input)
+def _score_bags(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
+    """Scores (b, outputs, n) of many bags: the gradient of a sum over bags contains that of each."""
+    x = x.detach().requires_grad_(True)
+    with torch.enable_grad():
+        return torch.stack(_scores(network(x), x, outputs, score), dim=1)
 
 
-def squared_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
-    """Squared gradients (b, outputs, n) of many bags."""
-    return _many(network, x, outputs, _squared)
+def _scores(logits: Tensor, x: Tensor, outputs: Sequence[Output], score: Score) -> list[Tensor]:
+    """The scores (b, n) of each output; the graph lives until the last."""
+    scores = []
+    for i, output in enumerate(outputs):
+        keep = i < len(outputs) - 1
+        value = output(logits).sum()
+        (gradient,) = torch.autograd.grad(value, x, retain_graph=keep, materialize_grads=True)
+        scores.append(score(gradient, x.detach()))
+    return scores
 
 
-@register_method("gxi", signed=True, cost="about 3", contexts=True, batch=times_input_batch)
+@register_method(
+    "gxi", signed=True, cost="about 3", contexts=True, batch=partial(_score_bags, score=_times_input)
+)
 def gradient_times_input(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of gradient * input."""
     return _from_gradients(network, x, question, _times_input)
 
 
-@register_method("grad2", signed=False, cost="about 3", batch=squared_batch)
+@register_method("grad2", signed=False, cost="about 3", batch=partial(_score_bags, score=_squared))
 def squared_gradient(network: Network, x: Tensor, question: Question) -> Attributions:
     """Sum over features of the squared gradient."""
     return _from_gradients(network, x, question, _squared)
@@ -113,19 +137,22 @@ def integrated_gradients(
     del probe  # and its graph
     with torch.no_grad():
         at_start = network(start)
-    found = []
+    attributions = []
     for output in question.outputs(logits):
         # one bag of the path at a time: the memory of a gradient, whatever the steps
         (scores,) = _path(network, x, start, output, steps=steps, integration=integration, at_once=1)
         value, constant = float(output(logits)), float(output(at_start))
         audit = Audit.close(output=value, instances=float(scores.double().sum()), bias=constant)
-        about = described(centre)
-        about["warnings"] += gap_warnings(audit)
-        found.append(Attribution(output, value, scores, audit, **about))
-    return Attributions(logits, found)
-
-
-Score = Callable[[Tensor, Tensor], Tensor]  # gradients and bags (b, n, d) to scores (b, n)
+        about = describe_baseline(centre)
+        gap = abs(audit.other) / max(abs(value - constant), abs(audit.instances), 1e-12)
+        if gap > WARNED_GAP and abs(audit.other) > ROUNDING * max(abs(value), abs(constant)):
+            about["warnings"] += (
+                f"The account stays open by more than {WARNED_GAP:.0%}: more steps= are needed, or part of "
+                "the output has no gradient (detached values, argmax). Compare with method='single' or "
+                "'one_removed'.",
+            )
+        attributions.append(Attribution(output, value, scores, audit, **about))
+    return Attributions(logits, attributions)
 
 
 def _from_gradients(network: Network, x: Tensor, question: Question, score: Score) -> Attributions:
@@ -134,31 +161,14 @@ def _from_gradients(network: Network, x: Tensor, question: Question, score: Scor
         logits = network(x)
         _check_gradient(network, logits)
         outputs = question.outputs(logits)
-        found = _scored(logits, x, outputs, score)
+        scores = _scores(logits, x, outputs, score)
     logits = logits.detach()
     values = [float(output(logits)) for output in outputs]
-    pairs = zip(outputs, values, found, strict=True)
-    return Attributions(
-        logits, [Attribution(o, value, s[0], warnings=flat_warnings(s)) for o, value, s in pairs]
-    )
-
-
-def _many(network: Network, x: Tensor, outputs: Sequence[Output], score: Score) -> Tensor:
-    """Scores (b, outputs, n) of many bags: the gradient of a sum over bags holds each bag's own."""
-    x = x.detach().requires_grad_(True)
-    with torch.enable_grad():
-        return torch.stack(_scored(network(x), x, outputs, score), dim=1)
-
-
-def _scored(logits: Tensor, x: Tensor, outputs: Sequence[Output], score: Score) -> list[Tensor]:
-    """The scores (b, n) of each output; the graph is kept until the last."""
-    found = []
-    for i, output in enumerate(outputs):
-        keep = i < len(outputs) - 1
-        value = output(logits).sum()
-        (gradient,) = torch.autograd.grad(value, x, retain_graph=keep, materialize_grads=True)
-        found.append(score(gradient, x.detach()))
-    return found
+    attributions = [
+        Attribution(output, value, each[0], warnings=() if bool(each.any()) else (ALL_ZERO,))
+        for output, value, each in zip(outputs, values, scores, strict=True)
+    ]
+    return Attributions(logits, attributions)
 
 
 def _check_gradient(network: Network, logits: Tensor) -> None:

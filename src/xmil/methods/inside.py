@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +15,26 @@ from torch import Tensor, nn
 
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray, IntArray
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
-from xmil.core.inside_patch import Inside, InsideAudit
-from xmil.core.parsing import small_number
+from xmil.core.inside import Inside, InsideAudit
+from xmil.core.text import small_number
+from xmil.encoders import load_encoder
 from xmil.encoders.encoder import Encoder, Transform, vectors
+from xmil.methods.explain import explain
 from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
-from xmil.methods.worth import find_worth
-from xmil.nn.frozen import frozen
+from xmil.network import frozen
+from xmil.slides import open_slide
 
 if TYPE_CHECKING:
     from xmil.slides.slide import Slide
 
 ON_TOKENS = ("tokens", "turned")  # maps that a baseline is taken off place by place
-PIXELS = 256  # of a patch where nothing says how many the encoder was given
+PIXELS = 256  # of a patch, if nothing says how many the encoder got
+ALIKE, REFUSED = 0.995, 0.9  # cosine of a patch's features in the bag and those the encoder gives now
+SAME = 1e-3  # of the largest score: explanations that differ by more are not one
+RULES = ("preset", "epsilon", "gamma", "bias", "gates")
+Features = Callable[[IntArray], Tensor]  # of rows of the bag, read and encoded now
 
 
 def explain_inside(
@@ -47,89 +53,73 @@ def explain_inside(
     on_patch: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Inside:
-    """Where inside the strongest patches, or the given ones, their scores come from.
+    """Show where inside the strongest patches, or those of your choice, their scores come from.
 
     `patches` is a number (the largest absolute scores), rows of the bag, or boxes (k, 4) in level-0 pixels:
     left, top, right and bottom, for the patches whose centre they hold. What a patch's features are worth
     comes from the explanation's stored relevance (`feature_level=True`), else from `lrp` on `features`; with
     neither, every patch of the explanation is read from the slide and encoded again. `encoder` is one of
     `load_encoder`, its name, or a module with its `transform`. `patch_px` is the size in pixels at which
-    patches were cut for the encoder; `background` is what the scores are measured against, where the model
-    does not have it. Settings of the maps: `layer`, `square` (share of the tile's edge), `steps`, `stride`,
+    patches were cut for the encoder; `background` is what the scores are measured against, if the model
+    does not have it. Settings of the maps: `layer`, `square` (share of the tile's edge), `stride`,
     `epsilon`, `gamma`, `views`, `reach`, `batch`.
     """
-    MAPS[method]
+    MAPS[method]  # an error for an unknown name
+    for name in settings:
+        if name not in MapSettings.__dataclass_fields__:
+            raise unknown_name("setting of explain_inside", name, MapSettings.__dataclass_fields__)
     used = _as_encoder(encoder, transform)
-    chosen = MapSettings(**_known(settings))
-    with _opened(slide, mpp) as opened:
+    map_settings = MapSettings(**settings)
+    with open_slide(slide, mpp) if isinstance(slide, str | PathLike) else nullcontext(slide) as opened:
         placed = explanation.placed(mpp=mpp or opened.mpp)
         reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
-        rows = _chosen(placed, patches)
-        worth = find_worth(
+        rows = _choose_rows(placed, patches)
+        worth = _find_worth(
             model, explanation, rows, read=reader.features, features=features, background=background
         )
         network = _network(used)
-        made = []
+        tile_maps = []
         for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
-                made.append(map_tile(method, network, reader.tile(row, g, worth.ordinary), chosen))
+                tile_maps.append(map_tile(method, network, reader.tile(row, g, worth.ordinary), map_settings))
             if on_patch is not None:
                 on_patch(done, len(rows))
-    if method in ON_TOKENS:
-        made = [_against(one, float(kept)) for one, kept in zip(made, worth.baseline, strict=True)]
-    maps = np.stack([m.values.detach().float().cpu().numpy() for m in made])
-    audit = _audit(made, explanation.scores[rows], worth.features)
+    if method in ON_TOKENS:  # each place gives up its part of what the baseline would have
+        tile_maps = [
+            replace(m, values=m.values - float(share) / m.values.numel(), constant=m.constant + float(share))
+            for m, share in zip(tile_maps, worth.baseline, strict=True)
+        ]
+    maps = np.stack([m.values.detach().float().cpu().numpy() for m in tile_maps])
+    audit = _audit(tile_maps, explanation.scores[rows], worth.features)
     boxes, target = placed.boxes()[rows], str(explanation.target)
-    notes = [*worth.notes, *_without_background(explanation, method)]
+    notes = [*worth.notes]
+    if method in ON_TOKENS and not explanation.params.get("baseline"):
+        notes.append(
+            "The scores are measured against no background, so that ordinary tissue and empty glass have "
+            "their share of the colour too; explain with a background to see what differs from it."
+        )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
 
 
-def _without_background(e: Explanation, method: str) -> list[str]:
-    """A note where even a place that looks like all others, or like glass, has a share of the score."""
-    if method not in ON_TOKENS or e.params.get("baseline"):
-        return []
-    return [
-        "The scores are measured against no background, so that ordinary tissue and empty glass have their "
-        "share of the colour too; explain with a background to see what differs from it."
-    ]
-
-
-def _against(made: TileMap, kept: float) -> TileMap:
-    """A map against the baseline: each place gives up its share of what the baseline would have."""
-    even = kept / made.values.numel()
-    return replace(made, values=made.values - even, constant=made.constant + kept)
-
-
-def _audit(made: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
+def _audit(tile_maps: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
     """What the map places, what constants keep (without the map's share, the baseline's part), the rest."""
-    spatial = np.array([float(m.values.double().sum()) for m in made])
-    other = np.array([m.other for m in made])
-    constant = np.asarray(scores, dtype=np.float64) - spatial - other
-    told = np.array([m.constant for m in made]) + (np.asarray(scores, dtype=np.float64) - worth)
+    exact = np.asarray(scores, dtype=np.float64)
+    spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
+    other = np.array([m.other for m in tile_maps])
+    rest = exact - spatial - other
+    constant = np.array([m.constant for m in tile_maps]) + (exact - worth)
     return InsideAudit(
         np.asarray(scores, dtype=np.float32),
         spatial.astype(np.float32),
-        told.astype(np.float32),
-        (other + constant - told).astype(np.float32),
+        constant.astype(np.float32),
+        (other + rest - constant).astype(np.float32),
     )
-
-
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
-    from xmil.core.errors import unknown_name
-
-    names = MapSettings.__dataclass_fields__
-    for name in settings:
-        if name not in names:
-            raise unknown_name("setting of explain_inside", name, names)
-    return settings
 
 
 def _as_encoder(encoder: Any, transform: Callable[[Any], Tensor] | None) -> Encoder:
     if isinstance(encoder, Encoder):
         return encoder
     if isinstance(encoder, str):
-        from xmil.encoders import load_encoder
-
         return load_encoder(encoder)
     if isinstance(encoder, nn.Module):
         return Encoder(type(encoder).__name__, 0, encoder.eval(), transform or Transform())
@@ -152,18 +142,24 @@ def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
     return int(size) if size else min(PIXELS, placed.patch_size or PIXELS)
 
 
-def _chosen(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
+def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
+    """The rows of the patches; by number or box, the largest absolute scores first."""
     n = len(placed)
     if isinstance(patches, int):
         if patches < 1:
-            raise bad_parameter(
-                "patches", "explain_inside", "an int in the range [1, inf), rows or boxes", patches
-            )
+            must = "an int in the range [1, inf), rows or boxes"
+            raise bad_parameter("patches", "explain_inside", must, patches)
         return np.argsort(-np.abs(placed.scores), kind="stable")[:patches].astype(np.int64)
-    given = np.asarray(patches)
-    if given.ndim == 2 and given.shape[1] == 4:
-        return _held(placed, given)
-    rows = given.astype(np.int64)
+    rows = np.asarray(patches)
+    if rows.ndim == 2 and rows.shape[1] == 4:  # boxes: the patches whose centre lies in one
+        each = placed.boxes()
+        centre = (each[:, None, :2] + each[:, None, 2:]) / 2
+        inside = np.all((centre >= rows[None, :, :2]) & (centre < rows[None, :, 2:]), axis=2)
+        at = np.flatnonzero(np.any(inside, axis=1))
+        if not len(at):
+            raise InputError("No explained patch has its centre in the boxes, which are in level-0 pixels.")
+        return at[np.argsort(-np.abs(placed.scores[at]), kind="stable")].astype(np.int64)
+    rows = rows.astype(np.int64)
     if rows.ndim != 1 or not len(rows) or rows.min() < 0 or rows.max() >= n:
         raise bad_parameter(
             "patches", "explain_inside", f"rows in the range [0, {n}), or boxes (k, 4)", patches
@@ -171,22 +167,11 @@ def _chosen(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
     return rows
 
 
-def _held(placed: Explanation, boxes: npt.NDArray[Any]) -> IntArray:
-    """Rows of the patches whose centre a box holds, the largest absolute scores first."""
-    each = placed.boxes()
-    centre = (each[:, None, :2] + each[:, None, 2:]) / 2
-    inside = np.all((centre >= boxes[None, :, :2]) & (centre < boxes[None, :, 2:]), axis=2)
-    rows = np.flatnonzero(np.any(inside, axis=1))
-    if not len(rows):
-        raise InputError("No explained patch has its centre in the given boxes; they are in level-0 pixels.")
-    return rows[np.argsort(-np.abs(placed.scores[rows]), kind="stable")].astype(np.int64)
-
-
 class _Reader:
     """Tiles of the slide as the encoder sees them."""
 
     def __init__(self, slide: Slide, placed: Explanation, encoder: Encoder, size: int) -> None:
-        placed.boxes()  # an error with the reason where places are unknown
+        placed.boxes()  # an error with the reason if places are unknown
         self.slide, self.placed, self.encoder, self.size = slide, placed, encoder, size
         assert placed.coords is not None and placed.patch_size is not None  # noqa: S101, PT018
         self.corners, self.edge = placed.coords, placed.patch_size
@@ -197,9 +182,8 @@ class _Reader:
 
         patch = read_patch(self.slide, corner, edge0=self.edge, size=self.size)
         batch = self.encoder.transform(patch).unsqueeze(0).to(self.encoder.device)
-        return (
-            self.encoder.transform.scaled(batch) if isinstance(self.encoder.transform, Transform) else batch
-        )
+        transform = self.encoder.transform
+        return transform.scaled(batch) if isinstance(transform, Transform) else batch
 
     def tile(self, row: int, weights: Tensor, ordinary: Tensor | None) -> Tile:
         corner = self.corners[row]
@@ -218,12 +202,128 @@ class _Reader:
         return torch.cat([network.features(part) for part in parts]).float().cpu()
 
 
-@contextmanager
-def _opened(slide: Any, mpp: float | None) -> Iterator[Any]:
-    if not isinstance(slide, str | PathLike):
-        yield slide
-        return
-    from xmil.slides import open_slide
+@dataclass(frozen=True, eq=False)
+class _Worth:
+    """Per chosen patch the weights g (k, d); it scores g . (f - shift), shift (d,) being the baseline's."""
 
-    with open_slide(slide, mpp) as opened:
-        yield opened
+    weights: Tensor
+    shift: Tensor
+    now: Tensor  # the features (k, d) as the encoder gives them
+    notes: list[str] = field(default_factory=list)
+    ordinary: Tensor | None = None  # (d,) the mean patch of the background, if there is one
+
+    @property
+    def features(self) -> FloatArray:
+        """g . f (k,) of the features as they are now."""
+        return (self.weights * self.now.double()).sum(dim=1).numpy()
+
+    @property
+    def baseline(self) -> FloatArray:
+        """g . shift (k,): what patches that equal the baseline would have."""
+        return (self.weights * self.shift.double()).sum(dim=1).numpy()
+
+
+def _find_worth(
+    model: nn.Module | None,
+    e: Explanation,
+    rows: IntArray,
+    *,
+    read: Features,
+    features: Any,
+    background: Background | None,
+) -> _Worth:
+    """Weights from the explanation's stored relevance, else from `lrp` with the model, made again."""
+    now = read(rows)
+    if background is None and isinstance(stored := getattr(model, "background", None), Background):
+        background = stored
+    fits = background is not None and background.dim == now.shape[1]
+    ordinary = torch.from_numpy(background.mean) if background is not None and fits else None
+    if features is None and e.relevance is not None:
+        shift, notes = baseline_shift(e, None, background, width=now.shape[1])
+        weights = _ratio(torch.from_numpy(np.asarray(e.relevance[rows])), now - shift)
+        return _Worth(weights, shift, now, notes, ordinary)
+    if features is None:
+        x = read(np.arange(len(e)))
+    else:
+        values = features.features if isinstance(features, Bag) else np.asarray(features, dtype=np.float32)
+        if values.ndim != 2 or len(values) != len(e):
+            raise InputError(
+                f"The features must be those of the {len(e)} explained patches. Got {values.shape}."
+            )
+        x = torch.from_numpy(np.ascontiguousarray(values))
+    notes = _compare(x[rows], now)
+    if model is None or e.method != "lrp":
+        raise UnsupportedError(
+            "Maps inside a patch need relevance per feature: explain with method='lrp' and "
+            "feature_level=True, or pass the model and an explanation of 'lrp'."
+        )
+    again = explain_again(model, x, e)
+    shift, more = baseline_shift(again, x, background, width=now.shape[1])
+    notes += more
+    scores = e.scores[rows]
+    gap = float(np.abs(again.scores[rows] - scores).max() / max(float(np.abs(scores).max()), 1e-12))
+    if gap > SAME:
+        notes.append(
+            f"With this model the patches score otherwise than in the explanation (by up to {100 * gap:.0f} "
+            "% of the largest): another model, another baseline, or contexts; the audit's constant holds "
+            "the rest."
+        )
+    relevance = torch.from_numpy(np.asarray(again.relevance)[rows])
+    return _Worth(_ratio(relevance, x[rows] - shift), shift, now, notes, ordinary)
+
+
+def baseline_shift(
+    e: Explanation, x: Tensor | None, background: Background | None, *, width: int
+) -> tuple[Tensor, list[str]]:
+    """The baseline of an explanation times its strength: zero, with a note, if it is not at hand.
+
+    `x` are the explained features (n, d), if they are known.
+    """
+    name, strength = e.params.get("baseline"), float(e.params.get("strength") or 0.0)
+    if name is None or strength == 0:
+        return torch.zeros(width), []
+    if x is not None and name == "mean of the bag":
+        return strength * x.mean(dim=0), []
+    if background is not None and name == f"mean of {background.n} patches" and background.dim == width:
+        return strength * torch.from_numpy(background.mean), []
+    return torch.zeros(width), [
+        f"The scores are measured against a baseline ({name}) that is not at hand: each feature is shared "
+        "by its size; give the model or the background."
+    ]
+
+
+def _ratio(relevance: Tensor, features: Tensor) -> Tensor:
+    """g = R / f; a feature of zero carries nothing."""
+    if relevance.shape != features.shape:
+        raise InputError(
+            f"The explanation has relevance for {relevance.shape[1]} features and the encoder gives "
+            f"{features.shape[1]}; use the encoder that the features came from."
+        )
+    tiny = features.abs() <= 1e-7 * features.abs().amax(dim=1, keepdim=True)
+    return torch.where(tiny, torch.zeros_like(features), relevance / features.masked_fill(tiny, 1.0))
+
+
+def _compare(features: Tensor, now: Tensor) -> list[str]:
+    """Note features of the encoder that differ slightly from the bag's; refuse entirely different ones."""
+    if features.shape != now.shape:
+        raise InputError(
+            f"The features have width {features.shape[1]} and the encoder gives {now.shape[1]}; use the "
+            "encoder that the features came from."
+        )
+    alike = float(torch.nn.functional.cosine_similarity(features.double(), now.double(), dim=1).min())
+    if alike < REFUSED:
+        raise InputError(
+            f"The encoder's features of these patches differ from those of the bag (cosine {alike:.2f}): it "
+            "is another encoder, slide or patch size; check encoder, slide and patch_px."
+        )
+    if alike < ALIKE:
+        return [f"The encoder's features differ slightly from those of the bag (cosine {alike:.3f})."]
+    return []
+
+
+def explain_again(model: nn.Module, bag: Bag | Tensor, e: Explanation) -> Explanation:
+    """Explain again with relevance per feature, by the same rules and against the same kind of baseline."""
+    params = e.params if e.method == "lrp" else {}
+    rules = {key: value for key, value in params.items() if key in RULES}
+    against = {} if params.get("baseline") else {"baseline": None}
+    return explain(model, bag, method="lrp", target=e.target, feature_level=True, **against, **rules)

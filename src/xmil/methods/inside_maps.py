@@ -6,33 +6,29 @@ gives this patch. Every map here shares that one number among places of the tile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import isqrt
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from xmil.core.errors import UnsupportedError, bad_parameter
+from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
 from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
-from xmil.lrp import Composite, trace
-from xmil.lrp.composite import AffineRule
-from xmil.methods.inside_layers import (
-    finer_layer,
-    grid_of,
-    last_layers,
-    on_grid,
-    output_of,
-    preset_gamma,
-    replaced,
-)
-from xmil.methods.inside_views import MOST, VIEWS, over_views
-from xmil.nn.folded import fold_batch_norm
+from xmil.lrp import AffineRule, Composite, trace
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
 OTHER = 1e-3  # of the largest term: an account that is further from closing is refused
 EXPLODED = 1e3  # times what the features hold: a map with larger terms is refused
 PIXELS = "pixels"  # as the name of a layer: the picture itself
+GAMMA = 0.25  # of networks with batch norm
+LAYERS_AT_ONCE = 32  # whose outputs are in memory together
+PREFIX = 8  # class and register tokens that may stand before the patch tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +36,7 @@ class Tile:
     """One patch as the encoder sees it: pixels (1, 3, h, w) around zero, and its features' weights g (d,).
 
     `shifted(dx, dy)` reads the tile moved by shares of its edge, as the encoder sees it. `ordinary` (d,) are
-    the features of an ordinary patch, where they are known.
+    the features of an ordinary patch, if they are known.
     """
 
     pixels: Tensor
@@ -53,8 +49,8 @@ class Tile:
         if self.ordinary is None or not float(self.ordinary.norm()):
             return self.weights
         along = self.ordinary.to(self.weights) / self.ordinary.to(self.weights).norm()
-        kept: Tensor = self.weights - (self.weights @ along) * along
-        return kept
+        rest: Tensor = self.weights - (self.weights @ along) * along
+        return rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +65,34 @@ class TileMap:
     other: float = 0.0
 
 
+class TileView(NamedTuple):
+    """A tile mirrored left to right, or not, then turned by quarters."""
+
+    turns: int
+    mirrored: bool
+
+    def of(self, values: Tensor) -> Tensor:
+        """Pictures or maps (..., h, w) as this view sees them."""
+        mirrored = values.flip(-1) if self.mirrored else values
+        return torch.rot90(mirrored, self.turns, (-2, -1)).contiguous()
+
+    def back(self, values: Tensor) -> Tensor:
+        """What `of` gave, upright again."""
+        upright = torch.rot90(values, -self.turns, (-2, -1))
+        return (upright.flip(-1) if self.mirrored else upright).contiguous()
+
+
+VIEWS = tuple(TileView(turns, mirrored) for mirrored in (False, True) for turns in (0, 2, 1, 3))
+MOST = 2 * len(VIEWS) - 1
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))  # where the views are moved to, in turn
+
+
 @dataclass(frozen=True)
 class MapSettings:
     """What the maps take: see `explain_inside`."""
 
     layer: str | None = None
     square: float = 1 / 6
-    steps: int = 16
     stride: float = 0.25
     epsilon: float | None = None
     gamma: float | None = None
@@ -85,15 +102,11 @@ class MapSettings:
 
     def __post_init__(self) -> None:
         for name in ("square", "stride"):
-            if not 0 < getattr(self, name) <= 1:
-                raise bad_parameter(
-                    name, "explain_inside", "a share in the range (0, 1]", getattr(self, name)
-                )
-        for name in ("steps", "batch", "views"):
-            if getattr(self, name) < 1:
-                raise bad_parameter(
-                    name, "explain_inside", "an int in the range [1, inf)", getattr(self, name)
-                )
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise bad_parameter(name, "explain_inside", "a share in the range (0, 1]", value)
+        for name in ("batch", "views"):
+            if (value := getattr(self, name)) < 1:
+                raise bad_parameter(name, "explain_inside", "an int in the range [1, inf)", value)
         if self.views > MOST:
             raise bad_parameter("views", "explain_inside", f"an int in the range [1, {MOST}]", self.views)
         if not 0 <= self.reach <= 0.5:
@@ -113,8 +126,8 @@ class EncoderNetwork:
         """g . f(x) (b,) of pictures (b, 3, h, w)."""
         return self.features(pixels) @ tile.weights
 
-    def seen(self) -> nn.Module:
-        """The module whose operations can be followed; an error for others."""
+    def traceable(self) -> nn.Module:
+        """The module, if its operations can be followed; an error for others."""
         if self.module is None or isinstance(self.module, torch.jit.ScriptModule):
             raise UnsupportedError("This encoder hides its operations; use method='occlusion' or 'shifted'.")
         return self.module
@@ -122,7 +135,7 @@ class EncoderNetwork:
     def folded(self, pixels: Tensor) -> EncoderNetwork:
         """The network with batch norm folded into the layers before it, made once."""
         if "folded" not in self.copies:
-            module = fold_batch_norm(self.seen(), pixels).requires_grad_(False)
+            module = fold_batch_norm(self.traceable(), pixels).requires_grad_(False)
             name = type(module).__name__
             self.copies["folded"] = EncoderNetwork(lambda x: vectors(module(x), name, len(x)), module)
         return self.copies["folded"]
@@ -147,17 +160,17 @@ def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSett
 @MAPS.register("tokens")
 def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance on the encoder's last spatial map, or on the patch tokens that its pooling reads."""
-    module = network.seen()
+    module = network.traceable()
     if settings.layer is not None:
         return _at_layer(network, tile, settings.layer, settings)
     if "tokens" in network.layers:
         return _at_layer(network, tile, network.layers["tokens"], settings)
     for layer in last_layers(module, tile.pixels):
-        made = _at_layer(network, tile, layer, settings)
-        size = float(made.values.abs().sum()) + abs(made.constant)
-        if float(made.values.abs().sum()) > SMALL * size:
+        tile_map = _at_layer(network, tile, layer, settings)
+        size = float(tile_map.values.abs().sum()) + abs(tile_map.constant)
+        if float(tile_map.values.abs().sum()) > SMALL * size:
             network.layers["tokens"] = layer
-            return made
+            return tile_map
     raise UnsupportedError(
         "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
         "or use method='occlusion'."
@@ -168,72 +181,65 @@ def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
 def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Tokens averaged over turned, mirrored and moved views of the tile; they add up to the tile's own.
 
-    Where an ordinary patch is known, places differ by what they hold beside it: what a paler or denser copy
-    of it would have is shared out evenly, for any network answers to dense tissue, trained or not.
+    If an ordinary patch is known, places differ by what they have beside it: what a paler or denser copy of
+    it would have is shared out evenly, because any network responds to dense tissue, trained or not.
     """
-    told = replace(tile, weights=tile.in_kind())
-    made = over_views(
-        lambda seen: tokens(network, seen, settings), told, n=settings.views, reach=settings.reach
+    in_kind = replace(tile, weights=tile.in_kind())
+    mean = average_views(
+        lambda view: tokens(network, view, settings), in_kind, n=settings.views, reach=settings.reach
     )
     if tile.ordinary is None:
-        return made
+        return mean
     with torch.no_grad():
-        rest = network.features(tile.pixels)[0].double() @ (tile.weights - told.weights).double()
-    return replace(made, values=made.values + (rest / made.values.numel()).to(made.values))
+        rest = network.features(tile.pixels)[0].double() @ (tile.weights - in_kind.weights).double()
+    return replace(mean, values=mean.values + (rest / mean.values.numel()).to(mean.values))
 
 
 @MAPS.register("lrp")
 def relevance(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'."""
+    """Relevance at a chosen depth: `layer`, "pixels", or the last grid finer than the tokens'.
+
+    Gamma is above zero by default with batch norm, whose activations are positive: ResNets and their like
+    gain by it (docs/inside.md). Behind layer norm (ViT, Swin, ConvNeXt) signs carry as much as sizes, and the
+    plain rule stays.
+    """
     if settings.gamma is None and settings.epsilon is None:
-        settings = replace(settings, gamma=preset_gamma(network.seen()))
+        has_batch_norm = any(isinstance(part, _BatchNorm) for part in network.traceable().modules())
+        settings = replace(settings, gamma=GAMMA if has_batch_norm else 0.0)
     used = network.folded(tile.pixels) if settings.gamma or settings.epsilon else network
     if settings.layer is None and "lrp" not in network.layers:
-        network.layers["lrp"] = finer_layer(network.seen(), tile.pixels)
+        network.layers["lrp"] = finer_layer(network.traceable(), tile.pixels)
     layer = settings.layer or network.layers["lrp"]
     return _at_layer(used, tile, None if layer == PIXELS else layer, settings)
-
-
-@MAPS.register("gradient")
-def gradient(network: EncoderNetwork, tile: Tile, _settings: MapSettings) -> TileMap:
-    """Pixel times gradient; zero is the encoder's mean colour."""
-    network.seen()
-    x = tile.pixels.clone().requires_grad_(True)
-    with torch.enable_grad():
-        value = network.score(tile, x).sum()
-        (slope,) = torch.autograd.grad(value, x)
-    values = (x.detach() * slope).sum(dim=1)[0]
-    return TileMap(values, constant=float(value.detach().double() - values.double().sum()))
-
-
-@MAPS.register("ig")
-def integrated_gradients(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """Integrated gradients from the tile's own mean colour; `constant` is the score of that colour."""
-    network.seen()
-    blank = _blank(tile.pixels)
-    total = torch.zeros_like(tile.pixels)
-    for k in range(settings.steps):
-        x = (blank + (k + 0.5) / settings.steps * (tile.pixels - blank)).requires_grad_(True)
-        with torch.enable_grad():
-            (slope,) = torch.autograd.grad(network.score(tile, x).sum(), x)
-        total += slope / settings.steps
-    values = ((tile.pixels - blank) * total).sum(dim=1)[0]
-    with torch.no_grad():
-        ends = network.score(tile, torch.cat([tile.pixels, blank])).double()
-    gap = float(ends[0] - ends[1] - values.double().sum())
-    return TileMap(values, constant=float(ends[1]), other=gap)
 
 
 @MAPS.register("occlusion")
 def occlusion(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """What is lost when a square takes the tile's mean colour; squares overlap by half."""
-    return _squares(network, tile, settings, keep=False)
-
-
-@MAPS.register("keep")
-def keep(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
-    """What a square alone brings, the rest of the tile in its mean colour."""
-    return _squares(network, tile, settings, keep=True)
+    height = tile.pixels.shape[-1]
+    half = max(1, round(settings.square * height / 2))
+    cells = max(2, height // half)
+    corners = [(y, x) for y in range(cells - 1) for x in range(cells - 1)]
+    blank = tile.pixels.mean(dim=(2, 3), keepdim=True).expand_as(tile.pixels)
+    scores = []
+    with torch.no_grad():
+        for start in range(0, len(corners), settings.batch):
+            part = []
+            for y, x in corners[start : start + settings.batch]:
+                area = (..., slice(y * half, (y + 2) * half), slice(x * half, (x + 2) * half))
+                picture = tile.pixels.clone()
+                picture[area] = blank[area]
+                part.append(picture)
+            scores.append(network.score(tile, torch.cat(part)))
+        full = float(network.score(tile, tile.pixels))
+    each = full - torch.cat(scores).double()
+    total = torch.zeros(cells, cells, dtype=torch.float64)
+    count = torch.zeros_like(total)
+    for (y, x), value in zip(corners, each.tolist(), strict=True):
+        total[y : y + 2, x : x + 2] += value / 4
+        count[y : y + 2, x : x + 2] += 1
+    values = total / count
+    return TileMap(values.float(), constant=full - float(values.sum()))
 
 
 @MAPS.register("shifted")
@@ -246,21 +252,21 @@ def shifted(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileM
     with torch.no_grad():
         pictures = torch.cat([tile.shifted(dx, dy) for dx, dy in places])
         scores = torch.cat([network.score(tile, part) for part in pictures.split(settings.batch)])
-        whole = float(network.score(tile, tile.pixels))
+        full = float(network.score(tile, tile.pixels))
     for (dx, dy), value in zip(places, scores.tolist(), strict=True):
         x, y = round(dx * cells), round(dy * cells)
         covered = (slice(max(0, y), cells + min(0, y)), slice(max(0, x), cells + min(0, x)))
         total[covered] += value / cells**2
         count[covered] += 1
     values = total / count.clamp(min=1)
-    return TileMap(values, constant=whole - float(values.double().sum()))
+    return TileMap(values, constant=full - float(values.double().sum()))
 
 
 def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: MapSettings) -> TileMap:
     """Relevance of g . f at the output of a layer, the network below it left alone."""
-    module = network.seen()
+    module = network.traceable()
     rules = Composite(default=AffineRule(settings.epsilon or 0.0, settings.gamma or 0.0, signed=True))
-    start = tile.pixels if layer is None else output_of(module, layer, tile.pixels)
+    start = tile.pixels if layer is None else run_to_layer(module, layer, tile.pixels)
     if layer is not None and grid_of(start) is None:
         raise UnsupportedError(
             f"The layer {layer!r} gives {tuple(start.shape)}, which keeps no places apart; name another."
@@ -273,72 +279,286 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
             return network.features(tile.pixels)
 
     traced = trace(forward, start, module=module, composite=rules)
-    found = traced.relevance(lambda features: features @ tile.weights)
-    values, front = on_grid(found.input.features, layer)
-    kept = float(sum(found.shares.values())) + front
-    value = float(found.output.double().sum())
-    other = value - kept - float(values.double().sum())
-    held = float((traced.logits * tile.weights).abs().sum())
-    _check_closes(other, size=max(abs(value), abs(kept), found.size), layer=layer)
-    _check_size(float(values.abs().sum()), held, layer)
-    return TileMap(values[0] if len(values) == 1 else values, constant=kept, other=other)
-
-
-def _check_closes(other: float, *, size: float, layer: str | None) -> None:
+    relevance = traced.relevance(lambda features: features @ tile.weights)
+    values, front = on_grid(relevance.input.features, layer)
+    constant = float(sum(relevance.shares.values())) + front
+    value = float(relevance.output.double().sum())
+    other = value - constant - float(values.double().sum())
+    size = max(abs(value), abs(constant), relevance.size)
+    growth = float(values.abs().sum()) / max(float((traced.logits * tile.weights).abs().sum()), 1e-12)
+    where = "the pixels" if layer is None else f"the layer {layer!r}"
     if not abs(other) <= OTHER * max(size, 1e-12):
-        where = "the pixels" if layer is None else f"the layer {layer!r}"
         raise UnsupportedError(
             f"The account does not close at {where}: {other:.3g} of {size:.3g} is unexplained. "
             "Stop at a later layer, leave gamma and epsilon out, or use method='occlusion'."
         )
-
-
-def _check_size(placed: float, held: float, layer: str | None) -> None:
-    """Refuse a map whose terms have grown beyond what the features hold: they cancel, and say nothing."""
-    if not placed <= EXPLODED * max(held, 1e-12):
-        where = "the pixels" if layer is None else f"the layer {layer!r}"
+    if not growth <= EXPLODED:  # terms far beyond those of the features cancel, and say nothing
         raise UnsupportedError(
-            f"The account explodes at {where}: its terms are {placed / max(held, 1e-12):.1g} times what the "
-            "features hold. Stop at a later layer, take a larger gamma, or use method='tokens'."
+            f"The account explodes at {where}: its terms are {growth:.1g} times those of the features. "
+            "Stop at a later layer, take a larger gamma, or use method='tokens'."
         )
+    return TileMap(values[0] if len(values) == 1 else values, constant=constant, other=other)
 
 
-def _blank(pixels: Tensor) -> Tensor:
-    return pixels.mean(dim=(2, 3), keepdim=True).expand_as(pixels)
+# A tile turned, mirrored and moved: tissue has no up or down, so what a map owes to a view is noise.
 
 
-def _squares(network: EncoderNetwork, tile: Tile, settings: MapSettings, *, keep: bool) -> TileMap:
-    """Squares of a share of the tile, each beside the next by half of its edge."""
-    height = tile.pixels.shape[-1]
-    half = max(1, round(settings.square * height / 2))
-    cells = max(2, height // half)
-    corners = [(y, x) for y in range(cells - 1) for x in range(cells - 1)]
-    blank = _blank(tile.pixels)
-    scores = []
-    with torch.no_grad():
-        for start in range(0, len(corners), settings.batch):
-            part = [
-                _square(tile.pixels, blank, y * half, x * half, 2 * half, keep)
-                for y, x in corners[start : start + settings.batch]
-            ]
-            scores.append(network.score(tile, torch.cat(part)))
-        whole, empty = network.score(tile, torch.cat([tile.pixels, blank])).tolist()
-    each = torch.cat(scores).double()
-    each = each - empty if keep else whole - each
-    total, count = (
-        torch.zeros(cells, cells, dtype=torch.float64),
-        torch.zeros(cells, cells, dtype=torch.float64),
+def average_views(mapped: Callable[[Tile], TileMap], tile: Tile, *, n: int, reach: float) -> TileMap:
+    """The mean of a map over the tile and n views of it; its sum, constant and rest are the tile's own.
+
+    Views are turned, mirrored and moved by a share `reach` of the edge, in whole places; after the first
+    eight they stay in place. A place has the mean of the views that hold it. What the mean's sum differs by
+    is shared out evenly.
+    """
+    first = mapped(tile)
+    edge = first.values.shape[0]
+    step = round(edge * reach)
+    views = (*VIEWS, *VIEWS[1:])[:n] if step else VIEWS[1:n]
+    moves = [(step * right, step * down) for right, down in (SIDES * 2)]
+    moves = [*moves, *((0, 0) for _ in VIEWS)][: len(views)]
+    total, count = first.values.double().clone(), torch.ones_like(first.values)
+    pictures = [
+        view.of(tile.shifted(x / edge, y / edge) if x or y else tile.pixels)
+        for view, (x, y) in zip(views, moves, strict=True)
+    ]
+    maps = []
+    if pictures:  # all in one batch
+        values = mapped(replace(tile, pixels=torch.cat(pictures))).values.double()
+        maps = list(values if values.ndim == 3 else values[None])
+    for view, (x, y), values in zip(views, moves, maps, strict=True):
+        total[_within(edge, y), _within(edge, x)] += view.back(values)[_within(edge, -y), _within(edge, -x)]
+        count[_within(edge, y), _within(edge, x)] += 1
+    mean = total / count
+    even = (first.values.double().sum() - mean.sum()) / mean.numel()
+    return replace(first, values=(mean + even).to(first.values.dtype))
+
+
+def _within(edge: int, by: int) -> slice:
+    """The places of a tile that one moved by `by` places holds as well."""
+    return slice(max(0, by), edge + min(0, by))
+
+
+# The layers of an encoder that keep places apart, and how their outputs lay them out.
+
+
+def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
+    """Submodules whose outputs keep places apart, with places along the edge, in the order they finish."""
+    edges: dict[str, int] = {}
+
+    def note(name: str, out: Any) -> None:
+        grid = grid_of(out)
+        if grid is not None:
+            edges.setdefault(name, grid[1])
+
+    with _hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
+        module(pixels)
+    return edges
+
+
+@contextmanager
+def _hooked(module: nn.Module, layers: Sequence[str], hook: Callable[[str, Any], None]) -> Iterator[None]:
+    """Call `hook(name, output)` whenever one of the layers has run, within the block."""
+    handles = [
+        submodule(module, name).register_forward_hook(lambda _, __, out, name=name: hook(name, out))
+        for name in layers
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def grid_of(out: Any) -> tuple[str, int, int, int] | None:
+    """How an output lays out places: layout, height, width, tokens in front; None if it does not."""
+    if not isinstance(out, Tensor) or len(out) == 0:
+        return None
+    if out.ndim == 4:
+        _, a, b, c = out.shape
+        if b == c > 1:  # tiles are square, and so are their maps
+            return "channels first", b, c, 0
+        return ("channels last", a, b, 0) if a == b > 1 else None
+    if out.ndim == 3:
+        for front in range(PREFIX + 1):
+            edge = isqrt(max(0, out.shape[1] - front))
+            if edge > 1 and edge * edge == out.shape[1] - front:
+                return "tokens", edge, edge, front
+    return None
+
+
+def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
+    """Relevance summed over channels (b, h, w), and that of the tokens in front of the patches."""
+    if layer is None:
+        return features.sum(dim=1), 0.0
+    grid = grid_of(features)
+    assert grid is not None  # noqa: S101  # checked before the trace
+    layout, height, width, front = grid
+    if layout == "channels first":
+        return features.sum(dim=1), 0.0
+    if layout == "channels last":
+        return features.sum(dim=-1), 0.0
+    per_token = features.sum(dim=-1)
+    return per_token[:, front:].reshape(-1, height, width), float(per_token[:, :front].double().sum())
+
+
+def run_to_layer(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
+    """What a layer gives for a picture, the last time it runs."""
+    outputs: list[Tensor] = []
+    with _hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
+        module(pixels)
+    if not outputs or not isinstance(outputs[-1], Tensor):
+        raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
+    return outputs[-1].clone()
+
+
+@contextmanager
+def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
+    """Fix the output of a layer within the block: only what follows depends on it."""
+    handle = submodule(module, layer).register_forward_hook(lambda *_: value)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def submodule(module: nn.Module, layer: str) -> nn.Module:
+    """A part of a network by its dotted name."""
+    parts: dict[str, nn.Module] = dict(module.named_modules())
+    if layer not in parts or not layer:
+        raise unknown_name("layer", layer, (name for name in parts if name))
+    return parts[layer]
+
+
+def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
+    """Whether all that the network reads from a picture goes through this layer, none of it around."""
+    return next(cuts(module, [layer], pixels), None) is not None
+
+
+def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[str]:
+    """The layers that all of a picture goes through: with their output fixed, the picture does not matter."""
+    for start in range(0, len(layers), LAYERS_AT_ONCE):
+        part = layers[start : start + LAYERS_AT_ONCE]
+        outputs: dict[str, Tensor] = {}
+
+        def note(name: str, out: Tensor, outputs: dict[str, Tensor] = outputs) -> None:
+            outputs[name] = out.clone()
+
+        with _hooked(module, part, note), torch.no_grad():
+            result = module(pixels)
+        for layer in part:
+            with torch.no_grad(), replaced(module, layer, outputs[layer]):
+                other = module(torch.zeros_like(pixels))
+            if torch.equal(result, other):
+                yield layer
+
+
+def last_layers(module: nn.Module, pixels: Tensor) -> Iterator[str]:
+    """From the last one back: layers that everything passes, then the rest."""
+    names = list(reversed(spatial_layers(module, pixels)))
+    passed = []
+    for name in cuts(module, names, pixels):
+        passed.append(name)
+        yield name
+    yield from (name for name in names if name not in passed)
+
+
+def finer_layer(module: nn.Module, pixels: Tensor) -> str:
+    """The last layer on a grid finer than the last one's; if all have one grid, that of the middle."""
+    edges = spatial_layers(module, pixels)
+    names = list(edges)
+    finer = [name for name in names if edges[name] > edges[names[-1]]] or names[: len(names) // 2 + 1]
+    layer = next(cuts(module, finer[::-1], pixels), None)
+    if layer is None:
+        raise UnsupportedError(
+            "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
+            "or use method='occlusion'."
+        )
+    return layer
+
+
+# Batch norm in eval mode folded into the layer before it: the same function with fewer steps.
+
+ALIKE = 1e-3  # of the largest output: a folded network that differs by more is refused
+
+
+@torch.no_grad()
+def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
+    """A copy in which every batch norm that reads one layer's output alone is part of that layer.
+
+    `x` is an input to try: it shows which layer feeds which norm, and that the copy computes the same. Norms
+    that read anything else stay.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    >>> fold_batch_norm(net, torch.randn(1, 3, 8, 8))
+    Sequential(
+      (0): Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+      (1): Identity()
     )
-    for (y, x), value in zip(corners, each.tolist(), strict=True):
-        total[y : y + 2, x : x + 2] += value / 4
-        count[y : y + 2, x : x + 2] += 1
-    values = total / count
-    return TileMap(values.float(), constant=whole - float(values.sum()))
+    """
+    twin = copy.deepcopy(module)
+    for layer, norm in _pairs(twin, x):
+        _fold(layer, norm)
+        _neutralise(twin, norm)
+    before, after = module(x), twin(x)
+    limit = ALIKE * max(float(before.abs().max()), 1e-12) if isinstance(before, Tensor) else 0.0
+    if not isinstance(before, Tensor) or not float((before - after).abs().max()) <= limit:
+        raise UnsupportedError(
+            f"Batch norm of {type(module).__name__} cannot be folded: the folded copy gives another output. "
+            "Leave gamma and epsilon out, or use method='tokens' or 'occlusion'."
+        )
+    return twin
 
 
-def _square(pixels: Tensor, blank: Tensor, top: int, left: int, edge: int, keep: bool) -> Tensor:
-    area = (..., slice(top, top + edge), slice(left, left + edge))
-    under, over = (blank, pixels) if keep else (pixels, blank)
-    changed = under.clone()
-    changed[area] = over[area]
-    return changed
+def _pairs(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, _BatchNorm]]:
+    """Layers whose output goes into a batch norm, each of them run once."""
+    outputs: list[tuple[Tensor, nn.Module]] = []  # kept alive, so that their identity is their own
+    read: list[tuple[nn.Module, _BatchNorm]] = []
+    runs: dict[nn.Module, int] = {}
+
+    def after(layer: nn.Module, _: Any, out: Any) -> None:
+        runs[layer] = runs.get(layer, 0) + 1
+        if isinstance(layer, nn.Conv2d | nn.Linear) and isinstance(out, Tensor):
+            outputs.append((out, layer))
+
+    def before(norm: nn.Module, args: Any) -> None:
+        source = next((layer for out, layer in outputs if args and out is args[0]), None)
+        if source is not None and isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+            read.append((source, norm))
+
+    parts = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear | _BatchNorm)]
+    handles = [part.register_forward_hook(after) for part in parts]
+    handles += [part.register_forward_pre_hook(before) for part in parts if isinstance(part, _BatchNorm)]
+    try:
+        module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    sources = [layer for layer, _ in read]
+    return [(a, b) for a, b in read if runs[a] == runs[b] == sources.count(a) == 1]
+
+
+def _fold(layer: nn.Module, norm: _BatchNorm) -> None:
+    assert isinstance(layer, nn.Conv2d | nn.Linear)  # noqa: S101  # as found by _pairs
+    assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale if norm.bias is None else norm.bias - norm.running_mean * scale
+    bias = shift if layer.bias is None else layer.bias * scale + shift
+    layer.weight = nn.Parameter(layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)))
+    layer.bias = nn.Parameter(bias.clone())
+
+
+def _neutralise(module: nn.Module, norm: _BatchNorm) -> None:
+    """An identity in place of the norm; a norm with an activation of its own stays, as a scale of one."""
+    if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        for parent in list(module.modules()):
+            for name, child in parent.named_children():
+                if child is norm:
+                    setattr(parent, name, nn.Identity())
+        return
+    assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
+    norm.running_mean.zero_()
+    norm.running_var.fill_(1 - norm.eps)
+    if norm.weight is not None:
+        norm.weight.fill_(1.0)
+        norm.bias.zero_()

@@ -2,10 +2,10 @@
 
 The Shapley interaction index of Grabisch and Roubens, "An axiomatic approach to the concept of interaction
 among players in cooperative games", 1999: the mean of v(S + ij) - v(S + i) - v(S + j) + v(S), the size of S
-uniform on 0..n-2 and S uniform among the others. Few players are sampled by strata, see `strata`. For many, a
-set that holds each instance with one probability, itself uniform on [0, 1], is such an S for every pair at
-once, so that all pairs share each draw: per draw the set is run with none, one and two of the chosen
-instances the other way round.
+uniform on 0..n-2 and S uniform among the others. Few players are enumerated or sampled by strata, see
+`Strata`. For many, a set that holds each instance with one probability, itself uniform on [0, 1], is such an
+S for every pair at once, so that all pairs share each draw: per draw the set is run with none, one and two
+of the chosen instances the other way round.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
+from math import comb
 from os import PathLike
 from typing import Any, Unpack
 
@@ -26,14 +28,11 @@ from xmil.core.bag import Bag
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
-from xmil.methods.coalitions import Coalitions, coalitions_of
 from xmil.methods.explain import Bags, explain
-from xmil.methods.opening import Calling, as_bag, check_same_bag, open_network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.registry import seed_words
-from xmil.methods.shapley import LARGEST, bits_of
-from xmil.methods.strata import MOST, Strata
-from xmil.nn.frozen import frozen
+from xmil.methods.method import Output, Question, seed_words
+from xmil.methods.shapley import LARGEST, bits_of, check_sampling, is_precise, warn_of_shortfall
+from xmil.network import CallOptions, as_bag, check_same_bag, frozen, open_network
+from xmil.subsets import Subsets, open_subsets
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +41,15 @@ CHUNK = 8  # pairs of draws between two looks at the standard errors
 FEWEST = 2 * CHUNK
 LOOKS = 8  # at the standard errors of strata
 MASKS = 1 << 27  # entries of the coalitions that are written out at once
+MOST = 50  # players in strata: the strata of a pair grow with them, and so do the samples that fill each
+HITS = 4  # coalitions that the scarcest stratum of a pair gets in the first round, in the mean
+SPARED = 4  # a size is run in full where that costs this share of its samples at most
+FITTED = 4, 8  # coalitions per column of a surrogate: the fewest, and the most that it is fitted to
+POWERS = 3  # of the size, in the slopes of a surrogate's members
+RIDGE = 1e-9  # in shares of the mean square of the columns, some of which depend on each other
+PATTERNS = ((1, 1), (1, 0), (0, 1), (0, 0))
 Progress = Callable[[int, int], None]
-Masks = Callable[[Tensor], Tensor]  # coalitions of players (b, p) to logits (b, c)
+Runs = tuple[Tensor, Tensor]  # coalitions (b, n) and their values (b,)
 
 
 def interactions(
@@ -60,7 +66,7 @@ def interactions(
     exact: bool | None = None,
     seed: int | Sequence[int] = 0,
     progress: Progress | None = None,
-    **how: Unpack[Calling],
+    **how: Unpack[CallOptions],
 ) -> Interactions:
     """Which pairs of patches act together: Shapley interaction indices with standard errors.
 
@@ -73,35 +79,37 @@ def interactions(
 
     >>> import torch, xmil
     >>> net = xmil.create_model("attnmil", in_dim=4, n_classes=2, seed=0)
-    >>> found = interactions(net, torch.eye(4), target=1)
-    >>> found.pairs.shape, bool((abs(found.values[0]) >= abs(found.values)).all())
+    >>> pairs = interactions(net, torch.eye(4), target=1)
+    >>> pairs.pairs.shape, bool((abs(pairs.values[0]) >= abs(pairs.values)).all())
     ((6, 2), True)
     """
-    _check(top, precision, draws)
+    check_sampling("interactions", precision, top=(top, 2), draws=(draws, 4))
     bag = as_bag(bag)
     network, x = open_network(model, bag, **how)
     question = Question([target], output, network)
     with frozen(network.module), torch.no_grad():
-        game = coalitions_of(network, x)
-        (asked,) = question.outputs(game.model_logits)
+        game = open_subsets(network, x)
+        (explained,) = question.outputs(game.logits)
     if game.n < 2:
         raise InputError("Interactions need a bag of two instances or more.")
     members, names = _members(groups, game.n)
     if groups is None and game.n > top:
-        chosen = _strongest(network.module, bag, by, top, n=game.n, target=asked.target, output=output, **how)
+        chosen = _strongest(
+            network.module, bag, by, top, n=game.n, target=explained.target, output=output, **how
+        )
     else:
         chosen = np.arange(len(members) if members is not None else game.n)
-    players = _Players(game, asked, members, torch.from_numpy(chosen).to(x.device))
+    players = _Players(game, explained, members, torch.from_numpy(chosen).to(x.device))
     with frozen(network.module), torch.no_grad():
         if players.n <= ENUMERATED if exact is None else exact:
-            found = players.enumerate()
+            estimate = players.enumerate()
         else:
-            found = players.sample(precision, draws // 2, seed_words(seed, "interactions"), progress)
-    return _result(found, players, bag, names, {"top": top, "draws": draws, "output": asked.kind})
+            estimate = players.sample(precision, draws // 2, seed_words(seed, "interactions"), progress)
+    return _result(estimate, players, bag, names, {"top": top, "draws": draws, "output": explained.kind})
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Estimate:
     """Values and standard errors of all pairs of the chosen players, and the pairs alone."""
 
     values: Tensor
@@ -113,7 +121,7 @@ class _Found:
 class _Players:
     """The players of a bag's game: its instances, or groups of them; pairs are of the chosen ones."""
 
-    def __init__(self, game: Coalitions, output: Output, members: Tensor | None, chosen: Tensor) -> None:
+    def __init__(self, game: Subsets, output: Output, members: Tensor | None, chosen: Tensor) -> None:
         self.game, self.output, self.chosen = game, output, chosen
         self.members = None if members is None else members.to(game.x.device)  # (p, n)
         self.n = game.n if members is None else len(members)
@@ -122,7 +130,7 @@ class _Players:
 
     def sample(
         self, precision: float | None, draws: int, seed: list[int], progress: Progress | None
-    ) -> _Found:
+    ) -> _Estimate:
         toggles = self._toggles()
         self._announce(2 * draws, len(toggles))
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
@@ -139,13 +147,13 @@ class _Players:
                 progress(2 * done, 2 * draws)
             mean = total / done
             stderr = ((squares / done - mean.square()).clamp(min=0) / max(1, done - 1)).sqrt()
-            if done >= FEWEST and _enough(stderr, precision):
+            if done >= FEWEST and is_precise(stderr, precision):
                 break
-        return _Found(mean, self._rounded(stderr), self._alone(), _shortfall(stderr, precision, 2 * done))
+        return self._estimate(mean, stderr, precision, 2 * done)
 
     def _stratified(
         self, strata: Strata, draws: int, each: int, precision: float | None, progress: Progress | None
-    ) -> _Found:
+    ) -> _Estimate:
         """As many sub-bags as `draws` of `each` would take, all of them for all pairs."""
         budget, count, i, j = draws * each, strata.first, *self.pairs.T
         strata.add_full(*self._run(strata.every()))
@@ -161,54 +169,55 @@ class _Players:
                 count = min(budget // LOOKS, count)
             if count > 0 and precision is None:
                 continue
-            mean, stderr = (found[i, j] for found in strata.estimate(self.chosen))
-            if count <= 0 or _enough(stderr, precision):
+            mean, stderr = (table[i, j] for table in strata.estimate(self.chosen))
+            if count <= 0 or is_precise(stderr, precision):
                 break
-        return _Found(
-            mean, self._rounded(stderr), self._alone(), _shortfall(stderr, precision, -(-done // each))
-        )
+        return self._estimate(mean, stderr, precision, -(-done // each))
+
+    def _estimate(self, mean: Tensor, stderr: Tensor, precision: float | None, draws: int) -> _Estimate:
+        warnings = warn_of_shortfall(stderr, precision, samples=draws, parameter="draws")
+        return _Estimate(mean, self._rounded(stderr), self._alone(), warnings)
 
     def _run(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        held = batch.to(self.game.x.device)
-        return held, self.values(held)
+        masks = batch.to(self.game.x.device)
+        return masks, self.values(masks)
 
     def values(self, masks: Tensor) -> Tensor:
         """The output (b,) of coalitions (b, p) of players."""
         if self.members is not None:
             masks = (masks.double() @ self.members.double()) > 0
-        found = self.output(self.game.logits(masks))
-        self.largest = max(self.largest, float(found.abs().max()))
-        return found
+        return self._noted(self.output(self.game.run(masks)))
+
+    def _noted(self, values: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(values.abs().max()))
+        return values
 
     def _both(self, rng: torch.Generator, toggles: Tensor, draws: int) -> Tensor:
         """Changes (draws, k): the mean of a draw and its complement."""
         chance = torch.rand(draws, 1, generator=rng)
-        held = (torch.rand(draws, self.n, generator=rng) < chance).to(self.game.x.device)
+        masks = (torch.rand(draws, self.n, generator=rng) < chance).to(self.game.x.device)
         at_once = max(1, MASKS // (2 * len(toggles) * self.n))
-        parts = [self._changes(torch.cat([part, ~part]), toggles) for part in held.split(at_once)]
+        parts = [self._changes(torch.cat([part, ~part]), toggles) for part in masks.split(at_once)]
         return torch.cat([part.unflatten(0, (2, -1)).mean(dim=0) for part in parts])
 
-    def _changes(self, held: Tensor, toggles: Tensor) -> Tensor:
-        """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair, S what is held (b, p) but i and j: (b, k)."""
-        values = self._toggled(held, toggles)
+    def _changes(self, masks: Tensor, toggles: Tensor) -> Tensor:
+        """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair (b, k), S a mask (b, p) without i and j."""
+        values = self._toggled(masks, toggles)
         k = len(self.chosen)
         none, one, two = values[:, :1], values[:, 1 : k + 1], values[:, k + 1 :]
         i, j = self.pairs.T
-        same = held[:, self.chosen[i]] == held[:, self.chosen[j]]
+        same = masks[:, self.chosen[i]] == masks[:, self.chosen[j]]
         return torch.where(same, 1.0, -1.0) * (two - one[:, i] - one[:, j] + none)
 
-    def _toggled(self, held: Tensor, toggles: Tensor) -> Tensor:
-        """The output (b, m) of what is held (b, p) after each toggle (m, chosen)."""
-        here = held[:, self.chosen].unsqueeze(1) ^ toggles
+    def _toggled(self, masks: Tensor, toggles: Tensor) -> Tensor:
+        """The output (b, m) of masks (b, p) after each toggle (m, chosen)."""
+        choices = masks[:, self.chosen].unsqueeze(1) ^ toggles
         if self.members is None:
-            logits = self.game.around(held, self.chosen, here)
-            values = self.output(logits.flatten(0, 1))
-            self.largest = max(self.largest, float(values.abs().max()))
-        else:
-            masks = held.unsqueeze(1).repeat(1, len(toggles), 1)
-            masks[:, :, self.chosen] = here
-            values = self.values(masks.flatten(0, 1))
-        return values.view(here.shape[:2])
+            logits = self.game.around(masks, self.chosen, choices)
+            return self._noted(self.output(logits.flatten(0, 1)).view(choices.shape[:2]))
+        changed = masks.unsqueeze(1).repeat(1, len(toggles), 1)
+        changed[:, :, self.chosen] = choices
+        return self.values(changed.flatten(0, 1)).view(choices.shape[:2])
 
     def _toggles(self) -> Tensor:
         """Which of the chosen change sides: none, each one, each pair; (1 + p + k, p)."""
@@ -219,14 +228,14 @@ class _Players:
         nobody = torch.zeros(self.n, dtype=torch.bool, device=self.game.x.device)
         return self._changes(nobody.unsqueeze(0), self._toggles())[0]
 
-    def enumerate(self) -> _Found:
+    def enumerate(self) -> _Estimate:
         if self.n > LARGEST:
             raise bad_parameter("exact", "interactions", f"False for more than {LARGEST} players", True)
         codes = torch.arange(1 << self.n, device=self.game.x.device)
         values = self.values(bits_of(codes, self.n))
         every = [exact_interaction(values, self.n, int(i), int(j)) for i, j in self.chosen[self.pairs]]
         mean = torch.stack(every)
-        return _Found(mean, self._rounded(torch.zeros_like(mean)), self._alone())
+        return _Estimate(mean, self._rounded(torch.zeros_like(mean)), self._alone())
 
     def _rounded(self, stderr: Tensor) -> Tensor:
         """Standard errors that count the rounding of the model's numbers, too."""
@@ -285,48 +294,244 @@ def _strongest(
 
 
 def _result(
-    found: _Found, players: _Players, bag: Any, names: tuple[str, ...] | None, params: dict[str, Any]
+    estimate: _Estimate, players: _Players, bag: Any, names: tuple[str, ...] | None, params: dict[str, Any]
 ) -> Interactions:
-    order = found.values.abs().argsort(descending=True, stable=True)
+    order = estimate.values.abs().argsort(descending=True, stable=True)
     pairs = players.chosen[players.pairs][order].cpu().numpy().astype(np.int64)
-    known = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
-    placed = names is None and known.coords is not None
+    source = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
+    placed = names is None and source.coords is not None
     return Interactions(
         pairs=pairs,
-        values=found.values[order].cpu().numpy(),
-        stderr=found.stderr[order].cpu().numpy(),
-        alone=found.alone[order].cpu().numpy(),
+        values=estimate.values[order].cpu().numpy(),
+        stderr=estimate.stderr[order].cpu().numpy(),
+        alone=estimate.alone[order].cpu().numpy(),
         target=players.output.target,
         output=float(players.output(players.game.full)),
         names=names,
         groups=None if players.members is None else players.members.long().argmax(dim=0).cpu().numpy(),
-        bag=known.slide_id,
+        bag=source.slide_id,
         model=players.game.network.name,
-        corners=known.coords[pairs].reshape(len(pairs), 4) if placed and known.coords is not None else None,
-        patch_size=known.patch_size if placed else None,
+        corners=source.coords[pairs].reshape(len(pairs), 4) if placed and source.coords is not None else None,
+        patch_size=source.patch_size if placed else None,
         params=params,
-        warnings=found.warnings,
+        warnings=estimate.warnings,
     )
 
 
-def _enough(stderr: Tensor, precision: float | None) -> bool:
-    return precision is not None and float(stderr.max()) <= precision
+@dataclass(frozen=True)
+class Moments:
+    """Of one size: the number of coalitions (k, k) of a pattern, and sums of values and of squares."""
+
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    def mean_and_variance(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """The stratum's mean with its variance; that of the whole size where it has one sample or none."""
+        counts = self.counts.round().clamp(min=1)
+        mean = self.sums / counts
+        spread = (self.squares - counts * mean.square()).clamp(min=0) / (counts - 1).clamp(min=1)
+        return mean, torch.where(self.counts.round() >= 2, spread, pooled) / counts
 
 
-def _shortfall(stderr: Tensor, precision: float | None, draws: int) -> tuple[str, ...]:
-    largest = float(stderr.max())
-    if precision is None or largest <= precision:
-        return ()
-    return (
-        f"The largest standard error is {largest:.3g}, above the precision of {precision:.3g}, after {draws} "
-        "draws; allow more with draws=.",
+class Strata:
+    """Interactions of few players from sampled coalitions, each of which counts for every pair.
+
+    The interaction index is a sum over sizes of differences of means: v over the coalitions of one size that
+    hold both of a pair, one of them, or none. Every sampled coalition is in one such stratum of each pair, so
+    that all pairs share it; Kolpaczki et al., "SVARM-IQ", AISTATS 2024, sample strata in this way. Here only
+    the distance from a surrogate is sampled: samples come in two halves, and the surrogate of each is fitted
+    to the other. Sizes of few coalitions are run in full.
+    """
+
+    def __init__(self, n: int, budget: int, rng: torch.Generator) -> None:
+        self.n, self.rng = n, rng
+        weights = {s: _hardness(n, s) for s in range(3, n - 2)}
+        total = sum(weights.values()) or 1.0
+        self.shares = {s: w / total for s, w in weights.items() if SPARED * comb(n, s) > budget * w / total}
+        self.full_sizes = [s for s in range(n + 1) if s not in self.shares]
+        self.full: list[Runs] = []
+        self.halves: tuple[list[Runs], list[Runs]] = ([], [])
+
+    def within(self, budget: int) -> bool:
+        """Whether a budget of coalitions fills the strata."""
+        return self.enumerated + self.first <= budget
+
+    @property
+    def first(self) -> int:
+        """Coalitions of the first round."""
+        if not self.shares:
+            return 0
+        pairs = self.n * (self.n - 1)
+        rarest = {s: min(s * (s - 1), (self.n - s) * (self.n - s - 1)) for s in self.shares}
+        hit = max(HITS * pairs / rarest[s] / share for s, share in self.shares.items())
+        return max(round(hit), 2 * FITTED[0] * columns(self.n))
+
+    @property
+    def enumerated(self) -> int:
+        """Coalitions of the sizes that are run in full."""
+        return sum(comb(self.n, s) for s in self.full_sizes)
+
+    def every(self) -> Tensor:
+        """The coalitions of the sizes that are run in full."""
+        return torch.cat([_all_of(self.n, s) for s in self.full_sizes])
+
+    def draw(self, count: int) -> Tensor:
+        """So many coalitions, about, more of the sizes in which pairs are hard to meet; in random order."""
+        drawn = [self._of_size(s, max(2, round(count * share))) for s, share in self.shares.items()]
+        masks = torch.cat(drawn)
+        return masks[torch.randperm(len(masks), generator=self.rng)]
+
+    def add_full(self, masks: Tensor, values: Tensor) -> None:
+        """Take up what the coalitions of full sizes gave."""
+        self.full.append((masks, values))
+
+    def add(self, masks: Tensor, values: Tensor) -> None:
+        """Take up what drawn coalitions gave."""
+        for part, half in enumerate(self.halves):
+            half.append((masks[part::2], values[part::2]))
+
+    def estimate(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Interaction indices and standard errors (k, k) of the chosen players."""
+        mean, variance = self._sum(_joined(self.full), None, chosen)
+        if self.shares:
+            halves = [_joined(half) for half in self.halves]
+            parts = [
+                self._sum(half, self._fitted(other), chosen)
+                for half, other in zip(halves, halves[::-1], strict=True)
+            ]
+            mean = mean + (parts[0][0] + parts[1][0]) / 2
+            variance = (parts[0][1] + parts[1][1]) / 4
+        return mean / (self.n - 1), variance.sqrt() / (self.n - 1)
+
+    def _fitted(self, runs: Runs) -> Surrogate:
+        most = FITTED[1] * columns(self.n)
+        return Surrogate.fit(runs[0][:most], runs[1][:most])
+
+    def _sum(self, runs: Runs, near: Surrogate | None, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """What the sizes at hand add to the sum over sizes, and its variance; none of full sizes."""
+        masks, values = runs
+        rest, sizes = values if near is None else values - near(masks), masks.sum(dim=1)
+        total = variance = torch.zeros(len(chosen), len(chosen), dtype=torch.float64, device=chosen.device)
+        for size in sizes.unique().tolist():
+            at = sizes == size
+            for (p, q), moments in _moments(masks[at][:, chosen].double(), rest[at]).items():
+                if p + q <= size <= self.n - 2 + p + q:
+                    mean, doubt = moments.mean_and_variance(rest[at].square().mean())
+                    exact = 0.0 if near is None else near.mean(size, p, q)[chosen][:, chosen]
+                    total = total + (1 if p == q else -1) * (mean + exact)
+                    variance = variance + (0.0 if near is None else doubt)
+        return total, variance
+
+    def _of_size(self, size: int, count: int) -> Tensor:
+        members = torch.rand(count, self.n, generator=self.rng).argsort(dim=1)[:, :size]
+        return torch.zeros(count, self.n, dtype=torch.bool).scatter_(1, members, True)
+
+
+def _joined(runs: list[Runs]) -> Runs:
+    masks, values = zip(*runs, strict=True)
+    return torch.cat(masks), torch.cat(values).double()
+
+
+def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], Moments]:
+    """Of each pattern, whether a pair's first and second are members (b, k)."""
+    tables: dict[tuple[int, int], list[Tensor]] = {pattern: [] for pattern in PATTERNS}
+    for weights in (torch.ones_like(rest), rest, rest.square()):
+        both = members.T @ (weights[:, None] * members)
+        one, every = weights @ members, weights.sum()
+        tables[1, 1].append(both)
+        tables[1, 0].append(one[:, None] - both)
+        tables[0, 1].append(one[None, :] - both)
+        tables[0, 0].append(every - one[:, None] - one[None, :] + both)
+    return {pattern: Moments(*parts) for pattern, parts in tables.items()}
+
+
+def _all_of(n: int, size: int) -> Tensor:
+    """All coalitions of a size, (b, n)."""
+    rows = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(comb(n, size), size)
+    return torch.zeros(len(rows), n, dtype=torch.bool).scatter_(1, rows, True)
+
+
+def _hardness(n: int, size: int) -> float:
+    """Samples that a size needs, in proportion: the root of the sum of one over each stratum's share."""
+    both, none = size * (size - 1), (n - size) * (n - size - 1)
+    return float((1 / both + 2 / (size * (n - size)) + 1 / none) ** 0.5)
+
+
+def columns(n: int) -> int:
+    """The numbers that make such a game of n players."""
+    return n + 1 + POWERS * n + n * (n - 1) // 2
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """A simple game close to the one at hand: its means over any stratum are known, only the rest is sampled.
+
+    Its value of a coalition is a level for each size (n + 1,), a sum over members whose slopes are parabolas
+    in the size (3, n), and a sum over pairs of members (n, n), symmetric with an empty diagonal. Memberships
+    count from the coalition's share of all players.
+    """
+
+    levels: Tensor
+    slopes: Tensor
+    pairs: Tensor
+
+    @classmethod
+    def fit(cls, masks: Tensor, values: Tensor) -> Surrogate:
+        """The one with the least squared distance from values (b,) of coalitions (b, n)."""
+        n = masks.shape[1]
+        x = _table(masks)
+        gram = x.T @ x
+        gram.diagonal().add_(RIDGE * float(gram.diagonal().mean()))
+        solution = torch.linalg.solve(gram, x.T @ values)
+        levels, slopes, added = solution.split([n + 1, POWERS * n, n * (n - 1) // 2])
+        i, j = torch.triu_indices(n, n, offset=1, device=masks.device)
+        pairs = masks.new_zeros(n, n, dtype=torch.float64).index_put_((i, j), added)
+        return cls(levels, slopes.view(POWERS, n), pairs + pairs.T)
+
+    @property
+    def n(self) -> int:
+        """Players."""
+        return len(self.pairs)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Values (b,) of coalitions (b, n)."""
+        sizes = masks.sum(dim=1)
+        share = sizes.double() / self.n
+        inside = masks.double() - share[:, None]
+        powers = torch.stack([share**p for p in range(POWERS)], dim=1)
+        members = (inside * (powers @ self.slopes)).sum(dim=1)
+        return self.levels[sizes] + members + ((inside @ self.pairs) * inside).sum(dim=1) / 2
+
+    def mean(self, size: int, p: int, q: int) -> Tensor:
+        """Means (n, n) over the coalitions of a size that hold i (p = 1) or not (0), and j (q)."""
+        share, rest, n = size / self.n, size - p - q, self.n
+        one = rest / max(1, n - 2)
+        both = rest * (rest - 1) / max(1, (n - 2) * (n - 3))
+        other, two = one - share, both - 2 * share * one + share**2  # of one and of two other players
+        first, second = p - share, q - share
+        slopes = sum(share**k * self.slopes[k] for k in range(POWERS))
+        assert isinstance(slopes, Tensor)  # noqa: S101  # narrows the type for mypy
+        b, i, j = slopes, self.rows[:, None], self.rows[None, :]
+        alone = first * b[:, None] + second * b[None, :] + other * (b.sum() - b[:, None] - b[None, :])
+        beside = other * (first * (i - self.pairs) + second * (j - self.pairs))
+        apart = two * (self.rows.sum() / 2 - i - j + self.pairs)
+        mean: Tensor = self.levels[size] + alone + first * second * self.pairs + beside + apart
+        return mean
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """What each player adds with all others, (n,)."""
+        return self.pairs.sum(dim=1)
+
+
+def _table(masks: Tensor) -> Tensor:
+    """The columns (b, m) of coalitions (b, n)."""
+    n, sizes = masks.shape[1], masks.sum(dim=1)
+    share = (sizes.double() / n)[:, None]
+    inside = masks.double() - share
+    i, j = torch.triu_indices(n, n, offset=1, device=masks.device)
+    levels = torch.eye(n + 1, dtype=torch.float64, device=masks.device)[sizes]
+    return torch.cat(
+        [levels, *(inside * share**p for p in range(POWERS)), inside[:, i] * inside[:, j]], dim=1
     )
-
-
-def _check(top: Any, precision: Any, draws: Any) -> None:
-    if isinstance(top, bool) or not isinstance(top, int) or top < 2:
-        raise bad_parameter("top", "interactions", "an int in the range [2, inf)", top)
-    if precision is not None and (not isinstance(precision, int | float) or not precision > 0):
-        raise bad_parameter("precision", "interactions", "a float in the range (0, inf), or None", precision)
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 4:
-        raise bad_parameter("draws", "interactions", "an int in the range [4, inf)", draws)

@@ -1,4 +1,4 @@
-"""xMIL-LRP: layer-wise relevance propagation through the whole model.
+"""xMIL-LRP: layer-wise relevance propagation through the whole model, its presets and its account.
 
 Hense, Jamshidi Idaji et al., "xMIL: Insightful Explanations for Multiple Instance Learning in
 Histopathology", NeurIPS 2024.
@@ -6,24 +6,47 @@ Histopathology", NeurIPS 2024.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from xmil.core.errors import InputError, UnsupportedError, bad_parameter
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit
-from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, record, replay, trace
-from xmil.lrp.ledger import fetched
-from xmil.methods.account import account_warnings, check_reached
-from xmil.methods.baseline import PRESET, Baseline, described, find_baseline
-from xmil.methods.network import Network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.presets import Centring, preset_centring, preset_composite, released_copy
-from xmil.methods.registry import Attribution, Attributions, register_method
-from xmil.nn.frozen import frozen
+from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, fetch, record, replay, trace
+from xmil.methods.method import (
+    BAG,
+    MEAN,
+    PRESET,
+    Attribution,
+    Attributions,
+    Baseline,
+    Output,
+    Question,
+    describe_baseline,
+    find_baseline,
+    register_method,
+    stored_background,
+)
+from xmil.models import MILModel
+from xmil.network import Network, attempt, frozen
+from xmil.nn import PPEG, SelfAttention
+
+PRESETS = ("default", "exact", "centred", "paper", "released")
+TRANSFORMERS = ("stamp_vit", "transmil")
+RELEASED = ("attnmil", "transmil")  # models of the authors' code whose rules differ from the paper's formulas
+EPSILON = 1e-8  # the paper's
+MEAN_STRENGTH, WEAKER = 0.5, 0.25  # chosen on validation bags: docs/better-rule.md
+_SHARE_OUT = AffineRule(epsilon=EPSILON, bias="redistribute")
+_ENDS = {"instance.0.*": _SHARE_OUT, "classifier.*": _SHARE_OUT}
+
+REFUSED_OTHER, WARNED_OTHER = 0.2, 1e-3  # of the largest number that goes into the account
+WARNED_CUT = 0.1  # of the sum of all shares, each without its sign
+NOTHING = 1e-6  # of the output: scores below this in all are none
 
 
 def lrp_batch(
@@ -40,21 +63,21 @@ def lrp_batch(
     if preset == "released" and composite is None and network.model is not None:
         network = Network(released_copy(network.model)) if network.name == "transmil" else network
     with frozen(network.module):
-        centre = find_baseline(**centring.asked, network=network, x=x, method="lrp")
-        traced = traced_bags(network, x, rules, centre if centring.secant else None)
-        found = []
+        centre = centring.find(network, x)
+        traced = trace_bags(network, x, rules, centre if centring.secant else None)
+        scores = []
         for i, output in enumerate(outputs):
             flow = traced.relevance(output.to_share, keep=i < len(outputs) - 1).input
-            found.append(_centred(flow, centre)[0])
-        return torch.stack(found, dim=1)
+            scores.append(_split_off_baseline(flow, centre)[0])
+        return torch.stack(scores, dim=1)
 
 
-def _centred(flow: Flow, centre: Baseline | None) -> tuple[Tensor, Tensor | None]:
-    """Scores (b, n), and what of them instances that equal the baseline would get."""
+def _split_off_baseline(flow: Flow, centre: Baseline | None) -> tuple[Tensor, Tensor | None]:
+    """Scores (b, n) against the baseline, and what instances that equal it would get."""
     if centre is None:
         return flow.instances, None
-    kept = flow.against(centre.shift)
-    return flow.instances - kept, kept
+    share = flow.against(centre.shift)
+    return flow.instances - share, share
 
 
 @register_method("lrp", signed=True, conserves=True, cost="about 2", contexts=True, batch=lrp_batch)
@@ -80,15 +103,25 @@ def lrp(
     The rules are those of `composite`, else of the `preset`; `epsilon`, `gamma` and `bias` then replace its
     settings everywhere. `layer` names a submodule at whose output to stop (such an explanation has no
     audit); `feature_level` keeps (n, d); `detach_pe` takes TransMIL's position encoding (PPEG) as a constant,
-    whose share is cut. With a `baseline` mu of `strength` a (1 unless said otherwise) an instance scores
+    whose share is cut. With a `baseline` mu of `strength` a (1 by default) an instance scores
     (x_i - a mu) . g_i, and the audit books a mu . g_i as `baseline`. Without one the preset decides:
     `default` holds instances and activations against the model's background (docs/better-rule.md).
     """
     if composite is not None and not isinstance(composite, Composite):
         raise bad_parameter("composite", "lrp", "a Composite", composite)
     rules = preset_composite(network, preset) if composite is None else composite
-    rules = _overridden(rules, epsilon=epsilon, gamma=gamma, bias=bias, gates=gates)
-    rules = _without_positions(rules, network) if detach_pe else rules
+    rules = rules if gates is None else replace(rules, gates=gates)
+    settings: dict[str, Any] = {"epsilon": epsilon, "gamma": gamma, "bias": bias}
+    changes = {name: value for name, value in settings.items() if value is not None}
+    if changes:
+        overrides = {pattern: replace(rule, **changes) for pattern, rule in rules.overrides.items()}
+        rules = replace(rules, default=replace(rules.default, **changes), overrides=overrides)
+    if detach_pe:
+        if not any(name.startswith("ppeg.") for name, _ in network.module.named_parameters()):
+            raise UnsupportedError(
+                f"detach_pe is for TransMIL with PPEG, which {network.name} is not; leave it out."
+            )
+        rules = replace(rules, overrides={"ppeg.*": AffineRule(constant=True), **rules.overrides})
     centring = Centring(baseline, strength)
     if isinstance(baseline, str) and baseline == PRESET:
         plain = composite is not None or layer is not None
@@ -98,15 +131,6 @@ def lrp(
     if preset == "released" and composite is None and network.name == "transmil":
         return _released(network, x, question, rules, **options)
     return _propagate(network, x, question, rules, **options)
-
-
-def _without_positions(rules: Composite, network: Network) -> Composite:
-    """The rules with the convolutions of PPEG as constants."""
-    if not any(name.startswith("ppeg.") for name, _ in network.module.named_parameters()):
-        raise UnsupportedError(
-            f"detach_pe is for TransMIL with PPEG, which {network.name} is not; leave it out."
-        )
-    return replace(rules, overrides={"ppeg.*": AffineRule(constant=True), **rules.overrides})
 
 
 def _propagate(
@@ -119,66 +143,56 @@ def _propagate(
     feature_level: bool,
     centring: Centring,
 ) -> Attributions:
-    asked = {
-        "baseline": centring.baseline,
-        "strength": centring.strength,
-        "network": network,
-        "method": "lrp",
-    }
-    at_input = find_baseline(x=x, **asked) if layer is None else None
-    traced = traced_bags(network, x, rules, at_input if centring.secant else None, layer=layer)
+    at_input = centring.find(network, x) if layer is None else None
+    traced = trace_bags(network, x, rules, at_input if centring.secant else None, layer=layer)
     outputs = question.outputs(traced.logits)
-    found = []
+    attributions = []
     for i, output in enumerate(outputs):
         relevance = traced.relevance(output.to_share, keep=i < len(outputs) - 1)
-        flow = _instances(relevance, x.shape[1], layer)
-        centre = at_input if layer is None else find_baseline(x=flow.tensor, **asked)
+        flow = relevance.input if layer is None else relevance.layers[layer]
+        if flow.tensor.shape[:2] != (1, x.shape[1]):
+            raise InputError(
+                f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the "
+                f"{x.shape[1]} instances; name a layer before the instances are joined or padded."
+            )
+        centre = at_input if layer is None else centring.find(network, flow.tensor)
         one = _attribution(relevance, flow, output, centre, layer is None, feature_level)
         check_reached(network, x, output, scores=flow.instances[0], value=one.value, audit=one.audit)
-        found.append(one)
-    return Attributions(traced.logits, found)
+        attributions.append(one)
+    return Attributions(traced.logits, attributions)
 
 
-def traced_bags(
+def trace_bags(
     network: Network, x: Tensor, rules: Composite, reference: Baseline | None, *, layer: str | None = None
 ) -> Trace:
-    """Bags (b, n, d) under the rules, with activations against those of a reference where there is one.
+    """Trace bags (b, n, d) under the rules, with activations against those of a reference if there is one.
 
-    The reference is run as one instance by itself, which costs next to nothing, or as a bag of n of them
-    where a single one takes another way through the model, or another scale, as in additive models.
+    The reference runs as one instance by itself, which costs next to nothing, or as a bag of n of them if a
+    single one takes another path through the model, or another scale, as in additive models.
     """
 
+    options: dict[str, Any] = {"module": network.module, "composite": rules}
+    layers = [] if layer is None else [layer]
+
     def run(x: Tensor, shift: Tensor | None) -> Trace:
-        return _traced(network, x, rules, shift, layers=[] if layer is None else [layer])
+        if shift is not None:
+            one = shift.reshape(-1, 1, x.shape[-1])
+            alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
+            tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
+            for net, bags in tries[1:] if network.name == "addmil" else tries:
+                try:
+                    recorded = record(net, bags, **options)
+                except (RuntimeError, ValueError, IndexError, AssertionError):  # it needs more instances
+                    continue
+                traced = trace(network, x, layers=layers, against=recorded, **options)
+                if traced.matched:
+                    return traced
+        return trace(network, x, layers=layers, **options)
 
     shift = None if reference is None else reference.shift
-    if layer is None and network.is_built_in and not network.takes_companions:
+    if x.is_cuda and layer is None and network.is_built_in and not network.takes_companions:
         return replay.traced(run, x, shift, module=network.module, rules=rules)
     return run(x, shift)
-
-
-def _traced(
-    network: Network, x: Tensor, rules: Composite, shift: Tensor | None, *, layers: Sequence[str]
-) -> Trace:
-    options: dict[str, Any] = {"module": network.module, "composite": rules}
-    if shift is not None:
-        one = shift.reshape(-1, 1, x.shape[-1])
-        alone = network.part(torch.zeros(1, dtype=torch.long, device=x.device))
-        tries = [(alone, one), (network, one.expand(-1, x.shape[1], -1).contiguous())]
-        for net, bags in tries[1:] if network.name == "addmil" else tries:
-            try:
-                seen = record(net, bags, **options)
-            except (
-                RuntimeError,
-                ValueError,
-                IndexError,
-                AssertionError,
-            ):  # a model that wants more instances
-                continue
-            traced = trace(network, x, layers=layers, against=seen, **options)
-            if traced.matched:
-                return traced
-    return trace(network, x, layers=layers, **options)
 
 
 def _released(
@@ -191,19 +205,8 @@ def _released(
     targets = [output.target for output in question.outputs(logits)]
     stripped = released_copy(network.model)
     with frozen(stripped):
-        found = _propagate(Network(stripped), x, replace(question, targets=targets), rules, **options)
-    return replace(found, logits=logits)
-
-
-def _instances(relevance: Relevance, n: int, layer: str | None) -> Flow:
-    """The flow at the input or at a layer that still has a row for each instance."""
-    flow = relevance.input if layer is None else relevance.layers[layer]
-    if flow.tensor.shape[:2] != (1, n):
-        raise InputError(
-            f"The layer {layer!r} gives {tuple(flow.tensor.shape)}, not one row for each of the {n} "
-            "instances; name a layer before the instances are joined or padded."
-        )
-    return flow
+        result = _propagate(Network(stripped), x, replace(question, targets=targets), rules, **options)
+    return replace(result, logits=logits)
 
 
 def _attribution(
@@ -211,38 +214,196 @@ def _attribution(
     flow: Flow,
     output: Output,
     centre: Baseline | None,
-    whole: bool,
+    at_input: bool,
     feature_level: bool,
 ) -> Attribution:
-    ((scores,), kept), features, shares = _centred(flow, centre), None, dict(relevance.shares)
+    (scores,), baseline = _split_off_baseline(flow, centre)
+    features, audit, about = None, None, describe_baseline(centre)
     sums = [relevance.output.double().reshape(()), scores.double().sum()]
-    sums += [] if kept is None else [kept.double().sum()]
-    value, instances, *booked = fetched(sums)
-    shares |= dict(zip(["baseline"], booked, strict=False))
+    sums += [] if baseline is None else [baseline.double().sum()]
+    value, instances, *of_baseline = fetch(sums)
     if feature_level:
         shift = 0.0 if centre is None else centre.shift
         features = replace(flow, tensor=flow.tensor - shift).features[0]
-    audit, warnings = None, tuple[str, ...]()
-    if whole:
+    if at_input:
+        shares = {**relevance.shares, **dict(zip(["baseline"], of_baseline, strict=False))}
         audit = Audit.close(output=value, instances=instances, **shares)
-        warnings = account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
-    extra = described(centre)
-    extra["warnings"] += warnings
-    return Attribution(output, value, scores, audit, features, **extra)
+        about["warnings"] += account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
+    return Attribution(output, value, scores, audit, features, **about)
 
 
-def _overridden(rules: Composite, *, gates: str | None, **settings: Any) -> Composite:
-    given = {name: value for name, value in settings.items() if value is not None}
-    if gates is not None:
-        rules = replace(rules, gates=gates)
-    if not given:
-        return rules
+# The presets.
 
-    def adapt(rule: AffineRule) -> AffineRule:
-        return replace(rule, **given)
 
-    return replace(
-        rules,
-        default=adapt(rules.default),
-        overrides={pattern: adapt(rule) for pattern, rule in rules.overrides.items()},
-    )
+def preset_composite(network: Network, preset: str) -> Composite:
+    """The rules of a preset for a model.
+
+    `exact`: every constant keeps its share, nothing is stabilised. `paper`: the paper's formulas on the true
+    network. `released`: see `released_copy`. `default` and `centred`: `exact`, to which `preset_centring`
+    adds a baseline (docs/better-rule.md).
+    """
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    if preset in ("default", "exact", "centred"):
+        return Composite()
+    if preset == "paper" and network.name in TRANSFORMERS:
+        return Composite(_ENDS, default=AffineRule(epsilon=EPSILON))
+    if network.name == "transmil" or (preset == "paper" and network.name == "mambamil"):
+        return Composite(_ENDS)
+    if preset == "released" and network.name not in RELEASED:
+        raise UnsupportedError(
+            f"The preset 'released' is for transmil and attnmil, not {network.name}; use 'paper'."
+        )
+    if network.model is not None:
+        return Composite(default=_SHARE_OUT, attention=AffineRule(epsilon=EPSILON))
+    return Composite(default=AffineRule(epsilon=EPSILON))
+
+
+@dataclass(frozen=True)
+class Centring:
+    """What instances are measured against: a baseline, and whether activations are as well (`secant`)."""
+
+    baseline: Any = None
+    strength: float | None = None
+    secant: bool = False
+
+    def find(self, network: Network, x: Tensor) -> Baseline | None:
+        """The baseline for bags x (b, n, d)."""
+        return find_baseline(self.baseline, self.strength, network=network, x=x, method="lrp")
+
+
+def preset_centring(network: Network, preset: str) -> Centring:
+    """The baseline of a preset.
+
+    `centred` has the model's background, or the bag's own mean if there is none; `default` has only the
+    background, because the bag's mean contains the bag's own evidence.
+    """
+    stored, additive = stored_background(network) is not None, network.name == "addmil"
+    if preset != "centred" and not (preset == "default" and stored):
+        return Centring()
+    strength = MEAN_STRENGTH if stored and not additive else WEAKER
+    return Centring(MEAN if stored else BAG, strength, secant=True)
+
+
+def released_copy(model: MILModel) -> MILModel:
+    """The network that the authors' code explains in place of a TransMIL.
+
+    No bias in the attention's output projection and in PPEG, and a layer norm with the unbiased standard
+    deviation plus eps.
+    """
+    stripped = copy.deepcopy(model)
+    for module in stripped.modules():
+        if isinstance(module, SelfAttention):
+            module.to_out[0].register_parameter("bias", None)
+        if isinstance(module, PPEG):
+            module.proj.bias = module.proj1.bias = module.proj2.bias = None
+        for name, child in module.named_children():
+            if isinstance(child, nn.LayerNorm):
+                setattr(module, name, _UnbiasedNorm(child))
+    return stripped
+
+
+class _UnbiasedNorm(nn.Module):
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(dim=-1, keepdim=True)
+        out: Tensor = centred / (torch.std(x, dim=-1, keepdim=True) + self.eps) * self.weight
+        return out if self.bias is None else out + self.bias
+
+
+# The account.
+
+
+def account_warnings(audit: Audit, *, size: float, cuts: Sequence[str] = ()) -> tuple[str, ...]:
+    """Warnings about an account; one that is far from closing is refused.
+
+    `size` is the largest term of the output, `cuts` are the places of constants that depend on the bag.
+    """
+    shares = {name: abs(value) for name, value in audit.as_dict().items() if name != "output"}
+    scale = max(size, abs(audit.output), *(value for name, value in shares.items() if name != "other"))
+    if shares["other"] > REFUSED_OTHER * scale:
+        raise UnsupportedError(
+            f"The account does not close: {audit}. Either the rules are unstable here (another preset, a "
+            "larger epsilon or model.double() may help), or the model runs operations that the engine "
+            "cannot see."
+        )
+    warnings = []
+    if shares["cut"] > WARNED_CUT * sum(shares.values()):
+        where = f" ({'; '.join(cuts)})" if cuts else " (the explained output is not linear in the logits)"
+        warnings.append(
+            f"{shares['cut'] / sum(shares.values()):.0%} of the account stops at values that depend on the "
+            f"bag but carry no relevance{where}: the scores do not show that part. Compare with "
+            "method='single' or 'one_removed'."
+        )
+    if shares["other"] > WARNED_OTHER * scale:
+        warnings.append(
+            f"The account closes only to {shares['other'] / scale:.1%}: low precision, or rules that are "
+            "unstable for this bag. model.double(), another preset or a larger epsilon may help."
+        )
+    return tuple(warnings)
+
+
+def check_reached(
+    network: Network, x: Tensor, output: Output, *, scores: Tensor, value: float, audit: Audit | None
+) -> None:
+    """Refuse scores that are all zero for an output whose gradient is not."""
+    least = NOTHING * abs(value)
+    if float(scores.abs().sum()) > least:
+        return
+    depends = audit is not None and abs(audit.cut) > WARNED_CUT * abs(value)
+    if not depends:  # gradient times input, summed over the features, instances without their sign
+        x = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            explained = output(network(x)).sum()
+        if explained.requires_grad:
+            (gradient,) = torch.autograd.grad(explained, x, materialize_grads=True)
+            depends = float((x.detach() * gradient).sum(dim=-1).abs().sum()) > least
+    if depends:
+        raise UnsupportedError(
+            "No relevance reaches the instances, though the output depends on them: it stops at values that "
+            "the rules take as constants, such as a softmax or a detached tensor. Use a method that needs no "
+            "rules: ig, gxi, single, one_removed."
+        )
+
+
+class ZeroMapError(UnsupportedError):
+    """A map of zeros for an output that depends on the instances."""
+
+
+def check_zero_map(network: Network, x: Tensor, attribution: Attribution) -> None:
+    """Refuse scores that are all zero for an output that changes when instances leave the bag (1, n, d).
+
+    Evidence that switches a unit off, as in 2 - relu(1 - x), leaves no gradient to follow. So if every
+    score is zero, a few passes over parts of the bag decide. What a baseline holds has reached the instances.
+    """
+    audit = attribution.audit
+    reached = float(attribution.scores.abs().sum()) + (0.0 if audit is None else abs(audit.baseline))
+    if reached <= NOTHING * abs(attribution.value) and _changes(network, x, attribution.output):
+        raise ZeroMapError(
+            "Every score is zero, yet the output changes when patches leave the bag: the evidence switches "
+            "units of the model off, as in relu(1 - x), or passes a threshold, and relevance cannot flow "
+            "back from there. Use a method that compares outputs: shapley, single, one_removed or ig."
+        )
+
+
+@torch.no_grad()
+def _changes(network: Network, x: Tensor, output: Output) -> bool:
+    """Whether the output of the empty bag, or of half of the bag, differs beyond rounding.
+
+    If the model does not run on a half, zero vectors take the place of the other half.
+    """
+    rows = torch.arange(x.shape[1], device=x.device)
+    halves = [rows < len(rows) // 2, rows >= len(rows) // 2, rows % 2 == 0, rows % 2 == 1]
+    logits = [network(x), attempt(partial(network, torch.zeros_like(x)))]
+    for half in (half for half in halves if bool(half.any()) and not bool(half.all())):
+        at = rows[half]
+        alone = attempt(partial(network, x[:, at], at.unsqueeze(0)))
+        logits.append(attempt(partial(network, x * half.unsqueeze(1))) if alone is None else alone)
+    every = torch.cat([some for some in logits if some is not None])
+    values = output(every)
+    size = every.abs().amax(dim=1).maximum(values.abs())
+    rounding = torch.finfo(every.dtype).eps ** 0.5 * size.maximum(size[0])
+    return bool(((values - values[0]).abs() > rounding).any())

@@ -1,36 +1,53 @@
-"""Perturbation methods: single instances, and bags without one instance.
+"""Methods that compare outputs of the model: single instances, bags without one instance, sampled sub-bags.
 
-Early et al., "Model Agnostic Interpretability for Multiple Instance Learning", ICLR 2022, arXiv:2201.11701.
+`single`, `one_removed`, `combined` and `milli`: Early et al., "Model Agnostic Interpretability for Multiple
+Instance Learning", ICLR 2022, arXiv:2201.11701. Beside them the instance logits of additive models, and
+random scores, which a method must beat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from xmil.methods.network import Network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.registry import Attribution, Attributions, register_method
-from xmil.methods.removal import logits_without_each
+from xmil.core.errors import bad_parameter
+from xmil.core.explanation import Audit
+from xmil.methods.method import Attribution, Attributions, Output, Question, register_method, seed_words
+from xmil.network import Network
+from xmil.subsets import open_subsets
 
 OUTPUTS = ("probability", "logit", "log_odds", "contrastive")
+Floats = npt.NDArray[np.float64]
 
 
 @torch.no_grad()
 def single_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
     """Scores (b, outputs, n) of many bags."""
-    alone = single_logits(network, network.embed(x))
+    if len(x) == 1:
+        alone = open_subsets(network, x).singles().to(x.dtype)
+    else:
+        alone = network.aggregate(network.embed(x).flatten(0, 1).unsqueeze(1))
     return torch.stack([output(alone).view(x.shape[:2]) for output in outputs], dim=1)
 
 
 @torch.no_grad()
 def removed_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
     """Scores (b, outputs, n) of many bags."""
-    logits, h = _embedded(network, x)
-    rest = logits_without_each(network, x, h)
-    return torch.stack([(o(logits).unsqueeze(1) - o(rest).view(x.shape[:2])) for o in outputs], dim=1)
+    if len(x) == 1:
+        bag = open_subsets(network, x)
+        logits, without = bag.logits, bag.without_each().to(x.dtype)
+    else:
+        h = network.embed(x)
+        rests = [torch.cat([h[:, :k], h[:, k + 1 :]], dim=1) for k in range(h.shape[1])]
+        if h.shape[1] == 1:
+            rests = [network.embed(torch.zeros_like(x))]
+        logits = network.aggregate(h)
+        without = torch.stack([network.aggregate(rest) for rest in rests], dim=1).flatten(0, 1)
+    return torch.stack([o(logits).unsqueeze(1) - o(without).view(x.shape[:2]) for o in outputs], dim=1)
 
 
 @torch.no_grad()
@@ -40,35 +57,25 @@ def combined_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Te
 
 
 @register_method(
-    "single",
-    signed=False,
-    cost="n passes over one instance",
-    outputs=OUTPUTS,
-    batch=torch.no_grad()(single_batch),
+    "single", signed=False, cost="n passes over one instance", outputs=OUTPUTS, batch=single_batch
 )
 @torch.no_grad()
 def single(network: Network, x: Tensor, question: Question) -> Attributions:
     """f({x_k}): the output of each instance alone."""
-    logits, h = _embedded(network, x)
-    alone = single_logits(network, h)
-    return Attributions(logits, [_attribution(o, logits, o(alone)) for o in question.outputs(logits)])
+    bag = open_subsets(network, x)
+    alone = bag.singles().to(x.dtype)
+    return _attributions(bag.logits, question, lambda o: o(alone))
 
 
 @register_method(
-    "one_removed",
-    signed=True,
-    cost="n; about 2 for pooling models",
-    outputs=OUTPUTS,
-    batch=removed_batch,
+    "one_removed", signed=True, cost="n; about 2 for pooling models", outputs=OUTPUTS, batch=removed_batch
 )
 @torch.no_grad()
 def one_removed(network: Network, x: Tensor, question: Question) -> Attributions:
     """f(X) - f(X without x_k)."""
-    logits, h = _embedded(network, x)
-    without = logits_without_each(network, x, h)
-    return Attributions(
-        logits, [_attribution(o, logits, o(logits) - o(without)) for o in question.outputs(logits)]
-    )
+    bag = open_subsets(network, x)
+    without = bag.without_each().to(x.dtype)
+    return _attributions(bag.logits, question, lambda o: o(bag.logits) - o(without))
 
 
 @register_method(
@@ -81,29 +88,142 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
 @torch.no_grad()
 def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     """The mean of `single` and `one_removed`."""
-    logits, h = _embedded(network, x)
-    alone, without = single_logits(network, h), logits_without_each(network, x, h)
+    bag = open_subsets(network, x)
+    alone, without = bag.singles().to(x.dtype), bag.without_each().to(x.dtype)
+    return _attributions(bag.logits, question, lambda o: 0.5 * (o(alone) + o(bag.logits) - o(without)))
+
+
+def _attributions(logits: Tensor, question: Question, score: Callable[[Output], Tensor]) -> Attributions:
+    outputs = question.outputs(logits)
+    return Attributions(logits, [Attribution(o, float(o(logits)), score(o)) for o in outputs])
+
+
+@register_method("milli", signed=True, cost="one per sample, and O(samples n^2) for the fit", outputs=OUTPUTS)
+@torch.no_grad()
+def milli(
+    network: Network,
+    x: Tensor,
+    question: Question,
+    *,
+    samples: int | None = None,
+    alpha: float = 0.05,
+    beta: float = 0.01,
+    seed: int = 0,
+) -> Attributions:
+    """MILLI: coefficients of the output on which instances are in the bag, from sampled sub-bags.
+
+    Instances are ranked by their score alone; `alpha` is the chance of the first to be in a sub-bag and
+    `beta` how fast the chances level out with the rank. `samples` is 2 n + 200 unless given.
+    """
+    if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        raise bad_parameter("alpha", "milli", "a float in the range [0, 1]", alpha)
+    n = x.shape[1]
+    samples = 2 * n + 200 if samples is None else samples
+    if not isinstance(samples, int) or samples < 1:
+        raise bad_parameter("samples", "milli", "an int in the range [1, inf)", samples)
+    bag = open_subsets(network, x)
+    alone = bag.singles().to(x.dtype)
+
+    def score(output: Output) -> Tensor:
+        ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()
+        chances = inclusion_chances(n, alpha=alpha, beta=beta)[ranks]
+        members = _draw(chances, samples, seed_words(seed, "milli"))
+        values = output(bag.run(torch.from_numpy(members).to(x.device))).cpu().numpy()
+        weights = members @ chances / members.sum(axis=1)
+        return torch.from_numpy(_fit(members, values, weights)).to(x)
+
+    return _attributions(bag.logits, question, score)
+
+
+def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
+    """The chance of each rank 0..n-1 to be in a sub-bag.
+
+    >>> inclusion_chances(3, alpha=0.2, beta=0.0).round(2).tolist()
+    [0.2, 0.5, 0.8]
+    """
+    last = max(1, n - 1)
+    rank = np.arange(n)
+    slope = -beta if alpha > 0.5 else beta
+    if slope >= 0:
+        return np.asarray((2 * alpha - 1) * (1 - rank / last) * np.exp(-slope * rank) + 1 - alpha)
+    return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
+
+
+def _draw(chances: Floats, samples: int, seed: list[int]) -> npt.NDArray[np.bool_]:
+    """Sub-bags (samples, n), none of them empty."""
+    rng = np.random.default_rng(seed)
+    members = rng.random((samples, len(chances))) < chances
+    empty = ~members.any(axis=1)
+    members[empty, rng.integers(len(chances), size=int(empty.sum()))] = True
+    return members
+
+
+def _fit(members: npt.NDArray[np.bool_], values: Floats, weights: Floats) -> Floats:
+    """Weighted least squares with an intercept; the smallest coefficients where they are not determined."""
+    root = np.sqrt(np.maximum(weights, 0.0))[:, None]
+    design = np.hstack([members.astype(float), np.ones((len(members), 1))])
+    solution = np.linalg.lstsq(design * root, values * root[:, 0], rcond=None)[0]
+    return np.asarray(solution[:-1], dtype=np.float64)
+
+
+def _not_additive(network: Network) -> str | None:
+    additive = network.model is not None and network.model.pooling == "additive"
+    return None if additive else "its output is not a sum of instance logits"
+
+
+@torch.no_grad()
+def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tensor:
+    """Scores (b, outputs, n) of many bags."""
+    parts, logits = _parts(network, x)
+    return torch.stack([_shared(parts, logits, output)[0] for output in outputs], dim=1)
+
+
+@register_method(
+    "logits",
+    signed=True,
+    conserves=True,
+    cost="1",
+    outputs=("logit", "contrastive"),
+    supports=_not_additive,
+    batch=logits_batch,
+)
+@torch.no_grad()
+def instance_logits(network: Network, x: Tensor, question: Question) -> Attributions:
+    """What each instance adds to the output of an additive model."""
+    parts, logits = _parts(network, x)
+    attributions = []
+    for output in question.outputs(logits):
+        (scores,), value, seed = _shared(parts, logits, output)
+        rest = float(value.double() - (seed * logits).double().sum())  # a reference, the risk of zero logits
+        audit = Audit.close(output=float(value), instances=float(scores.double().sum()), bias=rest)
+        attributions.append(Attribution(output, float(value), scores, audit))
+    return Attributions(logits, attributions)
+
+
+def _parts(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What each instance adds to each output (b, n, c), and the outputs (b, c)."""
+    model = network.model
+    assert model is not None  # noqa: S101  # `_not_additive` has refused others
+    return model.instance_logits(model.embed(x)), network(x)
+
+
+def _shared(parts: Tensor, logits: Tensor, output: Output) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (b, n) of an output, its values (b,), and what each logit adds to it (b, c)."""
+    with torch.enable_grad():
+        leaf = logits.clone().requires_grad_(True)
+        value = output.to_share(leaf)
+        (seed,) = torch.autograd.grad(value.sum(), leaf)
+    return (parts @ seed.unsqueeze(-1)).squeeze(-1), value, seed
+
+
+@register_method("random", signed=True, cost="1")
+@torch.no_grad()
+def random(network: Network, x: Tensor, question: Question, *, seed: int | Sequence[int] = 0) -> Attributions:
+    """Standard normal scores: what a method must beat."""
+    logits = network(x)
+    outputs = question.outputs(logits)
+    generators = [np.random.default_rng([*seed_words(seed, "random"), int(o.target)]) for o in outputs]
+    draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for rng in generators]
     return Attributions(
-        logits,
-        [
-            _attribution(o, logits, 0.5 * (o(alone) + o(logits) - o(without)))
-            for o in question.outputs(logits)
-        ],
+        logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)]
     )
-
-
-def single_logits(network: Network, h: Tensor) -> Tensor:
-    """Logits (b n, c) of the bags of one embedded instance each, of bags (b, n, e)."""
-    if len(h) > 1:
-        return network.aggregate(h.flatten(0, 1).unsqueeze(1))
-    return network.sub(h, torch.arange(h.shape[1], device=h.device).unsqueeze(1))
-
-
-def _embedded(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (1, c) of a bag, and its embedded instances (1, n, e), computed once."""
-    h = network.embed(x)
-    return network.aggregate(h), h
-
-
-def _attribution(output: Output, logits: Tensor, scores: Tensor) -> Attribution:
-    return Attribution(output, float(output(logits)), scores)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Any
@@ -19,11 +19,18 @@ from torch import Tensor
 
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
-from xmil.methods.baseline import described, find_baseline
-from xmil.methods.coalitions import Coalitions, RunCoalitions, coalitions_of
-from xmil.methods.network import Network
-from xmil.methods.outputs import Output, Question
-from xmil.methods.registry import Attribution, Attributions, register_method, seed_words
+from xmil.methods.method import (
+    Attribution,
+    Attributions,
+    Output,
+    Question,
+    describe_baseline,
+    find_baseline,
+    register_method,
+    seed_words,
+)
+from xmil.network import Network
+from xmil.subsets import Subsets, open_subsets
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +39,8 @@ LARGEST = 20  # the largest bag that can be enumerated at all
 CHUNK = 16  # pairs of permutations between two looks at the standard errors
 WIDE = 128  # the same on a graphics card, which many small batches would leave idle
 FEWEST = 2 * CHUNK  # pairs before the first look: fewer make poor standard errors
+TIMED = 4  # permutations that are run to see how long others will take
+GAUSS = (0.5 - 12**-0.5, 0.5 + 12**-0.5)  # of the unit interval
 Progress = Callable[[int, int], None]
 
 
@@ -66,41 +75,37 @@ def shapley(
     it. `progress(done, total)` is called as permutations are done. In the audit the bias is the output of
     the empty bag: n zero vectors, or n instances like the `baseline` times its `strength`.
     """
-    _check(precision, permutations, exact, x.shape[1])
-    game = coalitions_of(network, x)
+    check_sampling("shapley", precision, permutations=(permutations, 4))
+    if exact and x.shape[1] > LARGEST:
+        raise bad_parameter("exact", "shapley", f"False for bags of more than {LARGEST} instances", exact)
     centre = find_baseline(baseline, strength, network=network, x=x, method="shapley")
-    if centre is not None:
-        game.empty = network(centre.shift.expand_as(x).contiguous()).double()
-    outputs = question.outputs(game.model_logits)
-    if exact or (exact is None and _affordable(game.n, permutations)):
-        found = _enumerated(game, outputs)
+    game = open_subsets(network, x, None if centre is None else centre.shift)
+    outputs = question.outputs(game.logits)
+    few = game.n <= LARGEST and (1 << game.n) <= permutations * (game.n - 1)
+    if exact or (exact is None and (game.n <= AFFORDABLE or few)):
+        estimate = _enumerated(game, outputs)
     else:
         orders = _Orders(game, np.random.default_rng(seed_words(seed, "shapley")), permutations)
-        found = orders.sample(outputs, precision, progress)
-    warnings = _shortfall(found, precision)
-    about = described(centre)
-    each = _attributions(game, outputs, found, (*warnings, *about["warnings"]), x)
-    return Attributions(game.model_logits, [replace(one, params=about["params"]) for one in each])
-
-
-def _attributions(
-    game: Coalitions, outputs: Sequence[Output], found: Estimate, warnings: tuple[str, ...], x: Tensor
-) -> list[Attribution]:
-    parts = []
-    for output, scores, stderr in zip(outputs, found.mean, found.stderr, strict=True):
-        value, at_none = float(output(game.full)), float(output(game.empty))
-        audit = Audit.close(output=value, instances=float(scores.sum()), bias=at_none)
-        part = Attribution(
-            output,
-            value,
-            scores.to(x.dtype),
-            audit,
-            stderr=stderr,
-            stable=sure_signs(scores, stderr, found.samples),
-            warnings=warnings,
+        estimate = orders.sample(outputs, precision, progress)
+    shortfall = warn_of_shortfall(
+        estimate.stderr, precision, samples=2 * estimate.samples, parameter="permutations"
+    )
+    about, attributions = describe_baseline(centre), []
+    for output, scores, stderr in zip(outputs, estimate.mean, estimate.stderr, strict=True):
+        value, bias = float(output(game.full)), float(output(game.empty))
+        attributions.append(
+            Attribution(
+                output,
+                value,
+                scores.to(x.dtype),
+                Audit.close(output=value, instances=float(scores.sum()), bias=bias),
+                stderr=stderr,
+                stable=sure_signs(scores, stderr, estimate.samples),
+                params=about["params"],
+                warnings=(*shortfall, *about["warnings"]),
+            )
         )
-        parts.append(part)
-    return parts
+    return Attributions(game.logits, attributions)
 
 
 def sure_signs(scores: Tensor, stderr: Tensor, samples: int | Tensor) -> Tensor:
@@ -121,14 +126,14 @@ def exact_shapley(values: Tensor, n: int) -> Tensor:
     """
     codes = torch.arange(1 << n, device=values.device)
     sizes = bits_of(codes, n).sum(dim=1)
-    found = []
+    shares = []
     for i in range(n):
         others = codes[(codes >> i) & 1 == 0]
         gains = values[others | (1 << i)] - values[others]
         by_size = gains.new_zeros(n).index_add_(0, sizes[others], gains)
         counts = torch.bincount(sizes[others], minlength=n)
-        found.append((by_size / counts).mean())  # each size counts alike, each coalition of a size as well
-    return torch.stack(found)
+        shares.append((by_size / counts).mean())  # each size counts alike, each coalition of a size as well
+    return torch.stack(shares)
 
 
 def bits_of(codes: Tensor, n: int) -> Tensor:
@@ -136,34 +141,60 @@ def bits_of(codes: Tensor, n: int) -> Tensor:
     return (codes.unsqueeze(1) >> torch.arange(n, device=codes.device)) & 1 == 1
 
 
-def _enumerated(game: Coalitions, outputs: Sequence[Output]) -> Estimate:
+def _enumerated(game: Subsets, outputs: Sequence[Output]) -> Estimate:
     codes = torch.arange(1 << game.n, device=game.x.device)
-    logits = torch.cat([game.logits(bits_of(part, game.n)) for part in codes.split(4096)])
+    logits = torch.cat([game.run(bits_of(part, game.n)) for part in codes.split(4096)])
     means = torch.stack([exact_shapley(output(logits), game.n) for output in outputs])
     return Estimate(means, torch.zeros_like(means), 1 << game.n)
 
 
-class _Said:
-    """Words that take time to find: a record that no one hears never asks for them."""
+def time_call(run: Callable[[], Tensor]) -> float:
+    """Measure the seconds of a call after another like it; reading a number waits for a device to end."""
+    for _ in range(2):
+        start = perf_counter()
+        float(run().sum())
+        took = perf_counter() - start
+    return took
 
-    def __init__(self, words: Callable[[], str]) -> None:
-        self._words = words
+
+def measure_prefixes(
+    game: Subsets, permutations: int, clock: Callable[[Callable[[], Tensor]], float] = time_call
+) -> float:
+    """Estimate the seconds that so many permutations take on this machine, from a few of them.
+
+    Where the model is run, sub-bags of two sizes stand for all: Gauss's points.
+    """
+    if game.n == 1:
+        return 0.0
+    orders = torch.arange(game.n, device=game.x.device).repeat(permutations, 1)
+    if game.cost != "run":
+        return clock(lambda: game.prefixes(orders[:TIMED])) * permutations / len(orders[:TIMED])
+    sizes = [min(max(1, round(share * game.n)), game.n - 1) for share in GAUSS]
+    times = [clock(partial(game.nested, orders, [size])) for size in sizes]
+    return (game.n - 1) * sum(times) / len(times)
+
+
+class _LazyText:
+    """Text that takes time to write: a record that is not shown never writes it."""
+
+    def __init__(self, write: Callable[[], str]) -> None:
+        self._write = write
 
     def __str__(self) -> str:
-        return self._found
+        return self._text
 
     @cached_property
-    def _found(self) -> str:
-        return self._words()
+    def _text(self) -> str:
+        return self._write()
 
 
 class _Orders:
     """Permutations of a game's instances, each with its reverse, sampled until they tell enough."""
 
-    def __init__(self, game: Coalitions, rng: np.random.Generator, permutations: int) -> None:
+    def __init__(self, game: Subsets, rng: np.random.Generator, permutations: int) -> None:
         self.game, self.rng = game, rng
         self.pairs = -(-permutations // 2)
-        self.chunk = WIDE if isinstance(game, RunCoalitions) and game.x.is_cuda else CHUNK
+        self.chunk = WIDE if game.cost == "run" and game.x.is_cuda else CHUNK
 
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
@@ -178,12 +209,12 @@ class _Orders:
             done += drawn
             if progress is not None:
                 progress(2 * done, 2 * self.pairs)
-            found = _estimate(total, squares, done)
+            estimate = _estimate(total, squares, done)
             if done == drawn < self.pairs and precision is not None:
-                self._announce_end(found, precision, perf_counter() - start)
-            if precision is not None and done >= FEWEST and float(found.stderr.max()) <= precision:
+                self._announce_end(estimate, precision, perf_counter() - start)
+            if done >= FEWEST and is_precise(estimate.stderr, precision):
                 break
-        return found
+        return estimate
 
     def _gains(self, outputs: Sequence[Output], pairs: int) -> Tensor:
         """What each instance adds on joining, (o, pairs, n): the mean over an order and its reverse."""
@@ -201,33 +232,33 @@ class _Orders:
     def _announce(self, precision: float | None) -> None:
         logger.info(
             "shapley: %d instances on %s, %s",
-            self.game.n, self.game.network.name, _Said(partial(self._ahead, precision)),
+            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
         )  # fmt: skip
 
     def _ahead(self, precision: float | None) -> str:
         """How many permutations are ahead and how long they take, from the time of a few sub-bags."""
         drawn = min(self.chunk, self.pairs)
-        pair = self.game.seconds(2 * drawn) / drawn
+        pair = measure_prefixes(self.game, 2 * drawn) / drawn
         fewest = self.pairs if precision is None else min(self.pairs, max(FEWEST, drawn))
         ends = [self.pairs] if fewest == self.pairs else [fewest, self.pairs]
-        counts, times = ([str(2 * n) for n in ends], [lasting(pair * n) for n in ends])
+        counts, times = ([str(2 * n) for n in ends], [write_duration(pair * n) for n in ends])
         return f"{' to '.join(counts)} permutations: about {' to '.join(dict.fromkeys(times))}"
 
-    def _announce_end(self, found: Estimate, precision: float, seconds: float) -> None:
+    def _announce_end(self, estimate: Estimate, precision: float, seconds: float) -> None:
         """Say where sampling will stop: standard errors fall with the root of the samples."""
-        wanted = found.samples * (float(found.stderr.max()) / precision) ** 2
-        chunks = -(-max(wanted, FEWEST) // self.chunk) if wanted < self.pairs else self.pairs
+        needed = estimate.samples * (float(estimate.stderr.max()) / precision) ** 2
+        chunks = -(-max(needed, FEWEST) // self.chunk) if needed < self.pairs else self.pairs
         pairs = int(min(self.pairs, chunks * self.chunk))
         logger.info(
             "shapley: about %d permutations for the precision of %g, %s in all",
-            2 * pairs, precision, lasting(seconds / found.samples * pairs),
+            2 * pairs, precision, write_duration(seconds / estimate.samples * pairs),
         )  # fmt: skip
 
 
-def lasting(seconds: float) -> str:
-    """A time in the words of a clock, to two digits.
+def write_duration(seconds: float) -> str:
+    """Write a time in the words of a clock, to two digits.
 
-    >>> lasting(0.3), lasting(43.4), lasting(600.0), lasting(9000.0)
+    >>> write_duration(0.3), write_duration(43.4), write_duration(600.0), write_duration(9000.0)
     ('1 s', '43 s', '10 min', '2.5 h')
     """
     if seconds < 100:
@@ -243,25 +274,27 @@ def _estimate(total: Tensor, squares: Tensor, n: int) -> Estimate:
     return Estimate(mean, (variance / n).sqrt(), n)
 
 
-def _affordable(n: int, permutations: int) -> bool:
-    return n <= AFFORDABLE or (n <= LARGEST and (1 << n) <= permutations * (n - 1))
+def is_precise(stderr: Tensor, precision: float | None) -> bool:
+    """Whether every standard error is within the precision that was asked for; never without one."""
+    return precision is not None and float(stderr.max()) <= precision
 
 
-def _shortfall(found: Estimate, precision: float | None) -> tuple[str, ...]:
-    """The sentence on a precision that was not reached."""
-    largest = float(found.stderr.max())
-    if precision is None or largest <= precision:
+def warn_of_shortfall(
+    stderr: Tensor, precision: float | None, *, samples: int, parameter: str
+) -> tuple[str, ...]:
+    """Write the warning that a precision was not reached with so many permutations or draws."""
+    if precision is None or is_precise(stderr, precision):
         return ()
     return (
-        f"The largest standard error is {largest:.3g}, above the precision of {precision:.3g}, after "
-        f"{2 * found.samples} permutations; allow more with permutations=.",
+        f"The largest standard error is {float(stderr.max()):.3g}, above the precision of {precision:.3g}, "
+        f"after {samples} {parameter}; allow more with {parameter}=.",
     )
 
 
-def _check(precision: float | None, permutations: int, exact: bool | None, n: int) -> None:
+def check_sampling(method: str, precision: Any, **counts: tuple[Any, int]) -> None:
+    """Refuse a precision that is not positive, and numbers of samples below the least for each."""
     if precision is not None and (not isinstance(precision, int | float) or not precision > 0):
-        raise bad_parameter("precision", "shapley", "a float in the range (0, inf), or None", precision)
-    if isinstance(permutations, bool) or not isinstance(permutations, int) or permutations < 4:
-        raise bad_parameter("permutations", "shapley", "an int in the range [4, inf)", permutations)
-    if exact and n > LARGEST:
-        raise bad_parameter("exact", "shapley", f"False for bags of more than {LARGEST} instances", exact)
+        raise bad_parameter("precision", method, "a float in the range (0, inf), or None", precision)
+    for name, (count, least) in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise bad_parameter(name, method, f"an int in the range [{least}, inf)", count)

@@ -16,8 +16,6 @@ from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.task import TASKS
 from xmil.nn.attention import SelfAttention, masked_softmax
 
-DOMINANT = 1e-9  # below this remaining weight a closed form has lost its digits
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -136,20 +134,6 @@ class MILModel(nn.Module, ABC):
         """What each instance adds to the outputs of an additive model, (b, n, c); zero outside the mask."""
         raise UnsupportedError(f"The outputs of {type(self).__name__} are not sums over instances.")
 
-    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
-        """Outputs (m, c) of parts of one embedded bag (n, e); each row of `members` (m, n) names a part.
-
-        No part may be empty.
-        """
-        return self.aggregate(h.expand(len(members), -1, -1), members)
-
-    def without_each(self, h: Tensor, removed: Tensor) -> Tensor | None:
-        """Outputs (r, c) of one embedded bag (n, e) without each of the `removed`.
-
-        None where that has no closed form; a row is NaN where the closed form has lost its digits.
-        """
-        return None
-
 
 class PooledMIL(MILModel):
     """A model that weighs embedded instances by a softmax and reads the weighted means.
@@ -169,7 +153,11 @@ class PooledMIL(MILModel):
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e)."""
-        weights = masked_softmax(self.attend(h), mask)  # (b, n, k)
+        return self.pool_weighted(h, self.attend(h), mask)
+
+    def pool_weighted(self, h: Tensor, attention: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) from embedded instances (b, n, e) and their unnormalised attention (b, n, k)."""
+        weights = masked_softmax(attention, mask)
         return self.head(weights.transpose(1, 2) @ h)
 
     @property
@@ -180,38 +168,6 @@ class PooledMIL(MILModel):
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) of the instances in each mean."""
         return masked_softmax(self.attend(h), None)
-
-    def subsets(self, h: Tensor, members: Tensor) -> Tensor:
-        """Attention once for all parts: their weighted means are two products, in float64."""
-        if self.pooling != "softmax":
-            return super().subsets(h, members)
-        a = self.attend(h.unsqueeze(0))[0].double()  # (n, k)
-        pooled = [_means(a[:, k], h.double(), members) for k in range(a.shape[1])]
-        return self.head(torch.stack(pooled, dim=1).to(h.dtype))
-
-    def without_each(self, h: Tensor, removed: Tensor) -> Tensor | None:
-        """A weighted mean loses a term and is scaled again: (z - a_k h_k) / (1 - a_k), in float64."""
-        if self.pooling != "softmax":
-            return None
-        a = self.attend(h.unsqueeze(0))[0].double().softmax(dim=0)  # (n, k)
-        z = a.T @ h.double()  # (k, e)
-        lost, rest = a[removed], 1.0 - a[removed]
-        reduced = (z - lost.unsqueeze(-1) * h[removed].double().unsqueeze(1)) / rest.unsqueeze(-1)
-        outputs = self.head(reduced.to(h.dtype))
-        return outputs.masked_fill((rest < DOMINANT).any(dim=1, keepdim=True), float("nan"))
-
-
-def _means(a: Tensor, h: Tensor, members: Tensor) -> Tensor:
-    """Means (m, e) of h (n, e) over each row's members, weighted by exp(a), a (n,).
-
-    Rows whose weights all vanish beside the largest of the bag are scaled by their own.
-    """
-    weights = (a - a.max()).exp() * members
-    faint = weights.sum(dim=1) < DOMINANT
-    if bool(faint.any()):
-        own = a.expand(int(faint.sum()), -1).masked_fill(~members[faint], float("-inf"))
-        weights[faint] = own.softmax(dim=1)
-    return weights @ h / weights.sum(dim=1, keepdim=True)
 
 
 def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -242,8 +198,8 @@ def run_by_length(
         def pick(value: Tensor, index: Tensor = index, n: int = int(n)) -> Tensor:
             return value[index][mask[index]].view(len(index), n, *value.shape[2:])
 
-        given = {name: None if value is None else pick(value) for name, value in companions.items()}
-        for i, row in zip(index.tolist(), aggregate(pick(h), **given), strict=True):
+        beside = {name: None if value is None else pick(value) for name, value in companions.items()}
+        for i, row in zip(index.tolist(), aggregate(pick(h), **beside), strict=True):
             logits[i] = row
     return torch.stack(logits)
 

@@ -6,13 +6,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.task import TASKS
 from xmil.models.base import MILModel
-from xmil.models.fitted import AffineProbe, convert_probe
 
 
 def chain(
@@ -43,14 +45,16 @@ def chain(
         raise bad_parameter("encoder", "chain", "a torch.nn.Module", type(encoder).__name__)
     if task is not None and task not in TASKS:
         raise bad_parameter("task", "chain", f"one of {list(TASKS)}", task)
-    found = probe if isinstance(probe, nn.Module) else convert_probe(probe, task=task)
+    module = probe if isinstance(probe, nn.Module) else convert_probe(probe, task=task)
+    if reference is None:  # what a regression of ours is explained against
+        reference = getattr(getattr(module, "spec", None), "reference", None)
     return Chain(
         encoder,
-        found,
+        module,
         forward=forward,
-        task=task or getattr(found, "task", None) or "classification",
-        class_names=getattr(found, "class_names", None) if class_names is None else tuple(class_names),
-        reference=_reference(found) if reference is None else reference,
+        task=task or getattr(module, "task", None) or "classification",
+        class_names=getattr(module, "class_names", None) if class_names is None else tuple(class_names),
+        reference=reference,
     ).eval()
 
 
@@ -78,17 +82,17 @@ class Chain(nn.Module):
         """How the chain is called: as its encoder, or as the function that calls it."""
         if self.caller is None:
             return inspect.signature(self.encoder.forward)
-        whole = inspect.signature(self.caller)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
+        signature = inspect.signature(self.caller)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The probe's outputs for the embedding of one bag."""
-        given = (
+        output = (
             self.encoder(*args, **kwargs)
             if self.caller is None
             else self.caller(self.encoder, *args, **kwargs)
         )
-        embedding = self._embedding(given)
+        embedding = self._embedding(output)
         if not isinstance(self.probe, AffineProbe):
             out: Tensor = self.probe(
                 embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding
@@ -96,25 +100,22 @@ class Chain(nn.Module):
             return out
         return F.linear(embedding.to(self.probe.weight.dtype), self.probe.weight, self.probe.bias)
 
-    def _embedding(self, given: Any) -> Tensor:
+    def _embedding(self, output: Any) -> Tensor:
         """The one vector (1, e) of the width that the probe takes."""
         width = _width(self.probe)
-        found = [v for v in _tensors(given) if v.is_floating_point() and v.shape[:-1].numel() == 1 and v.ndim]
-        fitting = [v.reshape(1, -1) for v in found if width in (None, v.shape[-1])]
+        vectors = [
+            v for v in _tensors(output) if v.is_floating_point() and v.shape[:-1].numel() == 1 and v.ndim
+        ]
+        fitting = [v.reshape(1, -1) for v in vectors if width in (None, v.shape[-1])]
         if len(fitting) == 1:
             return fitting[0]
-        shapes = ", ".join(str(tuple(v.shape)) for v in _tensors(given)) or type(given).__name__
+        shapes = ", ".join(str(tuple(v.shape)) for v in _tensors(output)) or type(output).__name__
         what = f"{len(fitting) or 'no'} vector{'s' * (len(fitting) > 1)}"
         wide = "" if width is None else f" of the width {width} that the probe takes"
         raise InputError(
             f"The encoder {type(self.encoder).__name__} gave {what}{wide} (it gave {shapes}); pass "
             "chain(..., forward=lambda encoder, x: ...) to pick the slide's."
         )
-
-
-def _reference(probe: nn.Module) -> Any:
-    """What a regression of ours is explained against; None for any other probe."""
-    return getattr(getattr(probe, "spec", None), "reference", None)
 
 
 def _width(probe: nn.Module) -> int | None:
@@ -124,9 +125,112 @@ def _width(probe: nn.Module) -> int | None:
     return next((m.in_features for m in probe.modules() if isinstance(m, nn.Linear)), None)
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
-    if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, Mapping | list | tuple):
-        for value in given.values() if isinstance(given, Mapping) else given:
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for value in output.values() if isinstance(output, Mapping) else output:
             yield from _tensors(value)
+
+
+Floats = npt.NDArray[np.float64]
+
+
+class AffineProbe(nn.Module):
+    """Outputs W h + b in double precision, with what they mean."""
+
+    def __init__(
+        self, weight: Floats, bias: Floats, *, task: str, class_names: tuple[str, ...] | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.from_numpy(np.array(weight, dtype=np.float64)))
+        self.bias = nn.Parameter(torch.from_numpy(np.array(bias, dtype=np.float64)))
+        self.in_dim = self.weight.shape[1]
+        self.task, self.class_names = task, class_names
+
+
+def convert_probe(probe: Any, *, task: str | None = None) -> AffineProbe:
+    """A fitted probe as an affine map whose outputs are its logits, values or log risk."""
+    steps = [step for _, step in probe.steps] if hasattr(probe, "steps") else [probe]
+    last = _last(steps[-1], task)
+    weight, bias = last.weight.detach().numpy(), last.bias.detach().numpy()
+    for step in reversed(steps[:-1]):
+        scale, shift = _affine(step, weight.shape[1])
+        weight, bias = weight @ scale, bias + weight @ shift
+    return AffineProbe(weight, bias, task=last.task, class_names=last.class_names)
+
+
+def _last(probe: Any, task: str | None) -> AffineProbe:
+    if isinstance(probe, np.ndarray | list | tuple):
+        if task != "cox":
+            raise InputError(
+                "Bare coefficients may mean anything; pass chain(..., task='cox') for a log risk."
+            )
+        return _cox(np.asarray(probe, dtype=np.float64), None)
+    name = type(probe).__name__
+    if hasattr(probe, "params_"):
+        names = [str(name) for name in getattr(probe.params_, "index", range(len(probe.params_)))]
+        values = np.asarray(probe.params_, dtype=np.float64)
+        mean = getattr(probe, "_norm_mean", None)
+        centre = None if mean is None else np.asarray(mean, dtype=np.float64)
+        if sorted(names) == sorted(map(str, range(len(names)))):
+            order = np.argsort([int(name) for name in names])
+            values, centre = values[order], None if centre is None else centre[order]
+        return _cox(values, None if centre is None else centre @ values)
+    if not hasattr(probe, "coef_"):
+        raise InputError(
+            f"The probe {name} has no coefficients: fit it first, or pass a torch module, a linear "
+            "scikit-learn model or a Cox model."
+        )
+    weight = np.atleast_2d(np.asarray(probe.coef_, dtype=np.float64))
+    if "Cox" in name:
+        return _cox(weight[0], np.asarray(getattr(probe, "offset_", 0.0)))
+    bias = np.broadcast_to(np.asarray(probe.intercept_, dtype=np.float64).reshape(-1), (len(weight),))
+    if not hasattr(probe, "classes_"):
+        return AffineProbe(weight, bias, task=task or "regression")
+    odd = name.startswith("SGD") and getattr(probe, "loss", "") != "log_loss"
+    if odd or not hasattr(probe, "predict_proba"):
+        raise InputError(f"The probe {name} gives no probabilities; fit a LogisticRegression instead.")
+    apart = getattr(probe, "multi_class", None) == "ovr" or name.startswith("SGD")
+    if len(weight) > 1 and (apart or getattr(probe, "solver", "") == "liblinear"):
+        raise InputError(
+            f"The probe {name} fits each class against the rest, which no softmax gives; fit a multinomial "
+            "LogisticRegression instead."
+        )
+    return AffineProbe(
+        weight, bias, task="classification", class_names=tuple(str(c) for c in probe.classes_.tolist())
+    )
+
+
+def _cox(coefficients: Floats, offset: Any) -> AffineProbe:
+    bias = np.zeros(1) if offset is None else -np.asarray(offset, dtype=np.float64).reshape(1)
+    return AffineProbe(np.atleast_2d(coefficients), bias, task="cox")
+
+
+def _affine(step: Any, width: int) -> tuple[Floats, Floats]:
+    """A step before the last as x -> scale x + shift, `width` being what the next step takes."""
+    if step is None or step == "passthrough":
+        return np.eye(width), np.zeros(width)
+    name = type(step).__name__
+    if name == "StandardScaler":
+        scale = np.ones(width) if step.scale_ is None else 1 / np.asarray(step.scale_, dtype=np.float64)
+        mean = np.zeros(width) if not step.with_mean else np.asarray(step.mean_, dtype=np.float64)
+        return np.diag(scale), -mean * scale
+    if name in ("MinMaxScaler", "MaxAbsScaler"):
+        if getattr(step, "clip", False):
+            raise InputError("The probe's MinMaxScaler clips, which is not linear; fit it with clip=False.")
+        scale = np.asarray(step.scale_, dtype=np.float64)
+        return (
+            (np.diag(scale), np.asarray(step.min_, dtype=np.float64))
+            if name == "MinMaxScaler"
+            else (np.diag(1 / scale), np.zeros(width))
+        )
+    if name == "PCA":
+        parts = np.asarray(step.components_, dtype=np.float64)
+        if step.whiten:
+            parts = parts / np.sqrt(np.asarray(step.explained_variance_, dtype=np.float64))[:, None]
+        return parts, -parts @ np.asarray(step.mean_, dtype=np.float64)
+    raise InputError(
+        f"The probe's step {name} is not known as a linear map; known: StandardScaler, MinMaxScaler, "
+        "MaxAbsScaler, PCA."
+    )

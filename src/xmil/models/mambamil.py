@@ -14,7 +14,7 @@ from xmil.core.errors import InputError, bad_parameter
 from xmil.models.base import MILModel, linear_relu_stack, run_by_length
 from xmil.models.registry import MODELS
 from xmil.nn.attention import AttentionScores
-from xmil.nn.mamba import Mamba, Order
+from xmil.nn.scan import Mamba, Order
 
 SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # and their branches
 POSITIONS = ("none", "sinusoidal", "learned")
@@ -157,6 +157,6 @@ class MambaMIL(MILModel):
         return [None, (backwards, backwards), (columns, places), (flipped, back)]
 
 
-def _check(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise bad_parameter(name, "mambamil", f"one of {list(known)}", value)
+def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise bad_parameter(name, "mambamil", f"one of {list(allowed)}", value)

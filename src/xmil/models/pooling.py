@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from xmil.models.base import MILModel, PooledMIL, linear_relu_stack
@@ -56,15 +55,3 @@ class MaxPool(_LinearPooling):
         if mask is not None:
             h = h.masked_fill(~mask.unsqueeze(-1), float("-inf"))
         return self.head(h.amax(dim=1))
-
-    def without_each(self, h: Tensor, removed: Tensor) -> Tensor | None:
-        """Only the instance that holds a feature's maximum changes it, to the second largest value."""
-        if self.pooling != "max" or len(h) < 2:
-            return None
-        top, owner = h.topk(2, dim=0)  # (2, e)
-        owners = owner[0].unique()
-        changed = torch.where(owner[0] == owners.unsqueeze(1), top[1], top[0])  # (owners, e)
-        outputs = self.head(torch.cat([top[:1], changed]))
-        place = torch.zeros(len(h), dtype=torch.long, device=h.device)
-        place[owners] = torch.arange(1, len(owners) + 1, device=h.device)
-        return outputs[place[removed]]

@@ -90,10 +90,10 @@ def _check(spec: ModelSpec, make: type[MILModel]) -> None:
         value = getattr(spec, name)
         if not isinstance(value, int) or value < 1:
             raise bad_parameter(name, spec.name, "an int in the range [1, inf)", value)
-    known = model_parameters(make)
+    parameters = model_parameters(make)
     for name in spec.params:
-        if name not in known:
-            raise unknown_name(f"parameter of {spec.name}", name, known)
+        if name not in parameters:
+            raise unknown_name(f"parameter of {spec.name}", name, parameters)
     if spec.task not in TASKS:
         raise bad_parameter("task", spec.name, f"one of {list(TASKS)}", spec.task)
     TASKS[spec.task].check(spec)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from xmil.core.errors import InputError
 from xmil.models.base import MILModel, run_by_length
 from xmil.models.registry import MODELS
-from xmil.nn.attention import DotProductAttention, SelfAttention
-from xmil.nn.distance import DistanceAttention
+from xmil.nn.attention import DistanceAttention, DotProductAttention, SelfAttention
 
 
 class VitLayer(nn.Module):

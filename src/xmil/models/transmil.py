@@ -13,8 +13,7 @@ from xmil.core.errors import bad_parameter
 from xmil.models.base import MILModel, linear_relu_stack, run_by_length
 from xmil.models.registry import MODELS
 from xmil.nn.attention import DotProductAttention, SelfAttention
-from xmil.nn.nystrom import NystromAttention
-from xmil.nn.ppeg import PPEG, square_edge
+from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
 
 
 class TransLayer(nn.Module):
@@ -125,7 +124,9 @@ class TransMIL(MILModel):
             h = layer(h, 1 if i == last > 0 and self.class_token is not None else None)
             if i == 0 and self.ppeg is not None:
                 h = self._encode_positions(h, edge)
-        return self._classify(h)
+        tokens = h[:, :1] if self.class_token is not None else h
+        logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(tokens))))
+        return logits.sum(dim=1)
 
     def _encode_positions(self, h: Tensor, edge: int) -> Tensor:
         assert self.ppeg is not None  # noqa: S101  # narrows the type for mypy
@@ -133,8 +134,3 @@ class TransMIL(MILModel):
             encoded: Tensor = self.ppeg(h, edge)
             return encoded
         return torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)
-
-    def _classify(self, h: Tensor) -> Tensor:
-        tokens = h[:, :1] if self.class_token is not None else h
-        logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(tokens))))
-        return logits.sum(dim=1)

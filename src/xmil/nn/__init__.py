@@ -1,1 +1,43 @@
-"""Layers that the models are made of: attention pooling, self-attention, Nyström attention, PPEG."""
+"""Layers that the models are made of: attention, Nyström attention, PPEG, selective scans, image networks."""
+
+from xmil.nn.attention import (
+    AttentionScores,
+    DistanceAttention,
+    DotProductAttention,
+    SelfAttention,
+    attend,
+    attention_weights,
+    masked_softmax,
+    normalised_attention,
+    row_blocks,
+    split_attention,
+    transposed_attention,
+)
+from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
+from xmil.nn.resnet import ResNet, load_resnet
+from xmil.nn.scan import Mamba, Order, scan_adjoint, selective_scan
+from xmil.nn.swin import CTransPath
+
+__all__ = [
+    "PPEG",
+    "AttentionScores",
+    "CTransPath",
+    "DistanceAttention",
+    "DotProductAttention",
+    "Mamba",
+    "NystromAttention",
+    "Order",
+    "ResNet",
+    "SelfAttention",
+    "attend",
+    "attention_weights",
+    "load_resnet",
+    "masked_softmax",
+    "normalised_attention",
+    "row_blocks",
+    "scan_adjoint",
+    "selective_scan",
+    "split_attention",
+    "square_edge",
+    "transposed_attention",
+]

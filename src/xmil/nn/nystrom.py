@@ -8,13 +8,14 @@ factors over m landmarks. Only the factors' inputs are kept; everything else is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from xmil.nn.attention import SelfAttention, attend, attention_weights, row_blocks
@@ -103,8 +104,8 @@ class NystromAttention(SelfAttention):
         One operation to torch's function modes: LRP takes all of it as a constant.
         """
         if has_torch_function((x,)):
-            found: NystromFactors = handle_torch_function(nystrom_factors, (x,), x, self, rows)
-            return found
+            factors: NystromFactors = handle_torch_function(nystrom_factors, (x,), x, self, rows)
+            return factors
         n, m = x.shape[1], self.n_landmarks
         q, k = self.project(x[:, :rows], 0), self.project(x, 1)
         if n < m:
@@ -112,7 +113,8 @@ class NystromAttention(SelfAttention):
             return _collapsed_factors(q, every, k, padding=m - n, iterations=self.pinv_iterations)
         padding = -n % m
         keys = F.pad(k, (0, 0, padding, 0))  # zeros in front, as published
-        means = _group_means(F.pad(x, (0, 0, padding, 0)), m)
+        groups: Tensor = F.pad(x, (0, 0, padding, 0)).unflatten(1, (m, -1))
+        means = groups.mean(dim=2)  # (b, m, d)
         q_l, k_l = self.project(means, 0), self.project(means, 1)  # projections are linear: of the means
         a = attention_weights(q_l, k_l)
         core = iterative_pinv(a, column_sums=a.sum(dim=-2), iterations=self.pinv_iterations)
@@ -175,7 +177,41 @@ def _collapsed_factors(
     return NystromFactors(q, k_l, core, q_l, k_l, skip=1, bias1=bias, bias3=bias)
 
 
-def _group_means(tokens: Tensor, m: int) -> Tensor:
-    """Means of m equal consecutive groups of tokens: (b, n, d) to (b, m, d)."""
-    groups: Tensor = tokens.unflatten(1, (m, -1))
-    return groups.mean(dim=2)
+class PPEG(nn.Module):
+    """Identity plus depth-wise convolutions of three sizes; Shao et al. 2021, arXiv:2106.00908."""
+
+    def __init__(self, dim: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.proj = _depthwise(dim, 7, bias)
+        self.proj1 = _depthwise(dim, 5, bias)
+        self.proj2 = _depthwise(dim, 3, bias)
+
+    def forward(self, tokens: Tensor, edge: int) -> Tensor:
+        """Instance tokens (b, edge * edge, d), without the class token, to the same shape."""
+        b, _, d = tokens.shape
+        grid = tokens.transpose(1, 2).contiguous().view(b, d, edge, edge)  # far faster than channels-last
+        encoded = (
+            grid + _convolved(self.proj, grid) + _convolved(self.proj1, grid) + _convolved(self.proj2, grid)
+        )
+        return encoded.flatten(2).transpose(1, 2)
+
+
+def _convolved(conv: nn.Conv2d, grid: Tensor) -> Tensor:
+    """The convolution, without the outer weights that meet nothing but padding on a small grid."""
+    middle = int(conv.kernel_size[0]) // 2
+    reach = min(middle, grid.shape[-1] - 1)
+    near = slice(middle - reach, middle + reach + 1)
+    return F.conv2d(grid, conv.weight[:, :, near, near], conv.bias, padding=reach, groups=conv.groups)
+
+
+def _depthwise(dim: int, kernel: int, bias: bool) -> nn.Conv2d:
+    return nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=bias)
+
+
+def square_edge(n: int) -> int:
+    """Edge of the smallest square that holds n instances.
+
+    >>> [square_edge(n) for n in (1, 2, 4, 5)]
+    [1, 2, 2, 3]
+    """
+    return math.isqrt(n - 1) + 1

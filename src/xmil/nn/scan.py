@@ -11,12 +11,16 @@ pass keeps the states between chunks alone and makes the others again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 CHUNK_ELEMENTS = 1 << 20  # numbers in one temporary of a chunk (4 MB in float32)
@@ -33,14 +37,11 @@ def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Te
     arguments = (x, dt, A, B, C, D)
     if has_torch_function(arguments):  # one operation for whoever looks on, such as LRP
         return handle_torch_function(selective_scan, arguments, *arguments)
-    if _mapped(arguments) or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
+    # torch.func transforms take plain operations alone
+    mapped = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in arguments)
+    if mapped or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
         return _plain(*arguments)
     return _Scan.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _mapped(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether torch.func transforms the call: it takes plain operations alone."""
-    return any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in tensors)
 
 
 def scan_adjoint(gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -74,8 +75,15 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         x, dt, A, B, C, D = inputs
         steps = _Steps.of(x, dt, A, B, C)
-        out, starts = _scan(steps)
-        ctx.save_for_backward(*inputs, starts)
+        out = torch.empty_like(steps.x)  # C_t h_t (n, b, e)
+        state = out.new_zeros(len(out[0]), *steps.A.shape)
+        starts = []  # the states before each chunk, k of (b, s, e)
+        for chunk in _chunks(out, len(steps.A)):
+            starts.append(state)
+            decay, states = steps.coefficients(chunk)
+            state = _run(states, decay, state)
+            out[chunk] = _inner(states, steps.C[chunk])
+        ctx.save_for_backward(*inputs, torch.stack(starts))
         return out.transpose(0, 1) + D * x
 
     @staticmethod
@@ -109,19 +117,6 @@ class _Steps:
         """exp(dt_t A) and dt_t B_t x_t of a chunk, (t, b, s, e)."""
         dt = self.dt[chunk]
         return (dt.unsqueeze(-2) * self.A).exp_(), _outer(dt * self.x[chunk], self.B[chunk])
-
-
-def _scan(steps: _Steps) -> tuple[Tensor, Tensor]:
-    """C_t h_t (n, b, e), and the states before each chunk (k, b, s, e)."""
-    out = torch.empty_like(steps.x)
-    state = out.new_zeros(len(out[0]), *steps.A.shape)
-    starts = []
-    for chunk in _chunks(out, len(steps.A)):
-        starts.append(state)
-        decay, states = steps.coefficients(chunk)
-        state = _run(states, decay, state)
-        out[chunk] = _inner(states, steps.C[chunk])
-    return out, torch.stack(starts)
 
 
 def _gradients(g: Tensor, steps: _Steps, starts: Tensor) -> tuple[Tensor, ...]:
@@ -178,3 +173,65 @@ def _chunks(x: Tensor, n_states: int) -> Iterator[slice]:
     """Slices of the n steps of x (n, b, e) whose states fit one temporary."""
     step = max(1, min(len(x), CHUNK_ELEMENTS // max(1, x[0].numel() * n_states)))
     return (slice(start, min(start + step, len(x))) for start in range(0, len(x), step))
+
+
+STEP_RANGE, STEP_FLOOR = (1e-3, 1e-1), 1e-4  # the first steps dt, drawn from a logarithmic range
+Order = tuple[Tensor, Tensor] | None  # rows (b, n) to scan, rows that put the results back; None as they are
+
+
+class Branch(nn.Module):
+    """One scan: a depth-wise convolution over the last steps, SiLU, and the scan with its coefficients."""
+
+    def __init__(self, width: int, *, rank: int, n_states: int, kernel: int) -> None:
+        super().__init__()
+        self.rank, self.n_states = rank, n_states
+        self.conv = nn.Conv1d(width, width, kernel, groups=width, padding=kernel - 1)
+        self.x_proj = nn.Linear(width, rank + 2 * n_states, bias=False)
+        self.dt_proj = nn.Linear(rank, width)
+        self.A_log = nn.Parameter(torch.arange(1.0, n_states + 1).log().repeat(width, 1))
+        self.D = nn.Parameter(torch.ones(width))
+        nn.init.uniform_(self.dt_proj.weight, -(rank**-0.5), rank**-0.5)
+        low, high = (math.log(edge) for edge in STEP_RANGE)
+        steps = (low + torch.rand(width) * (high - low)).exp().clamp(min=STEP_FLOOR)
+        self.dt_proj.bias.data.copy_(steps + torch.log(-torch.expm1(-steps)))  # their softplus are the steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, n, e) to (b, n, e)."""
+        x = F.silu(self.conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
+        dt, B, C = self.x_proj(x).split([self.rank, self.n_states, self.n_states], dim=-1)
+        A = -torch.exp(self.A_log)
+        return selective_scan(x, F.softplus(self.dt_proj(dt)), A, B, C, self.D)
+
+
+class Mamba(nn.Module):
+    """Projected to signal and gate; the branches scan the signal, SiLU of the gate scales what they give."""
+
+    def __init__(
+        self, dim: int, *, n_branches: int = 1, n_states: int = 16, kernel: int = 4, expand: int = 2
+    ) -> None:
+        super().__init__()
+        width, rank = expand * dim, math.ceil(dim / 16)
+        self.in_proj = nn.Linear(dim, 2 * width, bias=False)
+        self.branches = nn.ModuleList(
+            Branch(width, rank=rank, n_states=n_states, kernel=kernel) for _ in range(n_branches)
+        )
+        self.out_proj = nn.Linear(width, dim, bias=False)
+
+    def forward(self, h: Tensor, orders: Sequence[Order]) -> Tensor:
+        """(b, n, d) to (b, n, d); an order for each branch."""
+        x, z = self.in_proj(h).chunk(2, dim=-1)
+        gate = F.silu(z)
+        parts = []
+        for branch, order in zip(self.branches, orders, strict=True):
+            if order is None:
+                parts.append(branch(x) * gate)
+            else:
+                there, back = order
+                parts.append(_rows(branch(_rows(x, there)) * _rows(gate, there), back))
+        out: Tensor = self.out_proj(reduce(operator.add, parts))
+        return out
+
+
+def _rows(x: Tensor, rows: Tensor) -> Tensor:
+    """The rows (b, n) of each sequence (b, n, e)."""
+    return x.gather(1, rows.unsqueeze(-1).expand(-1, -1, x.shape[-1]))

@@ -49,7 +49,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Windows (b * windows, t, width); `mask` (windows, t, t) is added where a shift was made."""
+        """Windows (b * windows, t, width); `mask` (windows, t, t) is added after a shift."""
         rows, t, width = x.shape
         qkv = self.qkv(x).reshape(rows, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         index = self.relative_position_index.reshape(-1)

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from xmil.core.errors import InputError, StopError, WriteError, XmilError
-from xmil.core.run import Run
-from xmil.core.runfiles import RunFolder, read_run
-from xmil.runs.listener import Listener
+from xmil.core.task import TASKS, Task, references
+from xmil.data.cases import Case
+from xmil.runs import Listener
 from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
+from xmil.storage import Run, RunFolder, read_run
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
@@ -56,6 +60,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
+    marks: ClassVar[tuple[str, ...]] = ()  # files that tell a folder from before such runs had a run.json
 
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
@@ -77,7 +82,7 @@ class CohortRun(ABC, Generic[Item, Result]):
         """What run.json says beside the settings."""
         return {}
 
-    def known(self, item: Item) -> Result | None:  # noqa: ARG002 - for subclasses
+    def find_result(self, item: Item) -> Result | None:  # noqa: ARG002 - for subclasses
         """The result of an item that is done, None where it is to be done."""
         return None
 
@@ -116,9 +121,9 @@ class CohortRun(ABC, Generic[Item, Result]):
     @property
     def folder(self) -> RunFolder:
         """The folder, known by the settings."""
-        return RunFolder(self.out, self.kind, self.settings())
+        return RunFolder(self.out, self.kind, self.settings(), self.marks)
 
-    def go(
+    def execute(
         self,
         items: Sequence[Item],
         *,
@@ -132,27 +137,27 @@ class CohortRun(ABC, Generic[Item, Result]):
 
         `refused` are slides that cannot be worked on, with the reason: failures from the start.
         """
-        hear, workers, folder = listener or Listener(), workers or Workers(), self.folder
+        listener, workers, folder = listener or Listener(), workers or Workers(), self.folder
         about, again = self.about(), read_run(self.out) is not None
-        with folder.opened(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
+        with folder.open(about, folders=self.folders, restart=restart, outputs=self.outputs(items)):
             self.begin(again=again)
             tally: Tally[Result] = Tally(failed=dict(refused or {}))
-            with self._tables(folder, items, tally) as save, hear.counting(what, len(items)) as advance:
+            with self._tables(folder, items, tally) as save, listener.counting(what, len(items)) as advance:
                 waiting = list(self._waiting(items, tally, advance))
                 for outcome in self.outcomes(waiting, workers):
                     self._note(outcome, tally)
                     advance()
                     save()
-            hear.failures(tally.failed)
+            listener.failures(tally.failed)
             if not tally.results and (tally.failed or not items):
                 raise InputError(f"No slide could be {self.verb}; {self.out / 'failures.csv'} says why.")
             warnings = self.warnings(items, tally)
             for warning in warnings:
-                hear.warn(warning)
-            made = self.finish(items, tally, workers)
-            for warning in (later := list(made.get("warnings", ()))):
-                hear.warn(warning)
-            folder.write({**about, **made, "warnings": [*warnings, *later]})
+                listener.warn(warning)
+            summary = self.finish(items, tally, workers)
+            for warning in (later := list(summary.get("warnings", ()))):
+                listener.warn(warning)
+            folder.write({**about, **summary, "warnings": [*warnings, *later]})
         return tally
 
     def saved(self) -> Run:
@@ -166,7 +171,7 @@ class CohortRun(ABC, Generic[Item, Result]):
         with ThreadPoolExecutor(LOOKING) as threads:
             for start in range(0, len(items), AT_A_TIME):
                 some = items[start : start + AT_A_TIME]
-                for item, result in zip(some, threads.map(self.known, some), strict=True):
+                for item, result in zip(some, threads.map(self.find_result, some), strict=True):
                     if result is None:
                         yield item
                         continue
@@ -230,6 +235,75 @@ def in_process(workers: Workers) -> bool:
     return workers.kind == "local" and workers.workers == 1
 
 
-def as_workers(given: Workers | int) -> Workers:
-    """Workers from their number on this machine."""
-    return given if isinstance(given, Workers) else Workers(workers=given)
+FIRST = ("slide_id", "case_id", "label", "predicted", "correct")
+LAST = ("n", "features", "seconds", "warnings")
+Row = dict[str, Any]
+Logits = Sequence[float] | Sequence[Sequence[float]]  # of one model, or of each of an ensemble
+
+
+def slide_row(
+    case: Case,
+    place: int,
+    *,
+    logits: Logits,
+    spec: Mapping[str, Any],
+    n: int,
+    seconds: float | None = None,
+) -> Row:
+    """The row of a case's slide number `place`, from the outputs of the model, or models, for the case."""
+    task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
+    names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
+    columns = prediction(task, with_reference(each, spec), names)
+    return {
+        "slide_id": case.slides[place],
+        "case_id": case.case_id or case.name,
+        "label": task.label_text(case.label, names),
+        "predicted": columns.pop("predicted", None),
+        "correct": task.correct(each[None], [case.label])[0],
+        **columns,
+        **_beside(task, case.label),
+        "n": n,
+        "features": str(case.paths[place].absolute()),
+        "seconds": None if seconds is None else round(seconds, 4),
+    }
+
+
+def with_reference(outputs: npt.NDArray[np.float64], spec: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Outputs (..., c) as values, where a regression's are deviations from its reference.
+
+    >>> with_reference(np.array([0.5]), {"relative": True, "reference": 2.0})
+    array([2.5])
+    """
+    if not spec.get("relative"):
+        return outputs
+    reference: npt.NDArray[np.float64] = np.asarray(references(spec.get("reference"), outputs.shape[-1]))
+    return outputs + reference
+
+
+def prediction(task: Task, outputs: Any, names: Sequence[str]) -> Row:
+    """What the outputs (m, c) of one model or an ensemble mean, in the columns of the task's tables.
+
+    >>> prediction(TASKS["classification"], [[0.0, 1.0]], ["benign", "tumour"])
+    {'predicted': 'tumour', 'p:benign': 0.268941, 'p:tumour': 0.731059}
+    >>> prediction(TASKS["regression"], [[1.5]], ["value"])
+    {'value': 1.5}
+    """
+    columns = task.describe(np.asarray(outputs)[None], names)
+    return {
+        key: value if isinstance(value, str) else float(f"{value:.6g}") for key, (value,) in columns.items()
+    }
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns of a table of rows: names first, outputs between, the rest last."""
+    between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
+    last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
+    return [*FIRST, *between, *last]
+
+
+def _beside(task: Task, label: Any) -> Row:
+    """The columns `time` and `event` of models of risks, as `xmil predict` writes them."""
+    if task.truth != "time":
+        return {}
+    time, event = label if isinstance(label, tuple) else (None, None)
+    return {"time": time, "event": event}

@@ -8,40 +8,47 @@ first batches of the next are read.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
-from xmil.core.absence import absent
-from xmil.core.errors import FileError, InputError, StopError, bad_parameter, unknown_name
-from xmil.core.identity import file_digest, unchanged
-from xmil.core.names import counted
-from xmil.core.run import Run
-from xmil.core.runfiles import SLIDES, read_rows
-from xmil.core.storage import write_atomically
-from xmil.data import feature_files, open_bag
-from xmil.data.siblings import slide_name
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process, stopping
-from xmil.runs.feature_file import Encoded, write_features
-from xmil.runs.listener import Listener
-from xmil.runs.patch_stream import PatchStream
-from xmil.runs.slide_inputs import StrPath, named_slides
-from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, Workers, checked_device
+from xmil._version import __version__
+from xmil.core.durable import syncs, write_atomically
+from xmil.core.errors import FileError, InputError, StopError, XmilError, absent, bad_parameter
+from xmil.core.identity import file_digest, identity, unchanged
+from xmil.core.request import takes
+from xmil.core.text import counted
+from xmil.data import Header, feature_files, open_bag
+from xmil.data.header import slide_name
+from xmil.encoders import Encoder, Transform
+from xmil.runs import Listener
+from xmil.runs.cohort_run import CohortRun, TableRow, in_process, stopping
+from xmil.runs.feed.feed import EncodedRows, Feed, Filled, GpuBatches, HostBatches, Part
+from xmil.runs.feed.reader import PatchSource
+from xmil.runs.inputs import named_slides
+from xmil.runs.requests import EmbedRequest
+from xmil.runs.workers.pool import MakeWorker, Outcome, Stages, Worker, Workers, error_line, find_device
+from xmil.slides import Slide, open_slide
+from xmil.slides.slide import Pixels
+from xmil.slides.stain import Macenko
+from xmil.slides.tiling import in_blocks, read_patch
+from xmil.storage import SLIDES, Run, read_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from xmil.encoders import Encoder
-
-
-DECODERS = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
@@ -61,17 +68,13 @@ class EmbedSettings:
     batch: int = 64
     threads: int = 4
     ahead: int = 4  # batches read ahead
-    full_digests: bool = False
     readers: int = 0  # processes that read and decode; 0 means threads of this one
     compile: bool = False
-    decode: str = "cpu"  # "gpu": JPEG tiles by the device, where its pixels are near enough
 
     def __post_init__(self) -> None:
         for name, least in {"batch": 1, "threads": 1, "ahead": 1, "readers": 0}.items():
             if getattr(self, name) < least:
                 raise bad_parameter(name, "embed", f"an int in the range [{least}, inf)", getattr(self, name))
-        if self.decode not in DECODERS:
-            raise unknown_name("decoder", self.decode, DECODERS)
 
     def reads_by_processes(self, encoder: Encoder) -> bool:
         """Whether reading processes serve the encoder: a transform of the user's own runs in threads here."""
@@ -97,11 +100,10 @@ class EmbedSettings:
 
     def lasting(self) -> dict[str, Any]:
         """What changes features, and so must stay the same in a folder."""
-        passing = ["device", "batch", "threads", "ahead", "weights", "full_digests", "readers"]
+        passing = ["device", "batch", "threads", "ahead", "weights", "readers"]
         passing += [] if self.compile else ["compile"]  # folders of earlier versions do not name them
-        passing += [] if self.decode == "gpu" else ["decode"]
-        kept = {key: value for key, value in asdict(self).items() if key not in passing}
-        return {**kept, "files": list(self.digests)}
+        values = {key: value for key, value in asdict(self).items() if key not in passing}
+        return {**values, "files": list(self.digests)}
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -110,90 +112,67 @@ class EmbedSettings:
         return tuple(file_digest(path) for path in files if path.is_file())
 
 
-def embed_slides(
-    tiles: StrPath,
-    slides: StrPath | Sequence[StrPath],
-    *,
-    encoder: str,
-    out: StrPath | None = None,
-    weights: StrPath | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    batch: int = 64,
-    threads: int = 0,
-    readers: int | None = None,
-    compile: bool = False,  # noqa: A002 - the word users know
-    decode: str = "cpu",
-    stain_norm: bool = False,
-    input_size: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    patch_px: int | None = None,
-    random: bool = False,
-    restart: bool = False,
-    workers: Workers | int = 1,
-    follow_links: bool = True,
-    full_digests: bool = False,
-    listener: Listener | None = None,
-) -> Run:
+@takes(EmbedRequest, "tiles", "slides")
+def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> Run:
     """Encode the patches of slides into a folder of features, as `xmil embed` does.
 
     `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
-    a folder beside the patches. `readers` processes read and decode (None: one per core for a GPU, none for a
-    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features;
-    `decode` "gpu" has the GPU decode JPEG tiles where its pixels are the CPU's within one grey level.
+    a folder beside the patches. `readers` processes read and decode (-1: one per core for a GPU, none for a
+    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features.
     """
     from xmil.encoders.load import short_name
 
-    hear = listener or Listener()
+    listener, device = listener or Listener(), find_device(request.device)
+    for name in ("mean", "std"):
+        if (numbers := getattr(request, name)) is not None and len(numbers) != 3:
+            raise bad_parameter(name, "embed", "three numbers", numbers)
+    many = (
+        device.startswith("cuda") and os.name == "posix"
+    )  # a GPU takes more than threads of one process decode
+    readers = min(16, os.cpu_count() or 1) if many else 0
     settings = EmbedSettings(
-        encoder=encoder,
-        weights=None if weights is None else str(weights),
-        device=found_device(device),
-        precision=precision,
-        input_size=input_size,
-        mean=None if mean is None else tuple(mean),
-        std=None if std is None else tuple(std),
-        random=random,
-        stain_norm=stain_norm,
-        patch_px=patch_px,
-        batch=batch,
-        threads=threads or min(16, max(2, os.cpu_count() or 2)),
-        full_digests=full_digests,
-        readers=_readers(found_device(device)) if readers is None else readers,
-        compile=compile,
-        decode=decode,
+        encoder=request.encoder,
+        weights=None if request.weights is None else str(request.weights),
+        device=device,
+        precision=request.precision,
+        input_size=request.input_size,
+        mean=request.mean,
+        std=request.std,
+        random=request.random,
+        stain_norm=request.stain_norm,
+        patch_px=request.patch_px,
+        batch=request.batch,
+        threads=request.threads or min(16, max(2, os.cpu_count() or 2)),
+        readers=readers if request.readers < 0 else request.readers,
+        compile=request.compile,
     )
-    if decode == "gpu" and not settings.device.startswith("cuda"):
-        raise InputError("--decode gpu needs a GPU; leave it out on a CPU.")
-    pairs, refused = _pairs(Path(tiles), slides, follow_links=follow_links, hear=hear)
-    folder = Path(tiles) / f"features_{short_name(encoder)}" if out is None else Path(out)
-    run, chosen = EmbedRun(folder, settings), as_workers(workers)
+    pairs, refused = _pairs(request, listener)
+    folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
+    run, workers = EmbedRun(folder, settings), replace(request.pool, gpus=request.gpus)
     items = [(name, *pair) for name, pair in pairs.items()]
-    tally = run.go(items, workers=chosen, restart=restart, refused=refused, listener=hear)
+    tally = run.execute(items, workers=workers, restart=request.restart, refused=refused, listener=listener)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
-    hear.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
+    listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
     return run.saved()
 
 
-def _pairs(
-    tiles: Path, slides: StrPath | Sequence[StrPath], *, follow_links: bool, hear: Listener
-) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
+def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
     """Slide id to (slide, patches); the patches that have no slide, or two, with the reason."""
+    tiles = request.tiles
     folder = tiles / "patches" if (tiles / "patches").is_dir() else tiles
     if not folder.is_dir():
         raise InputError(absent(tiles, "folder"))
-    files, links = feature_files(folder, follow_links=follow_links)
-    named = {slide_name(path): path for path in files if path.suffix == ".h5"}
+    files, links = feature_files(folder, follow_links=request.follow_links)
+    patches = {slide_name(path): path for path in files if path.suffix == ".h5"}
     for path in links:
-        hear.say(f"{path}: this link was not followed.")
-    if not named:
+        listener.say(f"{path}: this link was not followed.")
+    if not patches:
         raise InputError(f"{tiles}: no patches here; run xmil tile first.")
-    found = named_slides(slides, follow_links=follow_links, say=hear.say)
-    pairs = {name: (found.slides[name], path) for name, path in named.items() if name in found.slides}
-    refused = {name: why for name, why in found.twice.items() if name in named}
-    missing = [name for name in named if name not in pairs and name not in refused]
-    where = slides if isinstance(slides, str | PathLike) else ", ".join(map(str, slides))
+    listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
+    pairs = {name: (listing.slides[name], path) for name, path in patches.items() if name in listing.slides}
+    refused = {name: why for name, why in listing.twice.items() if name in patches}
+    missing = [name for name in patches if name not in pairs and name not in refused]
+    where = ", ".join(map(str, request.slides))
     if not pairs and not refused:
         raise InputError(f"{where}: no slide is named like a file in {folder}; name them alike.")
     return pairs, refused | dict.fromkeys(missing, f"no slide of this name in {where}")
@@ -207,7 +186,6 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     """A folder of features."""
 
     chosen: EmbedSettings
-    notes: list[str] = field(default_factory=list)
     kind = "embed"
     verb = "used"
 
@@ -235,35 +213,29 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         """Slide after slide, their patches in common batches where processes read them for this one."""
         if not in_process(workers) or not items or not self.chosen.readers:
             return super().outcomes(items, workers)
-        from xmil.runs.embedder import Embedder
-
         encoder = self.chosen.load()
         if not self.chosen.reads_by_processes(encoder):
             return super().outcomes(items, workers)
-        return Embedder(encoder, self.chosen, self.out, self.notes).outcomes(items)
+        return Embedder(encoder, self.chosen, self.out).outcomes(items)
 
-    def warnings(self, items: Sequence[Item], tally: Tally[dict[str, Any]]) -> list[str]:  # noqa: ARG002
-        """Slides that were read in another way than asked for."""
-        return self.notes
-
-    def known(self, item: Item) -> dict[str, Any] | None:
+    def find_result(self, item: Item) -> dict[str, Any] | None:
         """What is there of a slide whose features are those of its patches, which may be tiled again."""
         name, slide, patches = item
         path = self.out / f"{name}.h5"
         if not path.is_file():
             return None
         try:
-            ours, asked = open_bag(path), open_bag(patches)
+            ours, tiled = open_bag(path), open_bag(patches)
         except FileError:
             return {
                 "patches": 0
             }  # the patches' fault is reported by the worker, the features' by who reads them
         stored = ours.extra.get("source")
-        if stored is not None and not unchanged(slide, stored, full=self.chosen.full_digests):
+        if stored is not None and not unchanged(slide, stored):
             return None
-        if ours.coords is None or asked.coords is None:
+        if ours.coords is None or tiled.coords is None:
             return {"patches": len(ours)}
-        same = ours.patch_size == asked.patch_size and np.array_equal(ours.coords, asked.coords)
+        same = ours.patch_size == tiled.patch_size and np.array_equal(ours.coords, tiled.coords)
         return {"patches": len(ours)} if same else None
 
     @cached_property
@@ -285,11 +257,9 @@ def _make_worker(
     encoder = settings.load()
     if settings.digests != digests:
         raise StopError(
-            "The encoder's files have changed since the run started; put them back, or use another --out."
+            "The encoder's files have changed since the run started; put them back, or use another out=."
         )
     if settings.reads_by_processes(encoder):
-        from xmil.runs.embedder import Embedder
-
         return Embedder(encoder, settings, out).one
 
     def read(item: Item) -> PatchStream:
@@ -308,7 +278,7 @@ def _make_worker(
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
     """The vectors batch by batch; a GPU has the next batch before those of the last are fetched from it."""
-    from xmil.runs.feed.encoder_batches import encoded
+    from xmil.runs.feed.feed import encoded
 
     last: Tensor | None = None
     done = 0
@@ -320,15 +290,457 @@ def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
         last = current
 
 
-def _readers(device: str) -> int:
-    """Reading processes for a device: a GPU takes more patches than threads of one process decode."""
-    return min(16, os.cpu_count() or 1) if device.startswith("cuda") and os.name == "posix" else 0
+Result = dict[str, Any]
+PART_BYTES = 8 << 20  # of a part's pixels for a GPU: small enough to come soon, large enough to copy well
+BLOCK = 256  # patches that one process reads, since they share tiles
+WRITERS = 32  # slides that may be open: one thread each, mostly waiting
+QUEUED = 64  # batches that may wait to be written
 
 
-def found_device(name: str) -> str:
-    """A device that is there; "auto" takes a GPU if there is one."""
-    if name != "auto":
-        return checked_device(name)
-    import torch
+@dataclass(eq=False)
+class OpenSlide:
+    """A slide under way: its patches, those not yet encoded, and the thread that writes them."""
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    item: Item
+    number: int
+    patches: SlidePatches
+    left: int
+    encoded: Queue[Encoded | BaseException | None]
+    written: Future[Result]
+
+
+class Embedder:
+    """Embeds slide after slide with one encoder."""
+
+    def __init__(self, encoder: Encoder, settings: EmbedSettings, out: Path) -> None:
+        assert isinstance(encoder.transform, Transform)  # noqa: S101  # `reads_by_processes` has seen to it
+        self._encoder, self._settings, self._out = encoder, settings, out
+        self._fit = encoder.transform.fit
+        self._gpu = torch.device(encoder.device).type == "cuda"
+
+    def one(self, item: Item) -> Result:
+        """Embed one slide."""
+        (outcome,) = self.outcomes([item])
+        if outcome.result is None:
+            raise FileError(outcome.error or "no result")
+        return outcome.result
+
+    def outcomes(self, items: Iterable[Item]) -> Iterator[Outcome[Item, Result]]:
+        """Embed slides and give the outcomes as they finish."""
+        with ExitStack() as stack:
+            writers = stack.enter_context(ThreadPoolExecutor(WRITERS, thread_name_prefix="xmil-write"))
+            opener = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="xmil-open"))
+            line = _Slides(self, iter(items), opener, writers)
+            stack.callback(line.abandon)
+            while line.more:
+                source = yield from line.first()
+                if source is not None:
+                    yield from self._with_feed(line, source)
+            yield from line.finished(wait=True)
+
+    def _with_feed(self, line: _Slides, source: PatchSource) -> Iterator[Outcome[Item, Result]]:
+        """Embed with reading processes whose memory holds such patches, until a slide has larger ones."""
+        room = self.part_rows(source) * int(np.prod(source.shape))
+        with ExitStack() as stack:
+            feed = stack.enter_context(Feed(self._settings.readers, room))
+            gpu = GpuBatches(self._encoder, feed, self._settings.batch) if self._gpu else None
+            batches = gpu or HostBatches(self._encoder, feed)
+            stack.callback(batches.close)
+            while True:
+                yield from line.fill(feed)
+                filled = feed.next()
+                if filled is None and not line.fits(feed):
+                    break
+                if filled is not None:
+                    line.take(self._encoded(batches, filled, line, feed))
+                yield from line.finished()
+            line.take(batches.flush())
+            yield from line.finished()
+
+    def _encoded(
+        self, batches: GpuBatches | HostBatches, filled: Filled, line: _Slides, feed: Feed
+    ) -> Iterator[EncodedRows]:
+        if filled.error is None:
+            return batches.add(filled)
+        feed.drop(filled.part.slide)
+        line.fail(filled.part.slide, FileError(filled.error))
+        return iter(())
+
+    def opened(self, item: Item) -> SlidePatches:
+        """A slide with its patches; runs ahead in a thread."""
+        return SlidePatches(item[1], item[2], self._settings)
+
+    def source(self, patches: SlidePatches) -> PatchSource:
+        """How the patches of a slide are read."""
+        path = patches.slide.path.absolute()
+        return PatchSource(path, patches.edge0, patches.size, self._fit, patches.stain)
+
+    def part_rows(self, source: PatchSource) -> int:
+        """Patches of a part: on a CPU those of a batch."""
+        size = self._settings.batch
+        return max(1, min(size, PART_BYTES // int(np.prod(source.shape)))) if self._gpu else size
+
+    def blocks(self, slide: OpenSlide) -> Iterator[list[Part]]:
+        """The patches of a slide in parts; neighbours are in one block, for one process.
+
+        On a CPU a part is a batch of patches in their order, which is the batch that threads would read.
+        """
+        source, xy0 = self.source(slide.patches), slide.patches.xy0
+        order = in_blocks(xy0, source.edge0) if self._gpu else np.arange(len(xy0))
+        step = self.part_rows(source)
+        size = max(step, BLOCK // step * step) if self._gpu else step
+        for start in range(0, len(order), size):
+            block = order[start : start + size]
+            parts = [block[i : i + step] for i in range(0, len(block), step)]
+            yield [Part(slide.number, source, rows, xy0[rows]) for rows in parts]
+
+    def write(
+        self, item: Item, patches: SlidePatches, encoded: Queue[Encoded | BaseException | None]
+    ) -> Result:
+        """Write a slide's features as they come; runs in a thread."""
+        about: dict[str, Any] = {"encoder": self._encoder, "settings": self._settings}
+        with patches:
+            write = partial(write_features, slide_id=item[0], patches=patches, **about)
+            write = partial(write, encoded=_until_end(encoded))
+            stopping(partial(write_atomically, self._out / f"{item[0]}.h5", write))
+        return {"patches": len(patches)}
+
+
+class _Slides:
+    """The slides of a run: the one that is opened ahead, those under way, those that are done."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        items: Iterator[Item],
+        opener: ThreadPoolExecutor,
+        writers: ThreadPoolExecutor,
+    ) -> None:
+        self._embedder, self._items, self._opener, self._writers = embedder, items, opener, writers
+        self._open: dict[int, OpenSlide] = {}
+        self._count = 0
+        self._ahead: tuple[Item, Future[SlidePatches]] | None = None
+        self._open_next()
+
+    @property
+    def more(self) -> bool:
+        """Whether there are slides not yet begun."""
+        return self._ahead is not None
+
+    def _open_next(self) -> None:
+        item = next(self._items, None)
+        self._ahead = None if item is None else (item, self._opener.submit(self._embedder.opened, item))
+
+    def first(self) -> Generator[Outcome[Item, Result], None, PatchSource | None]:
+        """How the patches of the next slide that can be opened are read; those that cannot are outcomes."""
+        while self._ahead is not None:
+            item, opening = self._ahead
+            try:
+                return self._embedder.source(opening.result())
+            except StopError:
+                raise
+            except Exception as error:  # a slide must not end the run, whatever is wrong with it
+                self._open_next()
+                yield Outcome(item, None, error_line(error))
+        return None
+
+    def fits(self, feed: Feed) -> bool:
+        """Whether the slide that comes next can be read by these processes; waits until it is open."""
+        if self._ahead is None:
+            return False
+        if self._ahead[1].exception() is not None:
+            return True
+        source = self._embedder.source(self._ahead[1].result())
+        return self._embedder.part_rows(source) * int(np.prod(source.shape)) <= feed.ring.slot_bytes
+
+    def fill(self, feed: Feed) -> Iterator[Outcome[Item, Result]]:
+        """Begin slides until the processes have enough to do."""
+        while self._ahead is not None and feed.queued < feed.readers:
+            if feed.busy and not self._ahead[1].done():
+                return
+            source = yield from self.first()
+            if source is None or not self.fits(feed):
+                return
+            self._begin(feed)
+
+    def _begin(self, feed: Feed) -> None:
+        assert self._ahead is not None  # noqa: S101  # `first` has seen to it
+        item, patches = self._ahead[0], self._ahead[1].result()
+        encoded: Queue[Encoded | BaseException | None] = Queue(QUEUED)
+        written = self._writers.submit(self._embedder.write, item, patches, encoded)
+        self._count += 1
+        slide = OpenSlide(item, self._count, patches, len(patches), encoded, written)
+        self._open[slide.number] = slide
+        for block in self._embedder.blocks(slide):
+            feed.add(block)
+        if not slide.left:
+            encoded.put(None)
+        self._open_next()
+
+    def take(self, vectors: Iterator[EncodedRows]) -> None:
+        """Hand vectors to those who write them."""
+        for some in vectors:
+            slide = self._open.get(some.slide)
+            if slide is None or slide.written.done():
+                continue
+            slide.left -= len(some.rows)
+            self._put(slide, (some.rows, some.values))
+            if not slide.left:
+                self._put(slide, None)
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Give a slide up."""
+        if number in self._open:
+            self._put(self._open[number], error)
+
+    def _put(self, slide: OpenSlide, what: Encoded | BaseException | None) -> None:
+        """Wait for room, unless the writer has given up."""
+        while not slide.written.done():
+            with suppress(Full):
+                slide.encoded.put(what, timeout=0.2)
+                return
+
+    def finished(self, *, wait: bool = False) -> Iterator[Outcome[Item, Result]]:
+        """The slides whose files are written, or that failed."""
+        for number, slide in list(self._open.items()):
+            if not (wait or slide.written.done()):
+                continue
+            del self._open[number]
+            try:
+                yield Outcome(slide.item, slide.written.result())
+            except StopError:
+                raise
+            except Exception as error:
+                yield Outcome(slide.item, None, error_line(error))
+
+    def abandon(self) -> None:
+        """End what is still under way; its files are not written."""
+        for slide in self._open.values():
+            self._put(slide, XmilError("The run was stopped."))
+        if self._ahead is not None and not self._ahead[1].cancel() and self._ahead[1].exception() is None:
+            self._ahead[1].result().close()
+        self._ahead = None
+
+
+def _until_end(encoded: Queue[Encoded | BaseException | None]) -> Iterator[Encoded]:
+    while (vectors := encoded.get()) is not None:
+        if isinstance(vectors, BaseException):
+            raise vectors
+        yield vectors
+
+
+KEPT = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
+GATHERED = 2048  # rows that are written at once
+UNSYNCED = 64 << 20  # bytes after which the disk is asked to keep up
+Vectors = npt.NDArray[np.float32]
+Encoded = tuple[npt.NDArray[np.int64], Vectors]  # rows among the slide's patches, their vectors
+
+
+def write_features(
+    path: str,
+    slide_id: str,
+    patches: SlidePatches,
+    *,
+    encoder: Encoder,
+    settings: EmbedSettings,
+    encoded: Iterable[Encoded],
+) -> None:
+    """Write the vectors of a slide's patches straight into the file."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.attrs["xmil"] = json.dumps(_ours(slide_id, patches, encoder, settings), default=str)
+        features = file.create_dataset("features", (len(patches), encoder.dim), dtype=np.float32)
+        named = {"name": slide_id, "savetodir": Path(path).parent.name, "encoder": encoder.name}
+        features.attrs.update(named)
+        coords = file.create_dataset("coords", data=patches.header.coords)
+        coords.attrs.update(_coords_attributes(slide_id, patches))
+        gathered = Gathered(features)
+        for rows, values in encoded:
+            if not np.isfinite(values).all():
+                raise FileError(f"{patches.slide.path}: the encoder gave values that are not finite.")
+            gathered.put(rows, values)
+            if gathered.unsynced > UNSYNCED:
+                _keep_up(file, path)
+                gathered.unsynced = 0
+
+
+class Gathered:
+    """Rows that come in any order, written in runs; what is held is bounded by how far apart they come."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._held: dict[int, tuple[Vectors, int]] = {}  # a run's vectors, and how many are missing
+        self.unsynced = 0
+
+    def put(self, rows: npt.NDArray[np.int64], values: Vectors) -> None:
+        """Take some rows; runs that are complete are written."""
+        runs = rows // GATHERED
+        for run in np.unique(runs).tolist():
+            chosen = runs == run
+            start = run * GATHERED
+            stop = min(start + GATHERED, self._dataset.shape[0])
+            if run not in self._held:
+                self._held[run] = np.empty((stop - start, values.shape[1]), np.float32), stop - start
+            vectors, missing = self._held.pop(run)
+            vectors[rows[chosen] - start] = values[chosen]
+            missing -= int(chosen.sum())
+            if missing:
+                self._held[run] = vectors, missing
+            else:
+                self._dataset[start:stop] = vectors
+                self.unsynced += vectors.nbytes
+
+
+def _keep_up(file: Any, path: str) -> None:
+    """Let the disk write what there is, so that the end of the file does not wait for all of it."""
+    if syncs() and os.name == "posix":
+        file.flush()
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _coords_attributes(slide_id: str, patches: SlidePatches) -> dict[str, Any]:
+    header = patches.header
+    carried = {key: header.extra.get(key) for key in KEPT}
+    carried["level0_width"], carried["level0_height"] = patches.slide.dimensions
+    attributes = {
+        **carried,
+        "patch_size": patches.size,
+        "patch_size_level0": header.patch_size,
+        "mpp": header.mpp,
+    }
+    named = {"name": slide_id, "savetodir": header.path.parent.name}
+    return {key: "None" if value is None else value for key, value in {**attributes, **named}.items()}
+
+
+def _ours(slide_id: str, patches: SlidePatches, encoder: Encoder, settings: EmbedSettings) -> dict[str, Any]:
+    origin = {"encoder": {"name": encoder.name, "asked": settings.encoder, **encoder.about}}
+    origin["encoder"] |= {"precision": encoder.precision, "stain_norm": settings.stain_norm}
+    return {
+        "version": __version__,
+        "slide_id": slide_id,
+        "mpp": patches.header.mpp,
+        "inferred": list(patches.header.inferred),
+        "extra": {**origin, "source": patches.source},
+    }
+
+
+SAMPLE = 32  # patches from which the stains of a slide are found
+
+
+class SlidePatches:
+    """A slide with its patches, checked against each other; close it after use."""
+
+    def __init__(self, slide: Path, patches: Path, settings: EmbedSettings) -> None:
+        self.source = identity(slide)
+        self.header = open_bag(patches)
+        self.size = _patch_px(self.header, settings)
+        self.slide = open_slide(slide)
+        try:
+            _check(self.slide, self.header)
+            self.stain = self._find_stain() if settings.stain_norm and len(self) else None
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.header)
+
+    @property
+    def xy0(self) -> npt.NDArray[np.int64]:
+        """The corners (n, 2)."""
+        assert self.header.coords is not None  # noqa: S101  # `_patch_px` has seen them
+        return self.header.coords
+
+    @property
+    def edge0(self) -> int:
+        """The edge of a patch in level-0 pixels."""
+        assert self.header.patch_size is not None  # noqa: S101  # as above
+        return self.header.patch_size
+
+    def read(self, index: int) -> Pixels:
+        """The pixels of one patch, stains not changed."""
+        return read_patch(self.slide, self.xy0[index], edge0=self.edge0, size=self.size)
+
+    def close(self) -> None:
+        """Close the slide."""
+        self.slide.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _find_stain(self) -> Macenko:
+        """The slide's stains, from patches spread evenly over it."""
+        chosen = np.unique(np.linspace(0, len(self) - 1, SAMPLE).astype(int))
+        try:
+            return Macenko.fit(np.stack([self.read(int(i)) for i in chosen]))
+        except InputError as error:
+            raise FileError(f"{self.slide.path}: {error}") from None
+
+
+class PatchStream(SlidePatches):
+    """The patches of a slide, batch by batch, a few of them read ahead by threads."""
+
+    def __init__(
+        self, slide: Path, patches: Path, transform: Callable[[Any], Tensor], settings: EmbedSettings
+    ) -> None:
+        self._pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="xmil-patches")
+        self._transform, self._batch, self._ahead = transform, settings.batch, settings.ahead
+        self._waiting: deque[list[Future[Tensor]]] = deque()
+        self._next = 0
+        super().__init__(slide, patches, settings)
+        self._fill()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Batches in the order of the patches."""
+        import torch
+
+        while self._waiting:
+            batch = [future.result() for future in self._waiting.popleft()]
+            self._fill()
+            yield torch.stack(batch)
+
+    def close(self) -> None:
+        """Stop reading and close the slide."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        super().close()
+
+    def _fill(self) -> None:
+        while len(self._waiting) < self._ahead and self._next < len(self):
+            last = min(self._next + self._batch, len(self))
+            futures = [self._pool.submit(self._prepared, i) for i in range(self._next, last)]
+            self._waiting.append(futures)
+            self._next = last
+
+    def _prepared(self, index: int) -> Tensor:
+        pixels = self.read(index)
+        return self._transform(pixels if self.stain is None else self.stain.normalise(pixels))
+
+
+def _patch_px(header: Header, settings: EmbedSettings) -> int:
+    if header.coords is None or header.patch_size is None:
+        raise FileError(f"{header.path}: holds no level-0 corners with a patch edge; tile the slide.")
+    size = settings.patch_px or header.extra.get("patch_size")
+    if not size:
+        raise FileError(f"{header.path}: does not say how many pixels a patch has; pass patch_px=.")
+    return int(size)
+
+
+def _check(slide: Slide, header: Header) -> None:
+    """Patches that lie outside the slide are of another one."""
+    stored = tuple(header.extra.get(key) for key in ("level0_width", "level0_height"))
+    if all(isinstance(value, int | np.integer) for value in stored) and stored != slide.dimensions:
+        raise FileError(
+            f"{header.path}: is of a slide of {stored[0]} x {stored[1]} px; {slide.path} has "
+            f"{slide.dimensions[0]} x {slide.dimensions[1]}. Tile this slide."
+        )
+    coords = header.coords
+    if coords is not None and len(coords) and (coords.max(axis=0) >= slide.dimensions).any():
+        raise FileError(f"{header.path}: has patches outside {slide.path}; they are of another slide.")

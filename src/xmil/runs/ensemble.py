@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from xmil.core.absence import absent
 from xmil.core.background import Background
 from xmil.core.bag import Bag, FloatArray
-from xmil.core.errors import CheckpointError, FileError, InputError, StopError
+from xmil.core.errors import CheckpointError, FileError, InputError, StopError, absent
 from xmil.core.explanation import Audit, Explanation
 from xmil.core.identity import file_digest
-from xmil.core.named_function import is_function_name
-from xmil.core.runfiles import read_run
+from xmil.core.registry import is_function_name, load_function
 from xmil.core.task import TASKS
-from xmil.data.averages import background_of_files
-from xmil.data.feature_facts import differing, same_encoder
-from xmil.data.join import feature_files
-from xmil.data.whereabouts import is_features
-from xmil.methods.opening import open_network
+from xmil.data.bags import open_bag
+from xmil.data.cases import Case
+from xmil.data.files import (
+    background_of_files,
+    differing,
+    feature_files,
+    folder_advice,
+    is_features,
+    same_encoder,
+)
 from xmil.models import MILModel, load_model
 from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
-from xmil.nn.frozen import frozen
-from xmil.runs.inputs import NOTHING, Say, Unsaid
+from xmil.network import declared_names, declared_references, open_network
+from xmil.network.network import frozen
+from xmil.runs.cohort_run import in_process
+from xmil.runs.inputs import Say
+from xmil.runs.requests import CohortRequest
+from xmil.runs.workers.pool import find_device
+from xmil.storage import read_run
 
 BACKGROUND, AUTO, NO_BACKGROUND = "background.npz", "auto", "none"
 ENOUGH = 50  # files; the mean of fewer holds too much of their own evidence
@@ -41,43 +50,68 @@ StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
+class Builder:
+    """A function that builds a model, `module:function` as the user typed it.
+
+    Only `model_paths` makes one, from what it is given: no file can name code that is run.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source = Path | Builder
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a run's models come from, the digests of their files, and what the files do not say.
+
+    `class_names` name the outputs; `features`, read with the options `reading`, try a network of the user's
+    out; `background` is for models that have none of their own.
+    """
+
+    paths: tuple[Source, ...]
+    digests: tuple[str, ...] = ()  # what the files must have; empty: whatever they have
+    class_names: tuple[str, ...] | None = None
+    features: Path | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    background: Background | None = None
+
+    def load(self, device: str = "cpu") -> Ensemble:
+        """Load the models; refuse those that answer different questions, and files that have changed."""
+        wanted: Sequence[str | None] = self.digests or [None] * len(self.paths)
+        pairs = [_load(path, digest, self) for path, digest in zip(self.paths, wanted, strict=True)]
+        models = tuple(model.to(device) for model, _ in pairs)
+        check_ensemble([model.spec for model in models], self.paths)
+        for model in models:
+            model.background = model.background or self.background
+        return Ensemble(replace(self, digests=tuple(digest for _, digest in pairs)), models)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides results beside the files; nothing where the user said nothing."""
+        names = {} if self.class_names is None else {"class_names": list(self.class_names)}
+        return names if self.background is None else {**names, "background": self.background.digest}
+
+
+@dataclass(frozen=True)
 class Ensemble:
     """The models of a run, one or several: loaded once, their files hashed once."""
 
-    paths: tuple[Path, ...]
-    digests: tuple[str, ...]
+    files: ModelFiles
     models: tuple[MILModel, ...]
-    unsaid: Unsaid = NOTHING
 
-    @classmethod
-    def load(
-        cls,
-        paths: Sequence[Path],
-        device: str = "cpu",
-        *,
-        digests: Sequence[str] | None = None,
-        unsaid: Unsaid = NOTHING,
-    ) -> Ensemble:
-        """The models of the files, or of your own builders; refused where they answer different questions.
+    @property
+    def paths(self) -> tuple[Source, ...]:
+        """Where the models come from."""
+        return self.files.paths
 
-        `digests` are what the files must have: those of a run that began with them. `unsaid` holds what the
-        files do not say.
-        """
-        wanted: Sequence[str | None] = digests or [None] * len(paths)
-        pairs = [_loaded(path, digest, unsaid) for path, digest in zip(paths, wanted, strict=True)]
-        models = tuple(model.to(device) for model, _ in pairs)
-        check_ensemble([model.spec for model in models], paths)
-        _lend(models, unsaid.background)
-        return cls(tuple(paths), tuple(digest for _, digest in pairs), models, unsaid)
-
-    def lent(self, background: Background) -> Ensemble:
-        """The ensemble, models without a background having this one."""
-        _lend(self.models, background)
-        return replace(self, unsaid=replace(self.unsaid, background=background))
-
-    def again(self, device: str) -> Ensemble:
-        """The same models from the same files, for another process."""
-        return Ensemble.load(self.paths, device, digests=self.digests, unsaid=self.unsaid)
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the models' files."""
+        return self.files.digests
 
     @property
     def specs(self) -> list[ModelSpec]:
@@ -93,10 +127,10 @@ class Ensemble:
         """The ensemble with its models on a device."""
         return replace(self, models=tuple(model.to(device) for model in self.models))
 
-    def keep_background(self, out: Path) -> None:
-        """Write what the models were lent into a run's folder."""
-        if self.unsaid.background is not None:
-            self.unsaid.background.save(out / BACKGROUND)
+    def save_background(self, out: Path) -> None:
+        """Write the background that the models were given into a run's folder."""
+        if self.files.background is not None:
+            self.files.background.save(out / BACKGROUND)
 
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
@@ -109,112 +143,122 @@ class Ensemble:
         return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
 
 
+def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
+    """Load the models that a path, or several, stand for; those without a background get this one."""
+    return ModelFiles(model_paths(model), background=background).load()
+
+
+def load_run_models(path: StrPath, run: Path) -> tuple[MILModel, ...]:
+    """The models at a path, with the background that a run of explanations gave them."""
+    return load_models(path, Background.load(run / BACKGROUND)).models
+
+
+def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
+    """Load the models of a request, and the device that workers use.
+
+    Where other processes work, the models stay on the CPU here: they load their own from the same files.
+    """
+    workers = request.pool
+    device = cluster_device(request) if workers.kind == "ray" else find_device(request.device)
+    names = request.class_names or None
+    files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
+    return files.load(device if in_process(workers) else "cpu"), device
+
+
+def cluster_device(request: CohortRequest) -> str:
+    """The device of a cluster's workers: this machine cannot ask theirs."""
+    return ("cuda" if request.gpus else "cpu") if request.device == "auto" else request.device
+
+
 def with_background(
     models: Ensemble,
-    given: StrPath,
+    request: CohortRequest,
+    background: str,
     *,
-    files: Sequence[Path],
+    cases: Sequence[Case],
     out: Path,
-    restart: bool = False,
     say: Say = lambda _: None,
 ) -> Ensemble:
-    """The models of a run, each with a background where one is to be had.
+    """Give the models of a run a background, where one is to be had.
 
-    A published checkpoint has none. `given` is a folder or file of features, "none", or "auto": the mean of
-    the run's own files, from 50 on. A run that goes on, or grows, keeps the one it began with.
+    A published checkpoint has none. `background` is a folder or file of features, "none", or "auto": the mean
+    of the run's own files, from 50 on. A run that goes on, or grows, keeps the one it began with.
     """
-    if str(given) == NO_BACKGROUND or all(model.background is not None for model in models.models):
+    if background == NO_BACKGROUND or all(model.background is not None for model in models.models):
         return models
-    width, reading = models.spec.in_dim, models.unsaid.reading
-    if str(given) != AUTO:
-        chosen, whose = _given_background(Path(given), width, reading), str(given)
-    elif not restart and (kept := Background.load(out / BACKGROUND)) is not None and kept.dim == width:
-        chosen, whose = kept, "what this run began with"
-    elif not restart and _began_without(out):
+    width, files = models.spec.in_dim, [path for case in cases for path in case.paths]
+    stored = None if request.restart else Background.load(out / BACKGROUND)
+    if background != AUTO:
+        place = Path(background)
+        if not place.exists():
+            raise FileError(f"background={absent(place, 'file or folder of features')}")
+        named = feature_files(place)[0] if place.is_dir() else [place]
+        chosen, whose = background_of_files(named, width, request.reading, most=MOST), background
+        if chosen is None:
+            raise InputError(
+                f"background={place}: no readable features of width {width}, which the model takes."
+            )
+    elif stored is not None and stored.dim == width:
+        chosen, whose = stored, "what this run began with"
+    elif not request.restart and (run := read_run(out)) is not None and "background" not in run["settings"]:
         if len(files) >= ENOUGH:
-            say(f"{out}: began without a background, and goes on without; --restart measures against one.")
+            say(f"{out}: began without a background, and goes on without; restart=True measures against one.")
+        return models
+    elif len(files) < ENOUGH:
         return models
     else:
-        few = len(files) < ENOUGH
-        own = None if few else background_of_files(files, width, reading, most=MOST)
-        if own is None:
-            return models
-        chosen, whose = own, "the slides of this run"
+        chosen, whose = (
+            background_of_files(files, width, request.reading, most=MOST),
+            "the slides of this run",
+        )
+    if chosen is None:
+        return models
     say(
         f"The model has no background: evidence is measured against the mean of {chosen.n:,} patches of "
-        f"{whose} ({BACKGROUND}). --background none leaves it out."
+        f"{whose} ({BACKGROUND}). background='none' leaves it out."
     )
-    return models.lent(chosen)
+    for model in models.models:
+        model.background = model.background or chosen
+    return replace(models, files=replace(models.files, background=chosen))
 
 
-def _began_without(out: Path) -> bool:
-    """Whether a run is there whose slides have no background: it had too few of them when it began."""
-    known = read_run(out)
-    return known is not None and "background" not in known["settings"]
-
-
-def _given_background(path: Path, width: int, reading: Mapping[str, Any]) -> Background:
-    """The background of features that were asked for."""
-    if not path.exists():
-        raise FileError(f"--background {absent(path, 'file or folder of features')}")
-    files = feature_files(path)[0] if path.is_dir() else [path]
-    found = background_of_files(files, width, reading, most=MOST)
-    if found is None:
-        raise InputError(
-            f"--background {path}: no readable features of width {width}, which the model takes."
-        )
-    return found
-
-
-def _lend(models: Sequence[MILModel], background: Background | None) -> None:
-    for model in models:
-        model.background = model.background or background
-
-
-def _loaded(path: Path, wanted: str | None, unsaid: Unsaid) -> tuple[MILModel, str]:
+def _load(path: Source, wanted: str | None, files: ModelFiles) -> tuple[MILModel, str]:
     """A model with the digest of its file, which must not change while it is read."""
-    if is_function_name(str(path)):
-        from xmil.runs.own_network import build_own, state_digest
-
-        own = build_own(str(path), unsaid)
-        return own, _checked_digest(path, state_digest(own), wanted)
+    if isinstance(path, Builder):
+        own = build_own(path.name, files)
+        return own, _check_digest(path, state_digest(own), wanted)
     before = _stamp(path)
     try:
         if path.is_dir():
             in_folder(path)  # refused before every file in it is read for the digest
-        digest = _checked_digest(path, file_digest(path), wanted)
-        model = load_model(path, class_names=unsaid.class_names)
+        digest = _check_digest(path, file_digest(path), wanted)
+        model = load_model(path, class_names=files.class_names)
     except CheckpointError as error:
-        raise _swapped(path, unsaid) or error from None
+        raise _swapped(path, files.features) or error from None
     if _stamp(path) != before:
         raise StopError(f"{path}: changed while it was read; run the command again once it is written.")
     return model, digest
 
 
-def _checked_digest(path: Path, digest: str, wanted: str | None) -> str:
+def _check_digest(path: Source, digest: str, wanted: str | None) -> str:
     if wanted is not None and digest != wanted:
         raise StopError(
-            f"{path}: is not the model that the run started with; put it back, or use another --out."
+            f"{path}: is not the model that the run started with; put it back, or use another out=."
         )
     return digest
 
 
-def _swapped(path: Path, unsaid: Unsaid) -> InputError | None:
+def _swapped(path: Path, features: Path | None) -> InputError | None:
     """The error for features where the model belongs, and the model where the features belong."""
-    if not is_features(path) or unsaid.features is None:
+    if not is_features(path) or features is None:
         return None
-    other = f"--model {unsaid.features} --features {path}"
-    if _is_checkpoint(unsaid.features):
-        return InputError(f"{path}: holds features, and {unsaid.features} a model: swap them, as {other}.")
-    return InputError(f"{path}: holds features, not a model; give the checkpoint as --model.")
-
-
-def _is_checkpoint(path: Path) -> bool:
     try:
-        load_model(path)
+        load_model(features)
     except CheckpointError:
-        return False
-    return True
+        return InputError(f"{path}: holds features, not a model; give the checkpoint as model=.")
+    return InputError(
+        f"{path}: holds features, and {features} a model: swap them, as model={features} features={path}."
+    )
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -225,12 +269,15 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
-    """The checkpoints that one path or several stand for; a folder of a training has those of its folds."""
-    listed: list[Any] = [given]
-    if isinstance(given, Iterable) and not isinstance(given, str | PathLike | nn.Module):
-        listed = list(given)
-    for path in listed:
+def model_paths(model: StrPath | Sequence[StrPath]) -> tuple[Source, ...]:
+    """The checkpoints that one path or several stand for; a folder of a training has those of its folds.
+
+    What reads as `module:function` is a builder, if the user named it: `model` must not come from a file.
+    """
+    paths: list[Any] = [model]
+    if isinstance(model, Iterable) and not isinstance(model, str | PathLike | nn.Module):
+        paths = list(model)
+    for path in paths:
         if not isinstance(path, str | PathLike):
             raise InputError(
                 f"Runs over slides take the path of a model, not a {type(path).__name__}: write a model of "
@@ -238,19 +285,19 @@ def model_paths(given: StrPath | Sequence[StrPath]) -> tuple[Path, ...]:
                 '"mine.py:build", or explain one bag with xmil.explain.'
             )
     return tuple(
-        file
-        for path in listed
-        for file in ([Path(path)] if is_function_name(str(path)) else checkpoint_files(Path(path)))
+        source
+        for path in map(str, paths)
+        for source in ([Builder(path)] if is_function_name(path) else checkpoint_files(Path(path)))
     )
 
 
-def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:
+def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> None:
     """Refuse models that do not answer the same question, or that would be given the same features wrongly.
 
     What a model does not say contradicts no other; `ensemble_warning` tells.
     """
     for name in (*ANSWERS, *NAMES):
-        first: tuple[Any, Path] | None = None
+        first: tuple[Any, Source] | None = None
         for spec, path in zip(specs, paths, strict=True):
             value = getattr(spec, name)
             if value is None:
@@ -264,14 +311,14 @@ def check_ensemble(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> None:
                 )
 
 
-def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Path]) -> str | None:
+def ensemble_warning(specs: Sequence[ModelSpec], paths: Sequence[Source]) -> str | None:
     """One sentence where some models of an ensemble do not say what others do, or had other features."""
     for spec, path in zip(specs[1:], paths[1:], strict=True):
-        found = differing(specs[0].features or {}, spec.features or {})
-        if found:
+        differences = differing(specs[0].features or {}, spec.features or {})
+        if differences:
             return (
                 f"{path.name} of the ensemble was trained on features made differently from those of "
-                f"{paths[0].name} ({', '.join(found)}): these features do not suit both."
+                f"{paths[0].name} ({', '.join(differences)}): these features do not suit both."
             )
     for name, words in NAMES.items():
         silent = [path.name for spec, path in zip(specs, paths, strict=True) if getattr(spec, name) is None]
@@ -348,22 +395,80 @@ def average(explanations: Sequence[Explanation], spec: ModelSpec) -> Explanation
 
 def _mean_error(errors: Sequence[FloatArray | None]) -> FloatArray | None:
     """The standard error of the mean of scores that are drawn apart."""
-    known = [np.asarray(error, dtype=np.float64) for error in errors if error is not None]
-    if not known or len(known) < len(errors):
+    arrays = [np.asarray(error, dtype=np.float64) for error in errors if error is not None]
+    if not arrays or len(arrays) < len(errors):
         return None
-    return np.asarray(np.sqrt(np.sum(np.square(known), axis=0)) / len(known), dtype=np.float32)
+    return np.asarray(np.sqrt(np.sum(np.square(arrays), axis=0)) / len(arrays), dtype=np.float32)
 
 
 def _mean_relevance(each: Sequence[FloatArray | None]) -> FloatArray | None:
     """The mean relevance per feature, where every model has it."""
-    known = [relevance for relevance in each if relevance is not None]
-    if not known or len(known) < len(each):
+    arrays = [relevance for relevance in each if relevance is not None]
+    if not arrays or len(arrays) < len(each):
         return None
-    return np.asarray(np.mean(known, axis=0, dtype=np.float64), dtype=np.float32)
+    return np.asarray(np.mean(arrays, axis=0, dtype=np.float64), dtype=np.float32)
 
 
 def _mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
-    known = [audit.as_dict() for audit in audits if audit is not None]
-    if len(known) < len(audits):
+    parts = [audit.as_dict() for audit in audits if audit is not None]
+    if len(parts) < len(audits):
         return None
-    return Audit(**{name: float(np.mean([audit[name] for audit in known])) for name in known[0]})
+    return Audit(**{name: float(np.mean([audit[name] for audit in parts])) for name in parts[0]})
+
+
+TRIED = 64  # instances of the bag that a network is tried out on
+
+
+def build_own(name: str, files: ModelFiles) -> MILModel:
+    """The network that a function of yours builds, with what a run asks of a model beside it.
+
+    The function takes no arguments and gives a torch module. Its sizes are those of a trial call; `task`,
+    `class_names` and the like are attributes of the module, where it has them.
+    """
+    built = load_function(name, kind="model")()
+    if not isinstance(built, nn.Module):
+        raise InputError(
+            f"The model {name!r} must give a torch.nn.Module. Got {type(built).__name__} instead."
+        )
+    own = built.eval()
+    if isinstance(own, MILModel) and hasattr(own, "spec"):
+        return own
+    n_classes, in_dim = _sizes(own, name, files)
+    task, owner = getattr(own, "task", None), f"the model {name!r}"
+    task = task if isinstance(task, str) else "classification"
+    names = files.class_names or getattr(own, "class_names", None)
+    names = declared_names(names, n_classes, task=task, owner=owner)
+    spec = ModelSpec(type(own).__name__, in_dim, n_classes, class_names=names, task=task)
+    if (reference := getattr(own, "reference", None)) is not None and TASKS[task].takes_reference:
+        references = declared_references(reference, n_classes, task=task, owner=owner)
+        relative = bool(getattr(own, "relative", False))
+        spec = replace(spec, reference=tuple(references), relative=relative)
+    attributes: dict[str, Any] = {"spec": spec, "class_names": names, "task": task, "background": None}
+    for key, value in attributes.items():
+        setattr(own, key, value)
+    return cast(MILModel, own)  # methods ask for no more than a module and these
+
+
+def state_digest(model: nn.Module) -> str:
+    """A digest of a network's weights: a run goes on only with the same."""
+    digest = sha256()
+    for key, value in model.state_dict().items():
+        array = value.detach().cpu().contiguous()
+        digest.update(f"{key} {array.dtype} {tuple(array.shape)}".encode())
+        digest.update(array.reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
+    return digest.hexdigest()
+
+
+def _sizes(own: nn.Module, name: str, files: ModelFiles) -> tuple[int, int]:
+    """Outputs and inputs, by a call on a few instances of the first feature file."""
+    if files.features is None:
+        raise InputError(f"The model {name!r} needs features to be tried out on; give features=.")
+    bags = feature_files(files.features)[0]
+    if not bags:
+        where = folder_advice(files.features)
+        raise InputError(f"{files.features}: no feature files to try the model {name!r} out on; {where}.")
+    header = open_bag(bags[0], **files.reading)
+    bag = header.read(np.arange(min(TRIED, len(header))))
+    with torch.no_grad():
+        network, x = open_network(own, bag)
+        return int(network(x).shape[-1]), int(x.shape[-1])

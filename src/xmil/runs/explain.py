@@ -8,141 +8,255 @@ summary/                    see `xmil.runs.summary`
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from xmil.core.errors import FileError, InputError, UnknownNameError
-from xmil.core.identity import unchanged
-from xmil.core.names import counted, listed
-from xmil.core.run import Run
-from xmil.core.runfiles import SLIDES, read_rows, read_run
-from xmil.core.storage import read_provenance
-from xmil.data.cases import Case
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from xmil.core.bag import Bag
+from xmil.core.errors import FileError, InputError, UnknownNameError, UnsupportedError, unknown_name
+from xmil.core.explanation import Explanation
+from xmil.core.identity import identity, unchanged
+from xmil.core.request import takes
+from xmil.core.task import RISK, TASKS, Target
+from xmil.core.text import counted, is_plain
+from xmil.data.bags import open_bag
+from xmil.data.cases import Case, join_bags, named
+from xmil.methods import (
+    METHODS,
+    OUTPUTS,
+    PRESETS,
+    explain_targets,
+    interactions,
+    list_methods,
+    own_outputs,
+    seeds,
+)
+from xmil.models import MILModel
 from xmil.models.base import ModelSpec
-from xmil.runs.cautions import Missing, made_otherwise, seen_warning
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally, as_workers, in_process
+from xmil.runs import Listener
+from xmil.runs.cohort_run import CohortRun, Row, TableRow, Tally, columns, in_process, slide_row, stopping
 from xmil.runs.ensemble import (
-    AUTO,
     Ensemble,
-    StrPath,
+    ModelFiles,
+    average,
     bins_warning,
     ensemble_warning,
-    model_paths,
+    open_models,
+    predicted_by,
     with_background,
 )
-from xmil.runs.explainer import Explained, ExplainJob, file_provenance, make_explainer, slide_file
-from xmil.runs.inputs import Inputs, Unsaid, named, reading_of, task_cases
-from xmil.runs.listener import Listener
-from xmil.runs.rows import columns, slide_row
-from xmil.runs.settings import LABEL, ExplainSettings, with_contexts, with_vectors
-from xmil.runs.summary import MANY, SlideSummary, summarise_run
-from xmil.runs.workers.pool import MakeWorker, Workers, checked_device
+from xmil.runs.inputs import (
+    Missing,
+    features_mismatch_warning,
+    join_names,
+    task_cases,
+    training_overlap_warning,
+)
+from xmil.runs.requests import ExplainRequest
+from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
+from xmil.runs.workers.pool import MakeWorker, Stages, Workers
+from xmil.storage import (
+    SLIDES,
+    Run,
+    interactions_file,
+    make_folder,
+    read_provenance,
+    read_rows,
+    read_run,
+    write_explanations,
+)
+from xmil.subsets import memory_budget
+
+PREDICTED, LABEL, ALL = "predicted", "label", "all"
+KEEP = 0.5  # share of the patches in each sub-bag of contexts
+LEAST_MEMORY = 1 << 24  # below this a smaller budget no longer helps
+Parameters = Mapping[str, Mapping[str, Any]]  # a method's own, by its name
 
 
-def explain_slides(
-    model: StrPath | Sequence[StrPath],
-    features: StrPath,
-    *,
-    out: StrPath,
-    methods: str | Iterable[str] = "lrp",
-    target: str | int | Iterable[str] = "predicted",
-    cohort: StrPath | None = None,
-    label: str = "",
-    time: str = "time",
-    event: str = "event",
-    split: str | Iterable[str] = (),
-    by: str = "slide",
-    output: str | None = None,
-    params: Mapping[str, Mapping[str, Any]] | None = None,
-    contexts: int = 0,
-    keep: float = 0.5,
-    interactions: int = 0,
-    save_vectors: bool = False,
-    mpp: float | None = None,
-    patch_size: int | None = None,
-    format: str = "auto",  # noqa: A002 - the word users know
-    class_names: str | Iterable[str] = (),
-    device: str = "cpu",
-    memory: int = 10**9,
-    background: StrPath = AUTO,
-    seed: int = 0,
-    restart: bool = False,
-    workers: Workers | int = 1,
-    follow_links: bool = True,
-    full_digests: bool = False,
-    listener: Listener | None = None,
-) -> Run:
+@takes(ExplainRequest, "model", "features")
+def explain_slides(request: ExplainRequest, *, listener: Listener | None = None) -> Run:
     """Explain every slide of a folder of feature files, or one file, into the folder `out`.
 
-    The same as `xmil explain`, with the same files. `params` holds a method's own parameters by its name, as
-    {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many sub-bags,
-    each of which keeps the share `keep`; `interactions` asks for the pairs among so many of the strongest
-    patches; `save_vectors` keeps lrp's relevance (n, d) of each feature in the slides' files. A folder that a
-    run was stopped in is filled further. `mpp`, `patch_size`, `format` and `class_names` say what files do
-    not; a column `mpp` of the cohort does so for each slide. A model may be a function of yours that builds
-    it, as "mine:build" or "nets/mine.py:build". `background` is for models that have none of their own:
-    "auto", "none", or a folder of features whose mean patch lrp measures against.
+    The same as `xmil explain`, with the same options and files. `params` holds a method's own parameters by
+    its name, as {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many
+    sub-bags; `interactions` asks for the pairs among so many of the strongest patches. A folder that a run
+    was stopped in is filled further. `mpp`, `patch_size`, `format` and `class_names` say what files do not; a
+    column `mpp` of the cohort does so for each slide. A model may be a function of yours that builds it, as
+    "mine:build" or "nets/mine.py:build". `background` is for models that have none of their own: "auto",
+    "none", or a folder of features whose mean patch lrp measures against.
     """
-    hear, chosen = listener or Listener(), as_workers(workers)
-    asked = (str(target),) if isinstance(target, int) else tuple(listed(target))
-    reading = reading_of(mpp, patch_size, format)
-    chosen_methods = tuple(listed(methods))
-    own = with_contexts(params or {}, chosen_methods, contexts, keep)
-    own = with_vectors(own, chosen_methods) if save_vectors else own
-    settings = ExplainSettings(chosen_methods, asked, output or None, own, by, seed, reading, interactions)
-    if LABEL in settings.targets and cohort is None:
-        raise InputError("--target label needs a --cohort with the labels.")
-    where = device if chosen.kind == "ray" else checked_device(device)
-    unsaid = Unsaid(tuple(listed(class_names)) or None, Path(features), reading)
-    models = Ensemble.load(model_paths(model), where if in_process(chosen) else "cpu", unsaid=unsaid)
-    spec = _checked(settings, models)
-    if interactions and len(models.models) > 1:
-        raise InputError("--interactions is for one model; an ensemble has none in common.")
-    table = None if cohort is None else Path(cohort)
-    inputs = Inputs(Path(features), table, tuple(listed(split)), by, follow_links)
-    inputs.check_apart(Path(out))
-    cases, missing = task_cases(inputs, spec, label=label, time=time, event=event, say=hear.say)
-    if "lrp" in chosen_methods:
-        files = [path for case in cases for path in case.paths]
-        models = with_background(
-            models, background, files=files, out=Path(out), restart=restart, say=hear.say
-        )
-    run = ExplainRun(Path(out), models, settings, inputs, where, memory, missing, full_digests)
+    listener, out = listener or Listener(), request.out
+    if out is None:
+        raise InputError("The parameter 'out' is missing: the folder for results.")
+    if LABEL in request.target and request.cohort is None:
+        raise InputError("target='label' needs a cohort= with the labels.")
+    models, device = open_models(request)
+    spec = _check_models(request, models)
+    if request.interactions and len(models.models) > 1:
+        raise InputError("interactions= is for one model; an ensemble has none in common.")
+    request.check_apart(out)
+    cases, missing = task_cases(request, spec, say=listener.say)
+    if "lrp" in request.methods:
+        models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
+    run = ExplainRun(out, models, request, device, missing)
     before = read_run(run.out) or {}
-    what = "slides" if by == "slide" else "cases"
-    tally = run.go(cases, workers=chosen, restart=restart, listener=hear, what=what)
-    if run.far:
-        who = "1 slide stands" if len(run.far) == 1 else f"{len(run.far)} slides stand"
-        hear.say(f"{who} out from the others: {named(run.far)} (summary/outliers.csv)")
-    hear.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
+    what = "slides" if request.by == "slide" else "cases"
+    tally = run.execute(cases, workers=request.pool, restart=request.restart, listener=listener, what=what)
+    if run.outliers:
+        who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
+        listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
+    listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
-        hear.say(line)
+        listener.say(line)
     return run.saved()
 
 
-def _unread_warning(unread: Mapping[str, str]) -> str:
-    """One sentence on slides whose files are damaged behind their heads, which say that they are done."""
-    return (
-        f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be read: "
-        f"{named(list(unread))}. Remove it and run the same command: the slide is explained again."
-    )
+def method_parameters(request: ExplainRequest) -> Parameters:
+    """Each method's own parameters: those named for it, the preset of lrp, and the contexts.
+
+    >>> method_parameters(ExplainRequest.build(model="m.pt", features="f", preset="paper", contexts=24))
+    {'lrp': {'contexts': 24, 'keep': 0.5, 'preset': 'paper'}}
+    """
+    parameters = {name: dict(own) for name, own in (request.params or {}).items()}
+    if request.preset:
+        parameters["lrp"] = {"preset": request.preset, **parameters.get("lrp", {})}
+    if request.contexts:
+        able = [name for name in METHODS if METHODS[name].contexts]
+        taking = [name for name in request.methods if name in able]
+        if not taking:
+            raise InputError(f"contexts= is for {', '.join(able)}; none of them is among the methods.")
+        for name in taking:
+            parameters[name] = {"contexts": request.contexts, "keep": KEEP, **parameters.get(name, {})}
+    return parameters
 
 
-def _checked(settings: ExplainSettings, models: Ensemble) -> ModelSpec:
-    """What the models have in common, once each of them can do what the settings ask for."""
+def check_request(request: ExplainRequest, model: MILModel, spec: ModelSpec) -> None:
+    """Refuse what the model or its methods cannot do; `spec` is that of the model's ensemble."""
+    if request.interactions and (request.interactions < 2 or request.by != "slide"):
+        raise InputError("interactions= takes two patches or more, of one slide (by='slide').")
+    if not request.methods or not request.target:
+        raise InputError("There is nothing to explain: name at least one method and one target.")
+    parameters = method_parameters(request)
+    for name in request.methods:
+        _check_method(name, model, parameters.get(name, {}), request.output)
+    for name, own in parameters.items():
+        if name not in request.methods:
+            option = "preset=" if list(own) == ["preset"] else f"params= {name}.{next(iter(own), '...')}"
+            methods = ", ".join(request.methods)
+            raise InputError(f"{option} is for {name!r}, which is not among the methods ({methods}).")
+    for text in request.target:
+        _check_target(text, spec)
+
+
+def _check_method(name: str, model: MILModel, own: Mapping[str, Any], output: str | None) -> None:
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    able = list_methods(model)
+    if name not in able:
+        raise UnsupportedError(
+            f"The method {name!r} cannot explain {model.spec.name}. Those that can: {', '.join(able)}."
+        )
+    METHODS[name].check_parameters(own)
+    preset = own.get("preset", "default")
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    outputs = (*METHODS[name].outputs, *own_outputs())
+    if output is not None and output not in outputs:
+        raise unknown_name(f"output of {name}", output, outputs if output in OUTPUTS else OUTPUTS)
+
+
+def case_targets(
+    request: ExplainRequest, case: Case, spec: ModelSpec, predicted: int | None = None
+) -> list[Any]:
+    """The targets of one bag; `predicted` is the class of an ensemble, where the models may differ."""
+    targets: list[Any] = []
+    for text in request.target:
+        match text:
+            case "predicted":
+                targets.append(predicted)
+            case "label":
+                if case.label is None:
+                    raise InputError(
+                        f"{case.name}: has no label in the cohort, so target='label' cannot be explained."
+                    )
+                targets.append(int(case.label))
+            case "all":
+                targets += range(spec.n_targets)
+            case _:
+                targets.append(resolved_target(text, spec))
+    distinct = list(dict.fromkeys(map(Target.of, targets)))
+    return [target for target in distinct if target.cls is not None] if ALL in request.target else distinct
+
+
+def _check_models(request: ExplainRequest, models: Ensemble) -> ModelSpec:
+    """What the models have in common, once each of them can do what the request asks for."""
     try:
         for model in models.models:
-            settings.check(model, models.spec)
+            check_request(request, model, models.spec)
     except UnknownNameError as error:
-        warning = bins_warning(models.specs) if settings.asks_bins else None
+        warning = bins_warning(models.specs) if _asks_for_bins(request) else None
         if warning is None:
             raise
         raise InputError(f"{error} Here {warning}") from None
     return models.spec
+
+
+def _asks_for_bins(request: ExplainRequest) -> bool:
+    """Whether a survival model is asked for more than its risk."""
+    return not set(request.target) <= {PREDICTED, RISK}
+
+
+@dataclass(frozen=True)
+class ExplainJob:
+    """What a worker needs to know: the request, the models' files, where results go and under which mark."""
+
+    request: ExplainRequest
+    files: ModelFiles
+    out: Path
+    fingerprint: str
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A case's slides, read: one bag, the slides' own bags, and their rows in it."""
+
+    bag: Bag
+    parts: list[Bag]
+    rows: list[slice]
+    sources: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a worker did with a case: a row per slide, and what each adds to the run's summary."""
+
+    rows: list[Row]
+    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExplainedCase:
+    """A case that is explained; its files are still to be written."""
+
+    case: Case
+    read: Read
+    explanations: list[Explanation]
+    logits: list[list[float]]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -150,45 +264,50 @@ class ExplainRun(CohortRun[Case, Explained]):
     """A run's folder, models and settings."""
 
     models: Ensemble
-    chosen: ExplainSettings
-    inputs: Inputs
+    request: ExplainRequest
     device: str = "cpu"
-    memory: int = 1 << 30
     missing: Missing = field(default_factory=Missing)
-    full_digests: bool = False
-    far: list[str] = field(default_factory=list)  # slides that stand out from the others
-    summed: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
+    outliers: list[str] = field(default_factory=list)
+    summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
     folders = ("slides",)
     verb = "explained"
 
     def settings(self) -> dict[str, Any]:
         """Methods, targets, parameters and the models' weights."""
-        return {**self.chosen.as_dict(), "models": list(self.models.digests), **self.models.unsaid.as_dict()}
+        request = self.request
+        settings: dict[str, Any] = {
+            "methods": list(request.methods),
+            "targets": list(request.target),
+            "output": request.output,
+            "params": method_parameters(request),
+            "by": request.by,
+            "seed": request.seed,
+            "reading": request.reading,
+        }
+        pairs = {"interactions": request.interactions} if request.interactions else {}
+        return {**settings, **pairs, "models": list(self.models.digests), **self.models.files.settings()}
 
     def about(self) -> dict[str, Any]:
         """What run.json says beside the settings."""
         return {
             **self.models.about(),
-            "methods": list(self.chosen.methods),
-            "targets": list(self.chosen.targets),
-            **self.inputs.as_dict(),
-            "seed": self.chosen.seed,
+            "methods": list(self.request.methods),
+            "targets": list(self.request.target),
+            **self.request.places(),
+            "request": self.request.as_dict(),
+            "seed": self.request.seed,
             **self.missing.as_dict(),
         }
 
     @cached_property
     def job(self) -> ExplainJob:
         """What a worker needs to know."""
-        models, fingerprint = self.models, self.folder.fingerprint
-        return ExplainJob(
-            models.paths, models.digests, self.chosen, self.out, fingerprint, self.device, self.memory,
-            self.full_digests, models.unsaid,
-        )  # fmt: skip
+        return ExplainJob(self.request, self.models.files, self.out, self.folder.fingerprint, self.device)
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Keep the background that the models were lent."""
-        self.models.keep_background(self.out)
+        """Save the background that the models were given."""
+        self.models.save_background(self.out)
 
     def slides_of(self, item: Case) -> Sequence[str]:
         """The slides of a case."""
@@ -200,8 +319,8 @@ class ExplainRun(CohortRun[Case, Explained]):
 
     def rows_of(self, item: Case, result: Explained) -> list[TableRow]:  # noqa: ARG002 - the base's signature
         """A row per slide of the case; what its slides add to the summary is kept, unless they are many."""
-        if len(self.summed) < MANY:
-            self.summed.update(result.summaries)
+        if len(self.summaries) < MANY:
+            self.summaries.update(result.summaries)
         result.summaries.clear()
         return result.rows
 
@@ -209,7 +328,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         """Names first, outputs between, the rest last."""
         return columns(rows)
 
-    def known(self, item: Case) -> Explained | None:
+    def find_result(self, item: Case) -> Explained | None:
         """The rows of a case whose files are all there, of these settings and of these feature files."""
         try:
             stored = [read_provenance(slide_file(self.out, slide)) for slide in item.slides]
@@ -223,9 +342,11 @@ class ExplainRun(CohortRun[Case, Explained]):
         """Sentences on encoders, time bins, slides that are missing and cases of the training."""
         models = self.models
         every = (
-            seen_warning(models.paths, items),
-            made_otherwise(models.spec, [case for case in items if case.slides[0] in tally.results]),
-            bins_warning(models.specs) if self.chosen.asks_bins else None,
+            training_overlap_warning(models.paths, items),
+            features_mismatch_warning(
+                models.spec, [case for case in items if case.slides[0] in tally.results]
+            ),
+            bins_warning(models.specs) if _asks_for_bins(self.request) else None,
             ensemble_warning(models.specs, models.paths),
             self.missing.warning(),
         )
@@ -235,23 +356,31 @@ class ExplainRun(CohortRun[Case, Explained]):
         """The cohort at a glance; a warning where a slide's file, found done, cannot be read."""
         slides = [slide for case in items for slide in case.slides if slide in tally.rows]
         files = [slide_file(self.out, slide) for slide in slides]
-        known = {slide_file(self.out, slide): found for slide, found in self.summed.items()}
-        far, unread = summarise_run(self.out, files, workers=workers, known=known)
-        self.far.extend(far)
-        return {"warnings": [_unread_warning(unread)]} if unread else {}
+        summaries = {slide_file(self.out, slide): summary for slide, summary in self.summaries.items()}
+        far, unread = summarise_run(self.out, files, workers=workers, ready=summaries)
+        self.outliers.extend(far)
+        if not unread:
+            return {}
+        warning = (  # their heads say that they are done
+            f"{counted(len(unread), 'slide')} left out of summary/, since the file in slides/ cannot be "
+            f"read: {join_names(list(unread))}. Remove it and run the same command: the slide is explained "
+            "again."
+        )
+        return {"warnings": [warning]}
 
     def others(self, items: Sequence[Case], before: Mapping[str, Any]) -> str | None:
         """A line on slides of the folder that are not among these, and what brings them back."""
-        asked = {slide for case in items for slide in case.slides}
-        left = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - asked)
+        slides = {slide for case in items for slide in case.slides}
+        left = sorted({path.stem for path in (self.out / "slides").glob("*.parquet")} - slides)
         if not left:
             return None
-        now = self.inputs.as_dict()
-        given = [f"--{key} {shlex.quote(str(before[key]))}" for key in now if before.get(key)]
+        now = self.request.places()
+        inputs = [f"{key}={shlex.quote(str(before[key]))}" for key in now if before.get(key)]
         changed = any(before.get(key) != value for key, value in now.items())
-        way = " ".join(given) if changed and given else "their --features, --cohort and --split"
+        way = " ".join(inputs) if changed and inputs else "their features=, cohort= and split="
         return (
-            f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: {named(left, 3)}. "
+            f"{self.out}: {counted(len(left), 'slide')} explained earlier not among these: "
+            f"{join_names(left, 3)}. "
             f"slides.csv and summary/ leave them out, their files are kept; the same command with {way} "
             "brings them back."
         )
@@ -266,12 +395,12 @@ class ExplainRun(CohortRun[Case, Explained]):
             return {}
 
     def _row(self, case: Case, place: int, header: dict[str, Any], n: int) -> TableRow:
-        held = list(header["columns"].values())
-        logits = header["provenance"]["logits"] if len(self.models.models) > 1 else held[0]["logits"]
+        columns = list(header["columns"].values())
+        logits = header["provenance"]["logits"] if len(self.models.models) > 1 else columns[0]["logits"]
         seconds = self._seconds.get(case.slides[place])
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
-        said = dict.fromkeys(text for column in held for text in column.get("warnings", ()))
-        return {**row, "warnings": " ".join(said) or None}
+        sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
+        return {**row, "warnings": " ".join(sentences) or None}
 
     def _made_of(self, case: Case, place: int, header: dict[str, Any]) -> bool:
         """Whether a file was made from what would be used again."""
@@ -279,4 +408,202 @@ class ExplainRun(CohortRun[Case, Explained]):
         together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
         if not together or any(stored.get(key) != value for key, value in wanted.items()):
             return False
-        return unchanged(case.paths[place], stored.get("source"), full=self.full_digests, times=True)
+        return unchanged(case.paths[place], stored.get("source"), times=True)
+
+
+def parse_target(text: str, names: Sequence[str] | None) -> Target:
+    """A target as users write it: a class by name or number, or a contrast of two.
+
+    >>> str(parse_target("HPV+:HPV-", ["HPV-", "HPV+"])), parse_target("1", None).cls
+    ('HPV+-vs-HPV-', '1')
+    """
+    if ":" in text and text not in (names or ()):
+        first, second = text.split(":", 1)
+        return Target(first.strip(), second.strip())
+    return Target(text)
+
+
+def resolved_target(text: str, spec: ModelSpec) -> Target:
+    """A target by the number it has in every model of an ensemble, whatever each calls it."""
+    names = spec.target_names
+    return parse_target(text, names).resolve(n_classes=spec.n_targets, predicted=0, class_names=names)
+
+
+def _check_target(text: str, spec: ModelSpec) -> None:
+    if text in (PREDICTED, ALL):
+        return
+    if text == LABEL:
+        if TASKS[spec.task].truth != "class":
+            raise InputError(
+                f"The target 'label' is for classes; a {spec.task} model has none: use 'predicted'."
+            )
+        return
+    target = resolved_target(text, spec)
+    if target.against is not None and RISK in (target.name, target.against_name):
+        raise InputError(f"The contrast {text!r} needs classes, values or time bins; a risk has none.")
+
+
+def make_explainer(job: ExplainJob, loaded: Ensemble | None = None) -> Stages[Case, Explained]:
+    """The worker of a job, with the models that are loaded, or with a copy of its own from the same files."""
+    models = loaded or job.files.load(job.device)
+    explainer = Explainer(job, models)
+    return Stages(explainer.read, explainer.work, explainer.write)
+
+
+class Explainer:
+    """Explains one case after another with the same models."""
+
+    def __init__(self, job: ExplainJob, ensemble: Ensemble) -> None:
+        self.job, self.models, self.spec = job, ensemble.models, ensemble.spec
+        self.request, self.parameters = job.request, method_parameters(job.request)
+        self._empty = pinned_empty if job.device.startswith("cuda") else np.empty
+
+    def read(self, case: Case) -> Read:
+        """The bags of a case; runs ahead in a thread."""
+        start = time.perf_counter()
+        for slide in case.slides:
+            if not is_plain(slide):
+                raise InputError(f"The slide_id {slide!r} cannot name a file; rename the slide.")
+        for path in case.paths:
+            read_ahead(path)
+        sources = [identity(path, times=True) for path in case.paths]
+        options, pairs = self.request.reading, zip(case.slides, case.paths, strict=True)
+        headers = [(open_bag(p, **case.reading(i, options)), s) for i, (s, p) in enumerate(pairs)]
+        alone = len(headers) == 1  # slides of a case are joined in float32
+        parts = [named(h.read_stored(self._empty) if alone else h.read(), slide) for h, slide in headers]
+        bag, rows = join_bags(parts, name=case.name)
+        if len(parts) > 1:  # views: the features are in memory once
+            parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
+        return Read(bag, parts, rows, sources, time.perf_counter() - start)
+
+    def work(self, case: Case, read: Read) -> ExplainedCase:
+        """Explain a case."""
+        start = time.perf_counter()
+        explanations, logits = self._within_memory(case, read.bag)
+        if self.request.interactions:
+            self._write_pairs(case, read.bag, explanations)
+        seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
+        return ExplainedCase(case, read, explanations, logits, seconds)
+
+    def write(self, work: ExplainedCase) -> Explained:
+        """Write the files of a case's slides, while the next case is explained."""
+        summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
+        warnings = {"warnings": warnings_of(work.explanations)}
+        about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
+        parts = enumerate(work.read.parts)
+        rows = [{**slide_row(work.case, i, n=len(part), **about), **warnings} for i, part in parts]
+        return Explained(rows, summaries)
+
+    def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+        """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
+        request, predicted = self.request, None
+        if len(self.models) > 1 and PREDICTED in request.target:
+            predicted = predicted_by(self.models, bag)
+        targets = case_targets(request, case, self.spec, predicted)
+        explanations: list[Explanation] = []
+        logits: list[list[float]] = []
+        for method in request.methods:
+            own = self.parameters.get(method, {})  # methods that draw at random get a draw of the bag's own
+            params = {**seeds(method, case.name, request.seed, contexts="contexts" in own), **own}
+            each = [
+                explain_targets(m, bag, targets, method=method, output=request.output, **params)
+                for m in self.models
+            ]
+            logits = logits or [[float(value) for value in own[0].logits] for own in each]
+            pairs = zip(*each, strict=True)
+            explanations += each[0] if len(each) == 1 else [average(same, self.spec) for same in pairs]
+        return list(
+            {e.column: e for e in explanations}.values()
+        ), logits  # the predicted class may be the label
+
+    def _within_memory(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+        """Explain with batches that fit the budget; where memory runs out, with smaller ones."""
+        budget = self.request.memory
+        while True:
+            try:
+                with memory_budget(budget):
+                    return self.explain(case, bag)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            budget //= 4
+            if budget < LEAST_MEMORY:
+                raise InputError(
+                    f"{case.name}: memory ran out for {len(bag):,} instances on {self.job.device}; use a "
+                    "device with more, fewer workers=, or methods that need less."
+                )
+            if self.job.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+
+    def _write(self, work: ExplainedCase, place: int) -> list[SlideSummary]:
+        case, read, explanations, logits = work.case, work.read, work.explanations, work.logits
+        part, rows = read.parts[place], read.rows[place]
+        own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
+        about = {**file_provenance(self.job, case), "source": read.sources[place]}
+        if len(logits) > 1:
+            about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
+        if len(read.parts) > 1:
+            about["case"] = {"name": case.name, "slides": list(case.slides), "instances": len(read.bag)}
+        path = slide_file(self.job.out, case.slides[place])
+        stopping(partial(write_explanations, own, path, provenance=about))
+        return [summarise_slide(e) for e in own if len(e)]
+
+    def _write_pairs(self, case: Case, bag: Bag, explanations: Sequence[Explanation]) -> None:
+        """Interactions of each target, before the slide's file: that one says the slide is done."""
+        request = self.request
+        for target in dict.fromkeys(e.target for e in explanations):
+            with memory_budget(request.memory):
+                pairs = interactions(
+                    self.models[0],
+                    bag,
+                    target=target,
+                    top=request.interactions,
+                    output=request.output,
+                    seed=[request.seed, crc32(case.name.encode())],
+                )
+            path = interactions_file(self.job.out, case.name, target)
+            stopping(partial(make_folder, path.parent))
+            stopping(partial(pairs.save, path))
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array in memory that a GPU copies from by itself."""
+    kind = torch.from_numpy(np.empty(0, dtype)).dtype
+    return np.asarray(torch.empty(shape, dtype=kind, pin_memory=True).numpy())
+
+
+def read_ahead(path: Path) -> None:
+    """Have the system fetch a file while its head is looked at, where it takes such advice."""
+    if hasattr(os, "posix_fadvise") and path.is_file():  # a pipe would wait for its other end
+        with suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def slide_file(out: Path, slide: str) -> Path:
+    """The file of a slide's explanations."""
+    return out / "slides" / f"{slide}.parquet"
+
+
+def warnings_of(explanations: Sequence[Explanation]) -> str | None:
+    """The sentences of a slide's explanations in one cell, each once."""
+    sentences = dict.fromkeys(text for e in explanations for text in e.warnings)
+    return " ".join(sentences) or None
+
+
+def file_provenance(job: ExplainJob, case: Case) -> dict[str, Any]:
+    """What a slide's file says of its making: it is done when this is what would be written again."""
+    targets = [f"label={case.label}" if text == "label" else text for text in job.request.target]
+    about = {"fingerprint": job.fingerprint, "targets": targets, **({"mpp": case.mpp} if case.mpp else {})}
+    return dict(json.loads(json.dumps(about, default=str)))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch or NumPy says that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def slide_share(e: Explanation, part: Bag, rows: slice) -> Explanation:
+    """The scores of one slide of a case, with the case's account."""
+    return replace(e.take(rows, part.patches), bag=part.slide_id)

@@ -12,92 +12,76 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from xmil.core.errors import InputError, bad_parameter, unknown_name
-from xmil.core.names import counted, listed
-from xmil.core.run import Run
-from xmil.core.runfiles import SLIDES, read_rows
-from xmil.core.storage import write_text
-from xmil.heatmaps.drawing import (
+from xmil.core.durable import write_text
+from xmil.core.errors import InputError, unknown_name
+from xmil.core.request import takes
+from xmil.core.text import counted, merge_notes
+from xmil.heatmaps import (
     NEED_SLIDE,
+    TOLD,
     DrawingJob,
     Drawn,
+    Look,
     Order,
     cohort_scales,
     make_drawer,
     with_targets,
 )
-from xmil.heatmaps.picture import Look
-from xmil.heatmaps.saved_run import SavedRun, open_saved
-from xmil.heatmaps.scale import TOLD
-from xmil.runs.cohort_run import CohortRun, TableRow, as_workers
-from xmil.runs.listener import Listener, grouped
-from xmil.runs.slide_inputs import StrPath, named_slides
+from xmil.runs import Listener
+from xmil.runs.cohort_run import CohortRun, TableRow
+from xmil.runs.inputs import named_slides
+from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
-from xmil.slides.open import Found
+from xmil.slides.open import SlideListing
+from xmil.storage import SLIDES, Run, list_interactions, open_explanations, read_rows
 
-PICTURES, FORMATS, EXPORTS = ("panel", "overlay", "patches"), ("png",), ("geojson",)
-SCALES, STYLE = ("slide", "cohort"), "style.json"
+STYLE = "style.json"
+Region = tuple[float, float, float, float]
 SHOWN = 3  # outdated files in a sentence
 
 
-def draw_slides(
-    run: StrPath | Run,
-    *,
-    slides: StrPath | None = None,
-    out: StrPath | None = None,
-    names: str | Iterable[str] = (),
-    methods: str | Iterable[str] = (),
-    target: str | Iterable[str] = (),
-    pictures: str | Iterable[str] = PICTURES,
-    formats: str | Iterable[str] = FORMATS,
-    exports: str | Iterable[str] = EXPORTS,
-    look: Look | None = None,
-    scale: str = "slide",
-    mpp: float | None = None,
-    patch_size: int | None = None,
-    frame: str = "bounds",
-    downsample: int | None = None,
-    restart: bool = False,
-    workers: Workers | int = 1,
-    follow_links: bool = True,
-    full_digests: bool = False,
-    listener: Listener | None = None,
-) -> Run:
+@takes(DrawRequest, "run")
+def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Run:
     """Draw the scores of a run's slides, as `xmil heatmap` does, into RUN/heatmaps or the folder `out`.
 
-    `look` holds clipping, size, tissue and the like; `pictures` and `exports` may be empty, not both.
+    `pictures` and `exports` may be empty, not both.
     """
-    hear = listener or Listener()
-    if scale not in SCALES:
-        raise unknown_name("scale", scale, SCALES)
-    order = Order(
-        tuple(listed(pictures)), tuple(listed(formats)), tuple(listed(exports)),
-        methods=tuple(listed(methods)), targets=tuple(listed(target)),
-        look=_checked(look or Look()), mpp=mpp, patch_size=patch_size, frame=frame, downsample=downsample,
+    listener = listener or Listener()
+    region = None if request.region is None else cast(Region, request.region)
+    look = Look(
+        request.clip, request.percentile, request.alpha, request.tissue, request.size, region, request.top,
+        pairs=request.pairs,
     )  # fmt: skip
-    held = open_saved(run.path if isinstance(run, Run) else run)
-    order = replace(_with_slide(order, slides, hear), task=held.task)
-    held = with_targets(held, order)
-    if scale == "cohort":
-        order = replace(order, scales=cohort_scales(held, order))
-    place = held.folder / "heatmaps" if out is None else Path(out)
-    folder = None if slides is None else Path(slides)
-    drawing = HeatmapRun(place, held, order, folder, restart, full_digests)
-    jobs = drawing.jobs(listed(names), follow_links=follow_links, hear=hear)
-    tally = drawing.go(jobs, workers=as_workers(workers), restart=restart, listener=hear)
+    order = Order(
+        request.pictures, request.formats, request.exports, methods=request.methods, targets=request.target,
+        look=look, mpp=request.mpp, patch_size=request.patch_size, frame=request.frame,
+        downsample=request.downsample,
+    )  # fmt: skip
+    run = request.run
+    saved = open_explanations(run.path if isinstance(run, Run) else run)
+    order = replace(
+        _with_slide(order, request.slides, listener), task=saved.task, class_names=saved.class_names
+    )
+    saved = with_targets(saved, order)
+    if request.scale == "cohort":
+        order = replace(order, scales=cohort_scales(saved, order))
+    out = request.out or saved.path / "heatmaps"
+    drawing = HeatmapRun(out, saved, order, request.slides, request.restart)
+    jobs = drawing.jobs(request.names, follow_links=request.follow_links, listener=listener)
+    tally = drawing.execute(jobs, workers=request.pool, restart=request.restart, listener=listener)
     done = list(tally.results.values())
     notes = {name: each.note for name, each in tally.results.items() if each.note is not None}
-    for line in grouped(notes):
-        hear.say(line)
+    for line in merge_notes(notes):
+        listener.say(line)
     for line in clipped({name: each.beyond for name, each in tally.results.items()}):
-        hear.say(line)
-    written, kept = sum(each.written for each in done), sum(each.kept for each in done)
-    also = f", {kept} were there" if kept else ""
-    hear.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {place}.")
-    for line in _outdated(place, held):
-        hear.say(line)
+        listener.say(line)
+    written, present = sum(each.written for each in done), sum(each.kept for each in done)
+    also = f", {present} were there" if present else ""
+    listener.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
+    for line in _outdated(out, saved):
+        listener.say(line)
     return drawing.saved()
 
 
@@ -107,18 +91,20 @@ def clipped(shares: Mapping[str, float]) -> list[str]:
     >>> clipped({"a": 0.4, "b": 0.02})
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
-    told = sorted((-share, name) for name, share in shares.items() if share > TOLD)
-    largest = f"{'up to ' * (len(told) > 1)}{-100 * told[0][0]:.0f} %" if told else ""
+    clipped_slides = sorted((-share, name) for name, share in shares.items() if share > TOLD)
+    largest = (
+        f"{'up to ' * (len(clipped_slides) > 1)}{-100 * clipped_slides[0][0]:.0f} %" if clipped_slides else ""
+    )
     text = (
         f"{largest} of the patches lie beyond the colour scale and share its full colour; "
-        "`xmil heatmap --clip none --restart` tells them apart."
+        "clip=none with restart=True tells them apart."
     )
-    return grouped({name: text for _, name in told})
+    return merge_notes({name: text for _, name in clipped_slides})
 
 
-def _outdated(place: Path, held: SavedRun) -> list[str]:
+def _outdated(place: Path, run: Run) -> list[str]:
     """A sentence on pictures and exports that are older than every explanation of the run."""
-    beside = {path.parent for path in held.files.values()}
+    beside = {path.parent for path in run.files.values()}
     first = min(path.stat().st_mtime_ns for folder in beside for path in folder.glob("*.parquet"))
     folders = [path for path in sorted(place.iterdir()) if path.is_dir()]
     files = [path for folder in folders for path in sorted(folder.iterdir()) if path.name[0] != "."]
@@ -129,24 +115,16 @@ def _outdated(place: Path, held: SavedRun) -> list[str]:
     return [f"{counted(len(old), 'file')} older than the explanations there, of an earlier run: {named}."]
 
 
-def _checked(look: Look) -> Look:
-    if not 0 <= look.alpha <= 1:
-        raise bad_parameter("alpha", "heatmap", "a number in the range [0, 1]", look.alpha)
-    if look.size < 1:
-        raise bad_parameter("size", "heatmap", "1 or more", look.size)
-    return look
-
-
-def _with_slide(order: Order, slides: StrPath | None, hear: Listener) -> Order:
+def _with_slide(order: Order, slides: Path | None, listener: Listener) -> Order:
     """The order without the pictures that are cut from slides, where there are none."""
     lost = [] if slides is not None else [kind for kind in order.pictures if kind in NEED_SLIDE]
     if not lost:
         return order
-    told = f"{' and '.join(lost)} cannot be drawn without --slides"
+    sentence = f"{' and '.join(lost)} cannot be drawn without slides="
     rest = tuple(kind for kind in order.pictures if kind not in lost)
     if not rest and not order.exports:
-        raise InputError(f"{told}; there is nothing else to draw.")
-    hear.say(f"{told}; left out.")
+        raise InputError(f"{sentence}; there is nothing else to draw.")
+    listener.say(f"{sentence}; left out.")
     return replace(order, pictures=rest)
 
 
@@ -154,13 +132,13 @@ def _with_slide(order: Order, slides: StrPath | None, hear: Listener) -> Order:
 class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     """A folder of pictures in one style."""
 
-    held: SavedRun
+    held: Run
     order: Order
     slides: Path | None = None
     restarts: bool = False
-    full_digests: bool = False
     kind = "heatmap"
     verb = "drawn"
+    marks = (STYLE,)
 
     def settings(self) -> dict[str, Any]:
         """Nothing: more pictures may be added, in the style that style.json holds."""
@@ -169,34 +147,37 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def about(self) -> dict[str, Any]:
         """The run that is drawn, and where its slides are."""
         slides = None if self.slides is None else str(self.slides.resolve())
-        return {"run": str(self.held.folder.resolve()), "slides": slides, "style": self.order.style()}
+        return {"run": str(self.held.path.resolve()), "slides": slides, "style": self.order.style()}
 
-    def jobs(self, names: Sequence[str], *, follow_links: bool, hear: Listener) -> list[DrawingJob]:
+    def jobs(self, names: Sequence[str], *, follow_links: bool, listener: Listener) -> list[DrawingJob]:
         """The run's slides, or those asked for, each with its file where the folder has it."""
+        files, rows, earlier = self.held.files, self.held.rows, self.earlier()
+        pairs = list_interactions(self.held.path)
         for name in names:
-            if name not in self.held.files:
-                raise unknown_name("slide", name, self.held.files)
-        found = Found({}, {}, [])
+            if name not in files:
+                raise unknown_name("slide", name, files)
+        listing = SlideListing({}, {}, [])
         if self.slides is not None:
-            found = named_slides(self.slides, follow_links=follow_links, say=hear.say)
+            listing = named_slides(self.slides, follow_links=follow_links, say=listener.say)
         return [
             DrawingJob(
-                name, self.held.files[name], found.slides.get(name), found.twice.get(name, ""),
-                str(self.earlier().get(name, {}).get("source") or ""),
+                name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
+                drawn=str(earlier.get(name, {}).get("source") or ""),
+                pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
             )
-            for name in names or self.held.files
+            for name in names or files
         ]  # fmt: skip
 
     def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
         """Note the style; a folder with pictures in another one is refused unless they are replaced."""
         text = json.dumps(self.order.style(), indent=2, default=str)
-        known = self.out / STYLE
-        if known.is_file() and not self.restarts and known.read_text(encoding="utf-8") != text:
+        style = self.out / STYLE
+        if style.is_file() and not self.restarts and style.read_text(encoding="utf-8") != text:
             raise InputError(
-                f"{self.out}: holds pictures drawn in another style ({known.name} says how); "
-                "choose another --out, or --restart to draw them again."
+                f"{self.out}: holds pictures drawn in another style ({style.name} says how); "
+                "choose another out=, or restart=True to draw them again."
             )
-        write_text(known, text)
+        write_text(style, text)
 
     def slides_of(self, item: DrawingJob) -> Sequence[str]:
         """The slide itself."""
@@ -209,8 +190,8 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def make_worker(self, workers: Workers) -> MakeWorker[DrawingJob, Drawn]:  # noqa: ARG002
         """Draws one slide after another; files that are current are left alone."""
         return partial(
-            make_drawer, self.held, self.order, self.out,
-            restart=self.restarts, slides=self.slides, full_digests=self.full_digests,
+            make_drawer, self.order, self.out,
+            restart=self.restarts, slides=self.slides,
         )  # fmt: skip
 
     @cached_property
@@ -224,5 +205,5 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""
         files = result.written + result.kept
-        told = {"note": result.note or "", "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
-        return [{"slide_id": item.slide_id, "files": files, **told}]
+        facts = {"note": result.note or "", "beyond_scale": f"{result.beyond:.3g}", "source": result.source}
+        return [{"slide_id": item.slide_id, "files": files, **facts}]

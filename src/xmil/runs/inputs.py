@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.background import Background
-from xmil.core.errors import InputError, unknown_name
-from xmil.core.names import counted, listed
-from xmil.data import Case, Cohort, feature_files, group_cases, join_features, read_cohort
-from xmil.data.siblings import slide_name
-from xmil.data.whereabouts import folder_advice
+from xmil.core.errors import InputError, XmilError, absent, unknown_name
+from xmil.core.text import bare_name, counted
+from xmil.data.bags import open_bag
+from xmil.data.cases import Case, group_cases
+from xmil.data.cohort import SPLIT, Cohort, read_cohort
+from xmil.data.files import feature_facts, feature_files, features_warning, folder_advice, join_features
+from xmil.data.header import slide_name
 from xmil.models.base import ModelSpec
-from xmil.runs.cautions import Missing
+from xmil.runs.requests import CohortRequest
+from xmil.slides.open import SlideListing, slide_files, sort_slides
+from xmil.storage import read_run
 
 if TYPE_CHECKING:
     from xmil.models import MILModel
@@ -22,72 +27,23 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Where bags come from: a folder of feature files, or one of them; a cohort's rows, of some splits."""
-
-    features: Path
-    cohort: Path | None = None
-    splits: tuple[str, ...] = ()
-    by: str = "slide"
-    follow_links: bool = True
-
-    def as_dict(self) -> dict[str, str | None]:
-        """The places, for run.json."""
-        cohort = None if self.cohort is None else str(self.cohort.resolve())
-        return {"features": str(self.features.resolve()), "cohort": cohort}
-
-    def check_apart(self, out: Path) -> None:
-        """Refuse to write a run among the features."""
-        if self.features.is_dir() and out.resolve() == self.features.resolve():
-            raise InputError(f"{out}: --out is the folder of --features; choose another, such as {out}-run.")
-
-
-@dataclass(frozen=True)
-class Unsaid:
-    """What a model's file does not say: class names, features to try a network out on, a background."""
-
-    class_names: tuple[str, ...] | None = None
-    features: Path | None = None
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    background: Background | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """What decides results, for a run's settings; nothing where nothing was given."""
-        names = {} if self.class_names is None else {"class_names": list(self.class_names)}
-        return names if self.background is None else {**names, "background": self.background.digest}
-
-
-NOTHING = Unsaid()
-
-
-def reading_of(mpp: float | None, patch_size: int | None, layout: str = "auto") -> dict[str, Any]:
-    """What `read_bag` is told where files do not say it."""
-    given = {"mpp": mpp, "patch_size": patch_size, "format": None if layout == "auto" else layout}
-    return {key: value for key, value in given.items() if value is not None}
-
-
 def find_cases(
-    inputs: Inputs,
-    *,
-    label: str | None = "label",
-    spec: ModelSpec,
-    say: Say = lambda _: None,
+    request: CohortRequest, spec: ModelSpec, *, labelled: bool = True, say: Say = lambda _: None
 ) -> tuple[list[Case], Missing]:
     """The bags to go over: the rows of a cohort that have features, or every feature file of a folder.
 
-    With them what the cohort names and the features lack. Labels are class indices; a label column of None
-    asks for none, "" for the one the model was trained on.
+    With them what the cohort names and the features lack. Labels are class indices, where they are wanted.
     """
-    if inputs.cohort is None:
-        return _every_file(inputs, say), Missing()
-    joined, gone = parted_cohort(inputs, say)
-    if label is None:
-        return _grouped(joined, gone, inputs.by, None)
-    column = label or (trained_columns(joined, spec) if len(spec.columns or ()) == 1 else "")
+    if request.cohort is None:
+        return _every_file(request, say), Missing()
+    joined, gone = parted_cohort(request, say)
+    if not labelled:
+        return _grouped(joined, gone, request.by, None)
+    trained = trained_columns(joined, spec)
+    column = request.label[0] if request.label else trained[0] if len(trained) == 1 else "label"
     names, n = spec.class_names, spec.n_targets
-    labels = class_labels(joined, column or "label", names, n_classes=n, say=say)
-    return _grouped(joined, gone, inputs.by, labels)
+    labels = class_labels(joined, column, names, n_classes=n, say=say)
+    return _grouped(joined, gone, request.by, labels)
 
 
 def _grouped(
@@ -97,24 +53,24 @@ def _grouped(
     return cases, Missing(tuple(gone), _lacking(cases, gone) if by == "case" else {})
 
 
-def trained_columns(cohort: Cohort, spec: ModelSpec) -> str:
-    """The columns that the model was trained on, with commas; empty where the cohort lacks one."""
+def trained_columns(cohort: Cohort, spec: ModelSpec) -> tuple[str, ...]:
+    """The columns that the model was trained on; none where the cohort lacks one."""
     columns = spec.columns or ()
-    return ",".join(columns) if set(columns) <= set(cohort.columns) else ""
+    return tuple(columns) if set(columns) <= set(cohort.columns) else ()
 
 
-def parted_cohort(inputs: Inputs, say: Say) -> tuple[Cohort, dict[str, str]]:
+def parted_cohort(request: CohortRequest, say: Say) -> tuple[Cohort, dict[str, str]]:
     """The rows of a cohort that have features, of some splits, and the slides that have none with their case.
 
     A line says what did not match.
     """
-    if inputs.cohort is None:
-        raise InputError("Splits and --by case need a --cohort that names them.")
-    every = read_cohort(inputs.cohort)
-    table = every.subset(*inputs.splits) if inputs.splits else every
-    joined, report = join_features(table, inputs.features, among=every, follow_links=inputs.follow_links)
+    if request.cohort is None:
+        raise InputError("split= and by='case' need a cohort= that names them.")
+    every = read_cohort(request.cohort)
+    table = every.subset(*request.split) if request.split else every
+    joined, report = join_features(table, request.features, among=every, follow_links=request.follow_links)
     if report.without_features or report.doubled or report.not_followed:
-        say(f"{inputs.cohort}: {report}")
+        say(f"{request.cohort}: {report}")
     case_of = dict(zip(table.slides, table.cases, strict=True))
     return joined, {slide: case_of[slide] for slide in report.without_features}
 
@@ -135,9 +91,9 @@ def class_labels(
     if not _has_labels(cohort, column, say):
         return [None] * len(cohort)
     cells = cohort.column(column)
-    given = [cell for cell in cells if cell is not None]
-    strange = [cell for cell in given if not _is_whole(cell)]
-    if names and (set(given) <= set(names) or (strange and set(given) & set(names))):
+    labels = [cell for cell in cells if cell is not None]
+    strange = [cell for cell in labels if not _is_whole(cell)]
+    if names and (set(labels) <= set(names) or (strange and set(labels) & set(names))):
         _tell_foreign(cohort, column, names, say)
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     if strange:
@@ -148,43 +104,43 @@ def class_labels(
 def _numbered(cells: Sequence[str | None], column: str, most: int) -> list[int | None]:
     """Whole numbers as class indices, refused where the model has no such class."""
     labels = [None if cell is None else int(float(cell)) for cell in cells]
-    known = [label for label in labels if label is not None]
-    for label in (max(known, default=0), min(known, default=0)):
+    numbers = [label for label in labels if label is not None]
+    for label in (max(numbers, default=0), min(numbers, default=0)):
         if not 0 <= label < most:
             raise InputError(
                 f"The column {column!r} has a class {label}, but the model knows {most}: they count from 0; "
-                "where the numbers are names, give --class-names in the order of the model's outputs."
+                "where the numbers are names, give class_names= in the order of the model's outputs."
             )
     return labels
 
 
 def _no_class(label: str, column: str, names: tuple[str, ...] | None, n_classes: int | None) -> InputError:
-    told = f"The label {label!r} in column {column!r} is no class of the model, which"
+    sentence = f"The label {label!r} in column {column!r} is not a class of the model, which"
     if names:
-        return InputError(f"{told} knows {', '.join(names)}; rename the labels, or give class numbers.")
+        return InputError(f"{sentence} knows {', '.join(names)}; rename the labels, or give class numbers.")
     most = max(2, n_classes or 0)
     return InputError(
-        f"{told} has no class names; give its {most} names as --class-names, in the order of its outputs, or "
-        f"class numbers (0 to {most - 1}) as labels."
+        f"{sentence} has no class names; give its {most} names as class_names=, in the order of its "
+        f"outputs, or class numbers (0 to {most - 1}) as labels."
     )
 
 
 def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...], say: Say) -> None:
-    """A line on the slides whose label is no class of the model."""
+    """A line on the slides whose label is not a class of the model."""
     cells = zip(cohort.slides, cohort.column(column), strict=True)
     foreign = {slide: cell for slide, cell in cells if cell is not None and cell not in names}
     if foreign:
-        labels = named([repr(cell) for cell in dict.fromkeys(foreign.values())])
+        labels = join_names([repr(cell) for cell in dict.fromkeys(foreign.values())])
         say(
-            f"The column {column!r} has labels that are no class of the model ({', '.join(names)}): {labels} "
-            f"of {named(list(foreign))}. They count as unlabelled."
+            f"The column {column!r} has labels the model does not know ({', '.join(names)}): {labels} "
+            f"of {join_names(list(foreign))}. They count as unlabelled."
         )
 
 
-def named(slides: list[str], most: int = 5) -> str:
+def join_names(slides: list[str], most: int = 5) -> str:
     """The first names of a list, and how many more there are.
 
-    >>> named(["a", "b", "c"], most=2)
+    >>> join_names(["a", "b", "c"], most=2)
     'a, b and 1 more'
     """
     more = f" and {len(slides) - most} more" if len(slides) > most else ""
@@ -199,23 +155,20 @@ def number_labels(cohort: Cohort, column: str, say: Say) -> list[float | None]:
 
 
 def task_cases(
-    inputs: Inputs,
+    request: CohortRequest,
     spec: ModelSpec,
     *,
-    label: str = "",
-    time: str = "time",
-    event: str = "event",
     say: Say = lambda _: None,
 ) -> tuple[list[Case], Missing]:
     """The bags to go over, each with what is true of it as the model's task has it, where it is known.
 
     With them what the cohort names and the features lack.
     """
-    if inputs.cohort is None:
-        return _every_file(inputs, say), Missing()
-    joined, gone = parted_cohort(inputs, say)
-    labels = task_labels(joined, spec, label=label, time=time, event=event, say=say)
-    return _grouped(joined, gone, inputs.by, labels)
+    if request.cohort is None:
+        return _every_file(request, say), Missing()
+    joined, gone = parted_cohort(request, say)
+    labels = task_labels(joined, spec, request.label, say=say)
+    return _grouped(joined, gone, request.by, labels)
 
 
 def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ...]]:
@@ -227,41 +180,50 @@ def _lacking(cases: list[Case], gone: dict[str, str]) -> dict[str, tuple[str, ..
 
 
 def task_labels(
-    cohort: Cohort, spec: ModelSpec, *, label: str, time: str, event: str, say: Say = lambda _: None
+    cohort: Cohort, spec: ModelSpec, columns: Sequence[str] = (), *, say: Say = lambda _: None
 ) -> list[Any]:
     """What is true of each row, None where it is not known.
 
-    A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. `label` may
-    name several columns; without it they are those the model was trained on, where the cohort has them. Else
-    labels and values are the columns with the model's class names, a single value the column `label` where
-    that holds numbers. Times and events are those of the training where the cohort lacks the default ones.
+    A class index; 0 or 1 for each label; a number, or one for each value; a time with its event. Without
+    `columns` they are those the model was trained on, where the cohort has them. Else labels and values are
+    the columns with the model's class names, a single value the column `label` where that holds numbers, and
+    survival `time` and `event`.
     """
     from xmil.core.task import TASKS
 
     trained = trained_columns(cohort, spec)
-    label = label or trained
     truth = TASKS[spec.task].truth
     if truth == "time":
-        if trained and (time, event) == ("time", "event") and not {time, event} <= set(cohort.columns):
-            time, event = trained.split(",")
-        return _survival_labels(cohort, time, event)
+        default = ("time", "event")
+        if columns and len(columns) != 2:
+            raise InputError(f"A survival model needs two columns in label=, time and event. Got {columns}.")
+        if not columns and trained and not set(default) <= set(cohort.columns):
+            columns = trained
+        return _survival_labels(cohort, *(columns or default))
+    columns = tuple(columns) or trained
     if truth == "class":
+        if len(columns) > 1:
+            raise InputError(f"A model of classes needs one column in label=. Got {columns}.")
         names, n = spec.class_names, spec.n_targets
-        return list(class_labels(cohort, label or "label", names, n_classes=n, say=say))
-    columns = listed(label) or [name for name in spec.class_names or () if name in cohort.columns]
+        return list(class_labels(cohort, (columns or ("label",))[0], names, n_classes=n, say=say))
+    columns = columns or tuple(name for name in spec.class_names or () if name in cohort.columns)
     if not columns and spec.n_classes == 1 and _holds_numbers(cohort, "label"):
-        columns = ["label"]
+        columns = ("label",)
     if not columns:
         return [None] * len(cohort)
     if len(columns) != spec.n_classes:
         raise InputError(
-            f"The model has {spec.n_classes} outputs; name as many columns with --label. Got {columns}."
+            f"The model has {spec.n_classes} outputs; name as many columns in label=. Got {list(columns)}."
         )
     numbers = [number_labels(cohort, column, say) for column in columns]
     if truth == "labels":
-        _check_binary(numbers, columns)
+        for column, values in zip(columns, numbers, strict=True):
+            if not all(value in (None, 0.0, 1.0) for value in values):
+                raise InputError(f"The column {column!r} must hold 0 or 1; it is a label of its own.")
     rows = list(zip(*numbers, strict=True))
-    return [row[0] for row in rows] if truth == "values" and len(columns) == 1 else _complete(rows)
+    if truth == "values" and len(columns) == 1:
+        return [row[0] for row in rows]
+    return [None if None in row else row for row in rows]
 
 
 def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float, bool] | None]:
@@ -275,20 +237,9 @@ def _survival_labels(cohort: Cohort, time: str, event: str) -> list[tuple[float,
     ]
 
 
-def _check_binary(numbers: list[list[float | None]], columns: list[str]) -> None:
-    for column, values in zip(columns, numbers, strict=True):
-        if not all(value in (None, 0.0, 1.0) for value in values):
-            raise InputError(f"The column {column!r} must hold 0 or 1; it is a label of its own.")
-
-
-def _complete(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...] | None]:
-    return [None if None in row else row for row in rows]
-
-
 def class_index(text: str, model: MILModel) -> int:
     """A class of the model by its name or number; models without classes have one thing to ask for, 0."""
-    from xmil.core.target import Target
-    from xmil.core.task import TASKS
+    from xmil.core.task import TASKS, Target
 
     if not TASKS[model.task].decides:
         return 0
@@ -319,25 +270,158 @@ def _has_labels(cohort: Cohort, column: str, say: Say) -> bool:
     return False
 
 
-def _every_file(inputs: Inputs, say: Say) -> list[Case]:
-    if inputs.by != "slide" or inputs.splits:
-        raise InputError("Splits and --by case need a --cohort that names them.")
-    files, links = feature_files(inputs.features, follow_links=inputs.follow_links)
+def _every_file(request: CohortRequest, say: Say) -> list[Case]:
+    if request.by != "slide" or request.split:
+        raise InputError("split= and by='case' need a cohort= that names them.")
+    files, links = feature_files(request.features, follow_links=request.follow_links)
     if links:
-        say(f"{inputs.features}: {len(links)} links not followed: {named([path.name for path in links])}.")
+        names = join_names([path.name for path in links])
+        say(f"{request.features}: {len(links)} links not followed: {names}.")
     if not files:
-        advice = folder_advice(inputs.features)
-        raise InputError(f"{inputs.features}: no feature files in this folder; {advice}.")
+        advice = folder_advice(request.features)
+        raise InputError(f"{request.features}: no feature files in this folder; {advice}.")
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)
-    _say_several(inputs, files, by_name, say)
-    return [Case(name, (name,), (path,), case_id=name) for name, path in by_name.items()]
+    _say_several(request, files, by_name, say)
+    return [Case(name, (name,), (path,)) for name, path in by_name.items()]
 
 
-def _say_several(inputs: Inputs, files: list[Path], used: dict[str, Path], say: Say) -> None:
+def _say_several(request: CohortRequest, files: list[Path], used: dict[str, Path], say: Say) -> None:
     """Name the slides with several files, and the file of each that is used."""
     again = dict.fromkeys(name for path in files if used[name := slide_name(path)] != path)
     if again:
-        told = named([f"{name} ({used[name].relative_to(inputs.features)} is used)" for name in again])
-        say(f"{inputs.features}: {counted(len(again), 'slide')} with several files: {told}.")
+        names = join_names([f"{name} ({used[name].relative_to(request.features)} is used)" for name in again])
+        say(f"{request.features}: {counted(len(again), 'slide')} with several files: {names}.")
+
+
+SHOWN = 5
+LOOKING = 16  # threads that read headers: they wait for the disk
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Slides of the cohort without features; by case, the cases taken without some of their slides."""
+
+    slides: tuple[str, ...] = ()
+    incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What run.json says of them."""
+        return {"without_features": list(self.slides), "incomplete_cases": dict(self.incomplete)}
+
+    def warning(self) -> str | None:
+        """One sentence that names the incomplete cases.
+
+        >>> Missing(("a2",), {"a": ("a2",)}).warning()
+        '1 case has slides without features; only its other slides are used: a (without a2). See run.json.'
+        """
+        if not self.incomplete:
+            return None
+        named = [
+            f"{case} (without {', '.join(gone)})" for case, gone in list(self.incomplete.items())[:SHOWN]
+        ]
+        more = f" and {len(self.incomplete) - SHOWN} more" if len(self.incomplete) > SHOWN else ""
+        who = (
+            "1 case has slides without features; only its"
+            if len(self.incomplete) == 1
+            else (f"{len(self.incomplete)} cases have slides without features; only their")
+        )
+        return f"{who} other slides are used: {', '.join(named)}{more}. See run.json."
+
+
+HELD_OUT = "test"
+
+
+def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) -> str | None:
+    """One sentence where slides, or others of their cases, were in the training of a model, else None."""
+    trained = [training_slides(path) for path in models if isinstance(path, Path)]
+    slides = {bare_name(slide) for slides_of_model in trained for slide in slides_of_model}
+    owners = {owner for slides_of_model in trained for owner in slides_of_model.values()}
+    trained_on = [case for case in cases if any(bare_name(slide) in slides for slide in case.slides)]
+    alike = [case for case in cases if _own_case(case) in owners]
+    if trained_on:
+        return (
+            f"{len(trained_on)} of {len(cases)} predictions are of cases that were in the training of a "
+            "model: the results look better than they are. Those of held-out cases are in the "
+            "predictions.csv of the training run."
+        )
+    if alike:
+        return (
+            f"{len(alike)} of {len(cases)} predictions are of cases with the case_id of a case in the "
+            "training of a model, though from other slides: if they are the same patients, the results look "
+            "better than they are."
+        )
+    return None
+
+
+def _own_case(case: Case) -> str | None:
+    """The case's id, where it says more than the slide's name."""
+    return None if case.case_id in case.slides else case.case_id
+
+
+def training_slides(model: Path) -> dict[str, str]:
+    """The slides a model of a training run was fitted on or chosen by, with their cases.
+
+    The run's cohort.csv says for each slide on which side it was: a fold's model has held that fold out, and
+    rows without a side took no part. Empty where nothing is written down.
+    """
+    job = model if model.is_dir() else model.parent
+    run = job.parent
+    try:
+        if (read_run(run) or {}).get("kind") != "train":
+            return {}
+        table = read_cohort(run / "cohort.csv")
+        held_out = {HELD_OUT, *job.name.split("-")}
+        sides = table.column(SPLIT)
+    except XmilError:
+        return {}
+    rows = zip(table.slides, table.cases, sides, strict=True)
+    return {slide: case for slide, case, side in rows if side is not None and side not in held_out}
+
+
+def features_mismatch_warning(spec: ModelSpec, cases: Sequence[Case]) -> str | None:
+    """One sentence where features were not made as those the model was trained on, else None."""
+    trained = {"encoder": spec.encoder, **(spec.features or {})}
+    paths = [path for case in cases for path in case.paths]
+    if not any(trained.values()):
+        return None
+    with ThreadPoolExecutor(LOOKING) as threads:
+        return features_warning(trained, threads.map(_facts, paths))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        return feature_facts(open_bag(path))
+    except (XmilError, OSError):  # it is reported as a failure
+        return {}
+
+
+StrPath = str | PathLike[str]
+
+
+def named_slides(
+    slides: StrPath | Sequence[StrPath],
+    *,
+    follow_links: bool = True,
+    say: Callable[[str], None] = lambda _: None,
+) -> SlideListing:
+    """Slides by id, of files and of folders; says which pictures and links are left out."""
+    paths = [Path(slides)] if isinstance(slides, str | PathLike) else [Path(path) for path in slides]
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise InputError(absent(missing[0], "file or folder"))
+    files, links = [path for path in paths if not path.is_dir()], []
+    for folder in (path for path in paths if path.is_dir()):
+        inside, left = slide_files(folder, follow_links=follow_links)
+        files += inside
+        links += left
+    listing = sort_slides(dict.fromkeys(files))
+    for path in links:
+        say(f"{path}: a link that was not followed (broken, in a circle, or with follow_links=False).")
+    if not listing.slides and not listing.twice:
+        named = ", ".join(map(str, paths))
+        raise InputError(f"{named}: no slides here; name slide files, or the folder that holds them.")
+    for path in listing.beside:
+        say(f"{path}: left out, as a slide of this name is there too.")
+    return listing

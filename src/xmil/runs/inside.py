@@ -1,7 +1,7 @@
 """`inside_slides`: maps inside the strongest patches of a run's slides.
 
 run.json, slides.csv, failures.csv
-<slide_id>.npz       the maps; `xmil.core.inside_patch.Inside.load` reads them
+<slide_id>.npz       the maps; `xmil.core.inside.Inside.load` reads them
 <slide_id>.png       a sheet of the patches with their maps
 <slide_id>.geojson   every place as a tile for QuPath
 <slide_id>.ome.tif   the maps in the slide's frame, where asked for
@@ -20,64 +20,49 @@ import numpy as np
 from xmil.core.background import Background
 from xmil.core.errors import FileError, InputError
 from xmil.core.identity import identity
-from xmil.core.inside_patch import Inside
-from xmil.core.names import counted
-from xmil.core.run import Run, explained_run
-from xmil.core.runfiles import SLIDES, read_rows
+from xmil.core.inside import Inside
+from xmil.core.request import takes
+from xmil.core.text import counted
 from xmil.data import feature_files, read_bag
-from xmil.data.siblings import slide_name
-from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
-from xmil.runs.insight_slide import chosen_explanation, run_models
-from xmil.runs.listener import Listener
-from xmil.runs.slide_inputs import StrPath, named_slides
-from xmil.runs.workers.pool import MakeWorker, Workers
+from xmil.data.header import slide_name
+from xmil.runs import Listener
+from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.inputs import named_slides
+from xmil.runs.requests import InsideRequest
+from xmil.runs.workers.pool import MakeWorker, Workers, find_device
+from xmil.storage import SLIDES, Run, explained_run, pick_explanation, read_rows
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
 
 
-def inside_slides(
-    run: StrPath | Run,
-    *,
-    slides: StrPath,
-    encoder: str,
-    weights: StrPath | None = None,
-    model: StrPath | None = None,
-    features: StrPath | None = None,
-    out: StrPath | None = None,
-    patches: int = 16,
-    method: str = "turned",
-    target: str | int | None = None,
-    patch_px: int | None = None,
-    device: str = "cpu",
-    random: bool = False,
-    tiff: bool = False,
-    format: str = "auto",  # noqa: A002 - the word users know
-    restart: bool = False,
-    workers: Workers | int = 1,
-    follow_links: bool = True,
-    listener: Listener | None = None,
-) -> Run:
+@takes(InsideRequest, "run")
+def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -> Run:
     """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
 
     Relevance per feature comes from stored vectors, else from the `model` on the `features`; without features
     every patch is encoded again. `method` names the maps; see `xmil.explain_inside`. `tiff` writes
     the maps as OME-TIFF as well.
     """
-    hear = listener or Listener()
-    held = run if isinstance(run, Run) else explained_run(run)
-    pictures = dict(named_slides(slides, follow_links=follow_links, say=hear.say).slides)
+    listener = listener or Listener()
+    run = request.run if isinstance(request.run, Run) else explained_run(request.run)
+    pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
     choice = InsideChoice(
-        encoder, None if weights is None else str(weights), method, patches,
-        None if target is None else str(target), patch_px, device, random, tiff,
+        request.encoder, None if request.weights is None else str(request.weights), request.method,
+        request.patches, request.target, request.patch_px, find_device(request.device), request.random,
+        request.tiff,
     )  # fmt: skip
-    known = {} if features is None else {slide_name(p): p for p in feature_files(features)[0]}
-    place = held.path / "inside" if out is None else Path(out)
-    looking = InsideRun(place, held, choice, pictures, known, None if model is None else Path(model), format)
-    if not looking.items:
-        raise InputError(f"{slides}: holds none of the run's slides; name the folder that was tiled.")
-    tally = looking.go(list(looking.items), workers=as_workers(workers), restart=restart, listener=hear)
-    hear.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {place}.")
-    return looking.saved()
+    features = {}
+    if request.features is not None:
+        features = {slide_name(path): path for path in feature_files(request.features)[0]}
+    out = request.out or run.path / "inside"
+    inside = InsideRun(out, run, choice, pictures, features, request.model, request.format)
+    if not inside.items:
+        raise InputError(f"{request.slides}: holds none of the run's slides; name the folder that was tiled.")
+    tally = inside.execute(
+        list(inside.items), workers=request.pool, restart=request.restart, listener=listener
+    )
+    listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
+    return inside.saved()
 
 
 @dataclass(frozen=True)
@@ -130,7 +115,7 @@ class InsideRun(CohortRun[str, TableRow]):
     def _earlier(self) -> dict[str, dict[str, str]]:
         return read_rows(self.out / SLIDES)
 
-    def known(self, item: str) -> TableRow | None:
+    def find_result(self, item: str) -> TableRow | None:
         """The row of a slide whose maps are there and were made of the same explanation."""
         row = self._earlier.get(item)
         if row is None or row.get("source") != identity(self.run.file(item)):
@@ -159,17 +144,19 @@ def _make_worker(run: InsideRun) -> Callable[[str], TableRow]:
     choice = run.chosen
     encoder = load_encoder(choice.encoder, weights=choice.weights, device=choice.device, random=choice.random)
     model = None if run.model is None else _only_model(run.model, run.run.path)
-    kept = Background.load(run.run.path / BACKGROUND)
-    return lambda slide: _look_into(run, encoder, model, slide, kept)
+    background = Background.load(run.run.path / BACKGROUND)
+    return lambda slide: _look_into(run, encoder, model, slide, background)
 
 
 def _only_model(path: Path, run: Path) -> Any:
     """The model, with the background that the run lent it."""
-    models = run_models(path, run)
+    from xmil.runs.ensemble import load_run_models
+
+    models = load_run_models(path, run)
     if len(models) > 1:
         raise InputError(
             f"{path}: holds {len(models)} models and maps inside patches take one; "
-            "explain with --save-vectors and leave out --model."
+            "explain with params= lrp.feature_level=true and leave out model=."
         )
     return models[0]
 
@@ -177,33 +164,33 @@ def _only_model(path: Path, run: Path) -> Any:
 def _look_into(
     run: InsideRun, encoder: Any, model: Any, slide: str, background: Background | None
 ) -> TableRow:
-    from xmil.heatmaps.inside_sheet import write_inside_geojson, write_inside_tiff
+    from xmil.heatmaps import write_inside_geojson, write_inside_tiff
     from xmil.methods.inside import explain_inside
     from xmil.slides import open_slide
 
     choice = run.chosen
-    e = chosen_explanation(run.run.file(slide), "lrp", choice.target)
+    e = pick_explanation(run.run.file(slide), "lrp", choice.target)
     if model is None and e.relevance is None:
         raise InputError(
-            "The run holds no relevance per feature: give --model and --features, or explain again with "
-            "--save-vectors."
+            "The run holds no relevance per feature: give model= and features=, or explain again with "
+            "params= lrp.feature_level=true."
         )
     bag = read_bag(run.features[slide], run.layout) if slide in run.features else None
     with open_slide(run.pictures[slide]) as opened:
-        found = explain_inside(
+        inside = explain_inside(
             model, encoder, opened, e, patches=choice.patches, method=choice.method, features=bag,
             patch_px=choice.patch_px, background=background,
         )  # fmt: skip
-        stopping(lambda: found.save(run.out / f"{slide}.npz"))
-        stopping(lambda: found.plot(opened).write(run.out / f"{slide}.png"))
-        stopping(lambda: write_inside_geojson(run.out / f"{slide}.geojson", found, opened))
+        stopping(lambda: inside.save(run.out / f"{slide}.npz"))
+        stopping(lambda: inside.plot(opened).write(run.out / f"{slide}.png"))
+        stopping(lambda: write_inside_geojson(run.out / f"{slide}.geojson", inside, opened))
         if choice.tiff:
-            stopping(lambda: write_inside_tiff(run.out / f"{slide}.ome.tif", found, opened))
-    told = np.abs(found.audit.spatial).sum() / max(float(np.abs(found.audit.score).sum()), 1e-12)
+            stopping(lambda: write_inside_tiff(run.out / f"{slide}.ome.tif", inside, opened))
+    share = np.abs(inside.audit.spatial).sum() / max(float(np.abs(inside.audit.score).sum()), 1e-12)
     row = {
-        "patches": len(found),
-        "places": f"{found.maps.shape[1]} x {found.maps.shape[2]}",
-        "target": found.target,
+        "patches": len(inside),
+        "places": f"{inside.maps.shape[1]} x {inside.maps.shape[2]}",
+        "target": inside.target,
     }
     source = identity(run.run.file(slide))
-    return {**row, "spatial_share": float(told), "warnings": " ".join(found.warnings), "source": source}
+    return {**row, "spatial_share": float(share), "warnings": " ".join(inside.warnings), "source": source}

@@ -22,10 +22,18 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.durable import sync_folder
 from xmil.core.explanation import Explanation
-from xmil.core.parsing import parse_json
-from xmil.core.runfiles import MADE_OF, SUMMARY, check_own, make_folder, read_rows, write_json, write_table
-from xmil.core.storage import read_explanations
+from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Outcome, Workers, process
+from xmil.storage import (
+    MADE_OF,
+    SUMMARY,
+    check_inside,
+    make_folder,
+    read_explanations,
+    read_rows,
+    write_json,
+    write_table,
+)
 
 LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 REACH = 1.5  # interquartile ranges from the quartiles to the end of a whisker
@@ -65,8 +73,8 @@ class Quantiles:
         n = len(ordered)
         if n <= POINTS:
             return cls([ordered.astype(np.float32)], [1.0])
-        kept = np.interp(_middles(POINTS) * n - 0.5, np.arange(n), ordered)
-        return cls([kept.astype(np.float32)], [n / POINTS])
+        points = np.interp(_middles(POINTS) * n - 0.5, np.arange(n), ordered)
+        return cls([points.astype(np.float32)], [n / POINTS])
 
     def add(self, other: Quantiles) -> None:
         """Take in another slide's points."""
@@ -75,8 +83,8 @@ class Quantiles:
         self.held += other.held
         if self.held > MOST:
             total = sum(len(p) * w for p, w in zip(self.points, self.weights, strict=True))
-            kept = self.at(_middles(KEPT).tolist())
-            self.points, self.weights, self.held = [kept.astype(np.float32)], [total / KEPT], KEPT
+            points = self.at(_middles(KEPT).tolist())
+            self.points, self.weights, self.held = [points.astype(np.float32)], [total / KEPT], KEPT
 
     def at(self, levels: Sequence[float]) -> Floats:
         """The scores below which the given shares of all scores lie, linear between points."""
@@ -125,9 +133,9 @@ class _Column:
         each, n = list(self.slides.values()), sum(s["n"] for s in self.slides.values())
         mean = sum(s["n"] * s["mean"] for s in each) / n
         square = sum(s["n"] * (s["std"] ** 2 + s["mean"] ** 2) for s in each) / n
-        found = dict(zip(LEVELS, self.quantiles.at(LEVELS), strict=True))
+        levels = dict(zip(LEVELS, self.quantiles.at(LEVELS), strict=True))
         low, high = min(s["min"] for s in each), max(s["max"] for s in each)
-        reach = REACH * (found[0.75] - found[0.25])
+        reach = REACH * (levels[0.75] - levels[0.25])
         return {
             "explanation": self.name,
             "signed": self.signed,
@@ -136,10 +144,10 @@ class _Column:
             "mean": mean,
             "std": max(0.0, square - mean**2) ** 0.5,
             "min": low,
-            **{f"q{100 * level:02.0f}": value for level, value in found.items()},
+            **{f"q{100 * level:02.0f}": value for level, value in levels.items()},
             "max": high,
-            "whisker_low": max(low, found[0.25] - reach),
-            "whisker_high": min(high, found[0.75] + reach),
+            "whisker_low": max(low, levels[0.25] - reach),
+            "whisker_high": min(high, levels[0.75] + reach),
             "positive": sum(s["n"] * s["positive"] for s in each) / n,
         }
 
@@ -149,20 +157,20 @@ def summarise_run(
     files: Sequence[Path],
     *,
     workers: Workers | None = None,
-    known: Mapping[Path, list[SlideSummary]] | None = None,
+    ready: Mapping[Path, list[SlideSummary]] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Write `summary/` from the files of the slides.
 
     Gives the slides that stand out in some explanation, and those whose file cannot be read, with the reason.
     Quantiles over the cohort come from a sketch of each slide: exact to a thousandth of a slide's patches.
-    Files that are `known` are not read again; a summary of the same files is left as it is.
+    Files in `ready` are not read again; a summary of the same files is left as it is.
     """
     folder = out / "summary"
     mark = _made_of(files) if len(files) <= MANY else {}
     if mark and (far := _standing(folder, mark)) is not None:
         return far, {}
     columns, unread = dict[str, _Column](), dict[str, str]()
-    for path, summaries, error in _summaries(files, known or {}, workers):
+    for path, summaries, error in _summaries(files, ready or {}, workers):
         if error is not None:
             unread[path.stem] = error
         for one in summaries:
@@ -193,7 +201,7 @@ def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
     if not all((folder / name).is_file() for name in SUMMARY):
         return None
     try:
-        check_own(folder / MADE_OF)
+        check_inside(folder / MADE_OF)
         stored = parse_json((folder / MADE_OF).read_text(encoding="utf-8"))
         return sorted(read_rows(folder / "outliers.csv")) if stored == mark else None
     except (OSError, ValueError):
@@ -201,15 +209,15 @@ def _standing(folder: Path, mark: Mapping[str, Any]) -> list[str] | None:
 
 
 def _summaries(
-    files: Sequence[Path], known: Mapping[Path, list[SlideSummary]], workers: Workers | None
+    files: Sequence[Path], ready: Mapping[Path, list[SlideSummary]], workers: Workers | None
 ) -> Iterator[_Added]:
     """What each file adds; of very many, those of a run are not all held at once, but read as they come."""
     if len(files) > MANY:
         yield from map(_added, process(files, _reader, workers))
         return
-    unread = [path for path in files if path not in known]
-    found = {outcome.item: _added(outcome) for outcome in process(unread, _reader)}
-    yield from ((path, known[path], None) if path in known else found[path] for path in files)
+    unread = [path for path in files if path not in ready]
+    read = {outcome.item: _added(outcome) for outcome in process(unread, _reader)}
+    yield from ((path, ready[path], None) if path in ready else read[path] for path in files)
 
 
 def _added(outcome: Outcome[Path, list[SlideSummary]]) -> _Added:
@@ -274,12 +282,12 @@ def _summarise_file(path: Path) -> list[SlideSummary]:
     return [summarise_slide(e) for e in read_explanations(path) if len(e)]
 
 
-def _first_of(held: list[Patch], more: list[Patch], key: Callable[[Patch], Any]) -> list[Patch]:
+def _first_of(first: list[Patch], more: list[Patch], key: Callable[[Patch], Any]) -> list[Patch]:
     """The first patches of both lists; of a long cohort most slides have none among them."""
-    if len(held) == PATCHES:
-        last = key(held[-1])
+    if len(first) == PATCHES:
+        last = key(first[-1])
         more = [patch for patch in more if key(patch) < last]
-    return sorted([*held, *more], key=key)[:PATCHES] if more else held
+    return sorted([*first, *more], key=key)[:PATCHES] if more else first
 
 
 def _patch(e: Explanation, name: str, i: int) -> Patch:
@@ -293,7 +301,12 @@ def _write(folder: Path, columns: list[_Column]) -> list[str]:
     write_table(folder / "scales.csv", names, ([_short(scale[key]) for key in names] for scale in scales))
     write_json(folder / "scales.json", {str(scale["explanation"]): scale for scale in scales})
     for which in ("top", "bottom"):
-        write_table(folder / f"{which}.csv", _PATCH_HEADER, _patch_rows(columns, which))
+        rows = [
+            [column.name, rank + 1, *patch[:-1], _short(patch[-1])]
+            for column in columns
+            for rank, patch in enumerate(getattr(column, which))
+        ]
+        write_table(folder / f"{which}.csv", _PATCH_HEADER, rows)
     each = [
         [slide, column.name, *(_short(statistics[key]) for key in _STATISTICS)]
         for column in columns
@@ -303,14 +316,6 @@ def _write(folder: Path, columns: list[_Column]) -> list[str]:
     far = [row for column in columns for row in outliers(column.name, dict(sorted(column.slides.items())))]
     write_table(folder / "outliers.csv", _FAR_HEADER, far)
     return sorted({str(row[0]) for row in far})
-
-
-def _patch_rows(columns: list[_Column], which: str) -> list[list[Any]]:
-    return [
-        [column.name, rank + 1, *patch[:-1], _short(patch[-1])]
-        for column in columns
-        for rank, patch in enumerate(getattr(column, which))
-    ]
 
 
 def _short(value: Any) -> Any:

@@ -11,68 +11,49 @@ from typing import Any
 
 from xmil.core.errors import FileError
 from xmil.core.identity import identity, unchanged
-from xmil.core.names import counted
-from xmil.core.run import Run
-from xmil.core.runfiles import SLIDES, read_rows, read_run
+from xmil.core.request import takes
+from xmil.core.text import counted, merge_notes
 from xmil.data import open_bag
-from xmil.runs.cohort_run import CohortRun, TableRow, as_workers, stopping
-from xmil.runs.listener import Listener, grouped
-from xmil.runs.slide_inputs import StrPath, named_slides
+from xmil.heatmaps import drawable
+from xmil.runs import Listener
+from xmil.runs.cohort_run import CohortRun, TableRow, stopping
+from xmil.runs.inputs import named_slides
+from xmil.runs.requests import TileRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
-from xmil.slides.layout import FOLDERS, patches_file, write_tiling
-from xmil.slides.tiling import TileSettings, tile_slide
+from xmil.slides.tiling import FOLDERS, TileSettings, patches_file, tile_slide, write_tiling
+from xmil.storage import SLIDES, Run, read_rows, read_run
 
 Item = tuple[str, Path]
 
 
-def tile_slides(
-    slides: StrPath | Sequence[StrPath],
-    *,
-    out: StrPath,
-    size: int = 256,
-    mpp: float = 0.5,
-    overlap: int = 0,
-    magnification: float | None = None,
-    slide_mpp: float | None = None,
-    min_tissue: float = 0.25,
-    min_std: float = 8.0,
-    pen: bool = False,
-    fold: bool = True,
-    blur: bool = True,
-    coverslip: bool = True,
-    keep_edge: bool = False,
-    restart: bool = False,
-    workers: Workers | int = 1,
-    follow_links: bool = True,
-    full_digests: bool = False,
-    listener: Listener | None = None,
-) -> Run:
+@takes(TileRequest, "slides")
+def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Run:
     """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
 
     Patches with pen marks are left out unless `pen`; those with a fold, blur or the coverslip's edge are kept
     unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn. `keep_edge` adds the
     patches that reach over the slide's right and lower border, white beyond it.
     """
-    hear = listener or Listener()
-    kept = {"pen": pen, "fold": fold, "blur": blur, "coverslip": coverslip}
-    drop = tuple(kind for kind, wanted in kept.items() if not wanted)
+    listener = listener or Listener()
+    drop = tuple(kind for kind in ("pen", "fold", "blur", "coverslip") if not getattr(request, kind))
     settings = TileSettings(
-        size, mpp, overlap, min_tissue, min_std, slide_mpp, magnification, drop, keep_edge
-    )
-    found = named_slides(slides, follow_links=follow_links, say=hear.say)
-    run = TileRun(Path(out), settings, found.slides, full_digests=full_digests, restarts=restart)
-    tally = run.go(
-        run.items, workers=as_workers(workers), restart=restart, refused=found.twice, listener=hear
-    )
-    for line in grouped({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
-        hear.say(line)
-    told = _left_out([tally.results[name] for name in tally.done])
-    if told:
-        hear.say(told)
+        request.size, request.mpp, request.overlap, request.min_tissue, request.min_std, request.slide_mpp,
+        request.magnification, drop, request.keep_edge,
+    )  # fmt: skip
+    listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
+    run = TileRun(request.out, settings, listing.slides, restarts=request.restart)
+    tally = run.execute(
+        run.items,
+        workers=request.pool, restart=request.restart, refused=listing.twice, listener=listener,
+    )  # fmt: skip
+    for line in merge_notes({name: note for name in tally.done for note in tally.results[name]["inferred"]}):
+        listener.say(line)
+    if left_out := _left_out([tally.results[name] for name in tally.done]):
+        listener.say(left_out)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
-    hear.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {out}.")
+    listener.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {request.out}.")
     return run.saved()
 
 
@@ -85,7 +66,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
     chosen: TileSettings
     slides: Mapping[str, Path] = field(default_factory=dict)
-    full_digests: bool = False
     restarts: bool = False
     kind = "tile"
     folders = FOLDERS
@@ -98,17 +78,17 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
     def settings(self) -> dict[str, Any]:
         """What a patch is; the mpp of slides that store none may be given later."""
-        given = {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
+        values = {key: value for key, value in self.chosen.as_dict().items() if key != "slide_mpp"}
         if not self.chosen.keep_edge:  # as it was before there was a choice
-            del given["keep_edge"]
-        return given
+            del values["keep_edge"]
+        return values
 
     def about(self) -> dict[str, Any]:
         """The given mpp, which stays known when it is not repeated, and the slides."""
         mpp = self.chosen.slide_mpp
         before = None if self.restarts or mpp is not None else read_run(self.out)
-        given = mpp if before is None else before.get("slide_mpp")
-        return {"slide_mpp": given, "slides": {name: str(path) for name, path in self.items}}
+        slide_mpp = mpp if before is None else before.get("slide_mpp")
+        return {"slide_mpp": slide_mpp, "slides": {name: str(path) for name, path in self.items}}
 
     def slides_of(self, item: Item) -> Sequence[str]:
         """The slide itself."""
@@ -120,9 +100,9 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
 
     def make_worker(self, workers: Workers) -> MakeWorker[Item, dict[str, Any]]:  # noqa: ARG002
         """Tiles one slide after another."""
-        return partial(partial, _tile, self.chosen, self.out, self.full_digests)
+        return partial(partial, _tile, self.chosen, self.out)
 
-    def known(self, item: Item) -> dict[str, Any] | None:
+    def find_result(self, item: Item) -> dict[str, Any] | None:
         """What was found of a slide that has its patches, laid on this slide with the given mpp."""
         path = patches_file(self.out, item[0])
         if not path.is_file():
@@ -130,7 +110,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         try:
             header = open_bag(path)
             stored = header.extra.get("source")
-            if stored is not None and not unchanged(item[1], stored, full=self.full_digests):
+            if stored is not None and not unchanged(item[1], stored):
                 return None
         except FileError:
             return None
@@ -161,15 +141,16 @@ def _left_out(results: Sequence[dict[str, Any]]) -> str:
     slides = sum(any(each.get("dropped", {}).values()) for each in results)
     if not slides:
         return ""
-    keep = " and ".join(f"--{kind}" for kind, n in every.items() if n)
-    told = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
-    return f"Patches left out for what they show: {told}; {keep} keeps them."
+    keep = " and ".join(f"{kind}=True" for kind, n in every.items() if n)
+    dropped = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
+    return f"Patches left out for what they show: {dropped}; {keep} keeps them."
 
 
-def _tile(settings: TileSettings, out: Path, full: bool, item: Item) -> dict[str, Any]:
-    source = identity(item[1], full=full)
+def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:
+    source = identity(item[1])
     with open_slide(item[1]) as slide:
         tiling = tile_slide(slide, settings)
-    stopping(partial(write_tiling, tiling, out, source=source))
-    told = {"flat": tiling.flat, "inferred": list(tiling.inferred), "dropped": tiling.dropped}
-    return {"patches": len(tiling.xy0), "mpp": tiling.mpp, **told}
+    name = drawable(tiling.slide_id, own_only=True)
+    stopping(partial(write_tiling, tiling, out, source=source, name=name))
+    facts = {"flat": tiling.flat, "inferred": list(tiling.inferred), "dropped": tiling.dropped}
+    return {"patches": len(tiling.xy0), "mpp": tiling.mpp, **facts}

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import csv
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from xmil.core.errors import XmilError
-from xmil.core.identity import file_digest
-from xmil.core.named_function import is_function_name
-from xmil.core.run import Run
-from xmil.core.runfiles import RUN, SLIDES
+import numpy as np
+
+from xmil.core.budget import check_regular, read_parquet
+from xmil.core.errors import FileError, XmilError
+from xmil.core.explanation import Explanation
+from xmil.core.identity import file_digest, unchanged
+from xmil.core.registry import is_function_name
+from xmil.core.task import TASKS
+from xmil.core.text import parse_json
 from xmil.data import feature_files
-from xmil.data.siblings import slide_name
+from xmil.data.header import slide_name
+from xmil.models import load_model
 from xmil.models.checkpoints.files import IN_FOLDER
-from xmil.runs.verify_files import file_faults
-from xmil.runs.verify_slides import Fault, exists, slide_faults
+from xmil.runs.cohort_run import prediction, with_reference
+from xmil.storage import (
+    RUN,
+    SLIDES,
+    Run,
+    is_as_written,
+    read_explanation,
+    read_explanations,
+    read_provenance,
+    read_rows,
+)
 
 SCORED = ("explain", "evaluate")  # whose slides have files of scores
 
@@ -30,8 +48,8 @@ def verify_run(run: Run, *, on_slide: Callable[[], None] = lambda: None) -> list
         faults += [*_scores(run, on_slide)] if run.kind in SCORED else []
     except XmilError as error:  # of the table, without which slides are not known
         faults.append(Fault(SLIDES, str(error).removeprefix(f"{SLIDES}: ")))
-    told = {fault.what for fault in faults}
-    return faults + [fault for fault in file_faults(run) if fault.what not in told]
+    reported = {fault.what for fault in faults}
+    return faults + [fault for fault in file_faults(run) if fault.what not in reported]
 
 
 def _scores(run: Run, on_slide: Callable[[], None]) -> Iterator[Fault]:
@@ -70,10 +88,10 @@ def _model_fault(path: Path, digest: str) -> str:
 
 def _model_paths(run: Run) -> list[tuple[Path, str]]:
     """Where the run's models lay, and the digests they had."""
-    held = run.about.get("models") or run.about.get("model")
-    rows = [row for row in (held if isinstance(held, list) else [held]) if isinstance(row, dict)]
-    known = run.settings.get("models")
-    digests = known if isinstance(known, list) else [row.get("digest") for row in rows]
+    models = run.about.get("models") or run.about.get("model")
+    rows = [row for row in (models if isinstance(models, list) else [models]) if isinstance(row, dict)]
+    stored = run.settings.get("models")
+    digests = stored if isinstance(stored, list) else [row.get("digest") for row in rows]
     pairs = zip(rows, digests, strict=False)
     return [(Path(str(row["path"])), str(digest or "")) for row, digest in pairs if row.get("path")]
 
@@ -85,3 +103,246 @@ def _features(run: Run) -> dict[str, Path]:
         return {slide_name(path): path for path in feature_files(str(folder))[0]} if folder else {}
     except (XmilError, OSError, ValueError):  # gone, or no name of a folder at all
         return {}
+
+
+ROUNDING = 1e-5  # of a sum of scores, as a share of their sizes
+DIGITS = 1e-4  # of the numbers of slides.csv, which are rounded
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something of a run that is missing, damaged or of something else."""
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+def exists(path: Path) -> bool:
+    """Whether a path is there; no where it is the name of no file."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def slide_faults(run: Run, slide: str, row: Mapping[str, str], folder: Mapping[str, Path]) -> Iterator[Fault]:
+    """The faults of one slide's file, its row of the table, and the features in the folder."""
+    name, features = f"slides/{slide}.parquet", Path(row["features"]) if row.get("features") else None
+    if features is None or not exists(features):  # moved: a file of the slide's name in the folder will do
+        features = folder.get(slide, features)
+    if not exists(run.path / name):
+        yield Fault(name, "is missing; explain the slide again")
+        return
+    if not (run.path / name).is_file():
+        yield Fault(name, "is not a file; remove it and explain the slide again")
+        return
+    try:
+        path = run.file(slide)
+        header, rows = read_provenance(path)
+        explanations = read_explanations(path)
+        as_written = is_as_written(path)
+    except XmilError as error:
+        yield Fault(name, str(error))
+        return
+    if not as_written:
+        yield Fault(name, "has been changed since it was written; explain the slide again")
+    if any(len(e) != rows for e in explanations):
+        yield Fault(name, "its columns have different lengths; explain the slide again")
+    provenance = header.get("provenance")
+    stored: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
+    mark = run.about.get("fingerprint")
+    if mark and stored.get("fingerprint") not in (None, mark):
+        yield Fault(name, "was made with other settings than the run's")
+    yield from (Fault(name, why) for e in explanations for why in _account(run, e, stored))
+    yield from _row(run, slide, row, explanations, stored)
+    if features is not None and not exists(features):
+        yield Fault(name, f"{str(features)[:300]}, which it explains, is no longer there")
+    elif features is not None and not _same(features, stored.get("source")):
+        yield Fault(name, f"{features.name} has changed since it was explained")
+
+
+def _account(run: Run, e: Explanation, stored: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the scores add up to what the audit says; of a case's slides, those of all of them."""
+    if e.audit is None:
+        return
+    try:
+        parts = [e.scores, *_others(run, e, stored)]
+    except XmilError:
+        return  # a slide of the case cannot be read, which is a fault of its own
+    scores = np.concatenate(parts).astype(np.float64)
+    total, stated = float(scores.sum()), float(e.audit.instances)
+    if not abs(total - stated) <= ROUNDING * (float(np.abs(scores).sum()) + abs(stated)) + 1e-9:
+        yield f"the scores of {e.column} add up to {total:.6g}, its audit says {stated:.6g}; explain it again"
+
+
+def _others(run: Run, e: Explanation, stored: Mapping[str, Any]) -> list[Any]:
+    """The scores of the other slides of a case that was explained as one."""
+    case = stored.get("case")
+    slides = case.get("slides") if isinstance(case, dict) else None
+    names = [str(slide) for slide in slides if slide != e.bag] if isinstance(slides, list) else []
+    every = [read_explanation(run.file(name), method=e.method, target=e.target) for name in names]
+    return [other.scores for other in every]
+
+
+def _row(
+    run: Run,
+    slide: str,
+    row: Mapping[str, str],
+    explanations: Sequence[Explanation],
+    stored: Mapping[str, Any],
+) -> Iterator[Fault]:
+    """Whether the table says of a slide what its file says."""
+    if not row or not explanations or not run.spec:
+        return
+    try:
+        columns = {**_expected_columns(run, explanations[0], stored), "n": float(len(explanations[0]))}
+        wrong = [name for name, value in columns.items() if name in row and not _agree(row[name], value)]
+    except DAMAGED:
+        yield Fault("slides.csv", f"the row of {slide} cannot be compared with its file; explain it again")
+        return
+    for name in wrong:
+        value = columns[name] if isinstance(columns[name], str) else f"{columns[name]:g}"
+        yield Fault(
+            "slides.csv", f"{name} of {slide} is {row[name][:40]!r}, and the slide's file says {value}"
+        )
+
+
+def _expected_columns(run: Run, e: Explanation, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What the outputs in a slide's file mean, in the columns of the table."""
+    each = np.atleast_2d(np.asarray(stored.get("logits", e.logits), dtype=np.float64))
+    task, spec = TASKS[run.task], run.spec
+    names = task.names(each.shape[1], run.class_names, spec.get("time_bins"))
+    return prediction(task, with_reference(each, spec), names)
+
+
+def _agree(cell: str, value: str | float) -> bool:
+    if isinstance(value, str):
+        return cell == value
+    return bool(np.isclose(float(cell or "nan"), value, rtol=DIGITS, atol=1e-6, equal_nan=True))
+
+
+def _same(path: Path, stored: Any) -> bool:
+    try:
+        return not isinstance(stored, str) or unchanged(path, stored, times=True) or unchanged(path, stored)
+    except FileError:
+        return False
+
+
+MODEL = "model.safetensors"  # of each job of `xmil train`
+
+
+def run_files(run: Run) -> list[Path]:
+    """The files of a run, without half-written and hidden ones."""
+    paths = sorted(path for path in run.path.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [path for path in paths if not any(part.startswith(".") for part in _within(run, path).parts)]
+
+
+def file_faults(run: Run) -> Iterator[Fault]:
+    """What is missing, a link, or cannot be read in a run's folder."""
+    if run.kind == "train":
+        yield from _missing_models(run)
+    for path in run_files(run):
+        name = _within(run, path).as_posix()
+        if path.is_symlink():
+            yield Fault(name, "is a link, which is not followed; copy the file in")
+            continue
+        why = _unreadable(path)
+        if why:
+            yield Fault(name, f"cannot be read ({why}); run the command again")
+
+
+def _within(run: Run, path: Path) -> Path:
+    return path.relative_to(run.path)
+
+
+def _missing_models(run: Run) -> Iterator[Fault]:
+    """The models that the table says were trained, and that are not there."""
+    for name, row in read_rows(run.path / "results.csv", key="model").items():
+        if not row.get("failed") and not exists(run.path / name / MODEL):
+            yield Fault(f"{name}/{MODEL}"[:300], "is missing; run the command again")
+
+
+def _unreadable(path: Path) -> str:
+    """Why a file cannot be read to its end; nothing where it can."""
+    try:
+        check_regular(path)
+        READERS.get(path.suffix.lower(), _bytes)(path)
+    except XmilError as error:
+        sentence = str(error).removeprefix(f"{path}: ").rstrip(".")
+        return (
+            sentence.removeprefix("cannot be read (").removesuffix(")") if "(" in sentence[:16] else sentence
+        )
+    except (OSError, csv.Error, *DAMAGED) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    return ""
+
+
+def _bytes(path: Path) -> None:
+    with path.open("rb") as stream:
+        while stream.read(1 << 20):
+            pass
+
+
+def _json(path: Path) -> None:
+    parse_json(path.read_bytes())
+
+
+def _csv(path: Path) -> None:
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+        widths = {len(row) for row in csv.reader(stream) if row}
+    if len(widths) > 1:
+        raise ValueError("its rows have different numbers of cells")
+
+
+def _parquet(path: Path) -> None:
+    import pyarrow as pa
+
+    try:
+        read_parquet(path, checksums=True)
+    except pa.ArrowException as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+
+
+def _check_features(path: Path) -> None:
+    from xmil.data.inspection import inspect_features
+
+    inspect_features(path)
+
+
+def _tensors(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    if path.name == MODEL:
+        load_model(path)
+        return
+    try:
+        with safe_open(path, "np") as file:
+            file.keys()
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def _picture(path: Path) -> None:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(), path.open("rb") as stream:
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is unpacked
+            Image.open(stream).verify()
+    except (SyntaxError, Image.DecompressionBombError) as error:  # the first is what a damaged PNG raises
+        raise ValueError(str(error)) from None
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    ".json": _json,
+    ".geojson": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".h5": _check_features,
+    ".safetensors": _tensors,
+    ".png": _picture,
+}

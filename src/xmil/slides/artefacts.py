@@ -119,20 +119,20 @@ def _folded(looks: Sequence[PatchLook], inked: npt.NDArray[np.bool_]) -> npt.NDA
     return np.array([np.mean(look.density > limit) >= FOLDED for look in looks], dtype=np.bool_)
 
 
-def counted_kinds(found: dict[str, int]) -> str:
+def counted_kinds(counts: dict[str, int]) -> str:
     """Artefacts in words, those that were found.
 
     >>> counted_kinds({"pen": 12, "fold": 0, "blur": 1})
     '12 pen, 1 blur'
     """
-    return ", ".join(f"{n:,} {kind}" for kind, n in found.items() if n)
+    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
 
 
 def dropped_mask(
-    found: dict[str, npt.NDArray[np.bool_]], kinds: Iterable[str], n: int
+    masks: dict[str, npt.NDArray[np.bool_]], kinds: Iterable[str], n: int
 ) -> npt.NDArray[np.bool_]:
     """The patches with an artefact of some of the kinds."""
     mask = np.zeros(n, dtype=np.bool_)
     for kind in kinds:
-        mask |= found[kind]
+        mask |= masks[kind]
     return mask

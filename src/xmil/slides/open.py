@@ -8,9 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from xmil.core.absence import absent, unreadable
-from xmil.core.errors import FileError
-from xmil.core.names import SLIDE_SUFFIXES, bare_name
+from xmil.core.errors import FileError, absent, unreadable
+from xmil.core.text import SLIDE_SUFFIXES, bare_name
 from xmil.slides.backends import UnreadableSlideError
 from xmil.slides.slide import Slide
 
@@ -39,10 +38,10 @@ def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
 def _complete(slide: Slide) -> None:
     """OpenSlide reads OME-TIFFs whose codec tifffile lacks, but not their metadata."""
     if slide.mpp is None and slide.path.name.lower().endswith((".tif", ".tiff")):
-        from xmil.slides.backends import tiffs
+        from xmil.slides.backends import tiff
 
         with suppress(ImportError):
-            mpp = tiffs.stored_ome_mpp(slide.path)
+            mpp = tiff.stored_ome_mpp(slide.path)
             if mpp is not None:
                 slide.set_mpp(mpp, "OME PhysicalSize")
 
@@ -76,10 +75,10 @@ def _opened(path: Path) -> Slide:
             reasons.append(f"{error.name} is not installed: {WIDER if error.name in MORE else INSTALL}")
         except UnreadableSlideError as error:
             reasons.append(str(error))
-    told = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    listing = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
     raise FileError(
-        f"{path}: not a slide or image that can be read, or damaged or cut off ({told}); copy it again, or "
-        "move it away to leave it out."
+        f"{path}: not a slide or image that can be read, or damaged or cut off ({listing}); copy it again, "
+        "or move it away to leave it out."
     )
 
 
@@ -88,13 +87,13 @@ def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:
 
     A cut-off SVS is still a TIFF in part: another library would show it with tiles and metadata missing.
     """
-    from xmil.slides.backends import openslides, pictures, tiffs, wsidicoms
+    from xmil.slides.backends import openslide, picture, tiff, wsidicom
 
     if path.name.lower().endswith(".dcm"):
-        return openslides.open_, wsidicoms.open_
+        return openslide.open_, wsidicom.open_
     if path.name.lower().endswith(SCANNERS):
-        return (openslides.open_,)
-    return tiffs.open_ome, openslides.open_, tiffs.open_, pictures.open_
+        return (openslide.open_,)
+    return tiff.open_ome, openslide.open_, tiff.open_, picture.open_
 
 
 PLAIN = (".png", ".jpg", ".jpeg")
@@ -102,7 +101,7 @@ HAMAMATSU = (".vms", ".vmu")  # their levels lie beside them as JPEG files
 
 
 @dataclass(frozen=True)
-class Found:
+class SlideListing:
     """Slides by id; names that two slides share, with the reason; pictures beside a slide of their name."""
 
     slides: dict[str, Path]
@@ -118,10 +117,10 @@ def find_slides(folder: str | os.PathLike[str], *, follow_links: bool = True) ->
     followed, unless they lead nowhere or in a circle; without `follow_links` none is that leads out of the
     folder.
     """
-    found = sort_slides(slide_files(folder, follow_links=follow_links)[0])
-    for reason in found.twice.values():
+    listing = sort_slides(slide_files(folder, follow_links=follow_links)[0])
+    for reason in listing.twice.values():
         raise FileError(reason)
-    return found.slides
+    return listing.slides
 
 
 def slide_files(
@@ -135,22 +134,22 @@ def slide_files(
     return list(_walk(root, left, follow_links)), left
 
 
-def sort_slides(paths: Iterable[Path]) -> Found:
+def sort_slides(paths: Iterable[Path]) -> SlideListing:
     """Files by slide id; of a slide and a plain picture the slide, of two slides neither."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     twice: dict[str, str] = {}
     beside: list[Path] = []
     for path in sorted(paths, key=lambda path: (_is_plain(path), str(path))):
         name = slide_id(path)
-        if name not in found:
-            found[name] = path
-        elif _is_plain(path) != _is_plain(found[name]):
+        if name not in files:
+            files[name] = path
+        elif _is_plain(path) != _is_plain(files[name]):
             beside.append(path)
         else:
-            reason = f"{path}: the slide {name!r} is at {found[name]} too; rename or remove one."
+            reason = f"{path}: the slide {name!r} is at {files[name]} too; rename or remove one."
             twice.setdefault(name, reason)
-    slides = {name: path for name, path in sorted(found.items()) if name not in twice}
-    return Found(slides, twice, beside)
+    slides = {name: path for name, path in sorted(files.items()) if name not in twice}
+    return SlideListing(slides, twice, beside)
 
 
 def slide_id(path: Path) -> str:
@@ -164,18 +163,18 @@ def slide_id(path: Path) -> str:
 
 def _walk(root: Path, left: list[Path], follow_links: bool) -> Iterator[Path]:
     """Slides of a tree; links that are not followed go into `left`."""
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     for place, folders, names in os.walk(root, followlinks=True):
         here = Path(place)
         stat = here.stat()
-        if here != root and ("run.json" in names or (stat.st_dev, stat.st_ino) in seen):
+        if here != root and ("run.json" in names or (stat.st_dev, stat.st_ino) in visited):
             left += [here] if here.is_symlink() else []
             folders.clear()
             continue
-        seen.add((stat.st_dev, stat.st_ino))
+        visited.add((stat.st_dev, stat.st_ino))
         ours = {"visualization"} if "contours_geojson" in folders else set()
-        wanted = sorted(name for name in folders if not name.startswith(".") and name not in ours)
-        folders[:] = [name for name in wanted if _followed(here / name, root, left, follow_links)]
+        visible = sorted(name for name in folders if not name.startswith(".") and name not in ours)
+        folders[:] = [name for name in visible if _followed(here / name, root, left, follow_links)]
         yield from _slides_of(here, [n for n in names if _followed(here / n, root, left, follow_links)])
 
 

@@ -7,6 +7,7 @@ uint8, white where the scanner saw nothing. Only `read_label` reads the label, w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from math import ceil, floor
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.errors import FileError, InputError, bad_parameter
-from xmil.core.names import bare_name
+from xmil._version import __version__
+from xmil.core.bag import IntArray
+from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
+from xmil.core.text import bare_name
 
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 Size = tuple[int, int]  # width, height
@@ -43,10 +46,17 @@ class Slide(ABC):
         bounds: tuple[int, int, int, int] | None = None,
         backend: str = "",
     ) -> None:
-        _check_levels(path, levels)
+        if not levels or min(min(size) for size in levels) < 1:
+            raise FileError(f"{path}: holds no picture of a size above zero.")
+        width, height = levels[0]
+        if width * height > LARGEST:
+            raise FileError(
+                f"{path}: claims {width} x {height} px, more than any slide has; the header is damaged."
+            )
         self.path = path
         self.level_dimensions = tuple(levels)
-        self.level_downsamples = tuple(downsamples or [_downsample(levels[0], size) for size in levels])
+        width, height = levels[0]
+        self.level_downsamples = tuple(downsamples or [(width / w + height / h) / 2 for w, h in levels])
         self.mpp = mpp
         self.mpp_source = mpp_source
         self.magnification = magnification
@@ -137,13 +147,13 @@ class Slide(ABC):
             raise
         except MemoryError:
             raise FileError(
-                f"{self.path}: no memory for {size} px of level {level}; use fewer --workers."
+                f"{self.path}: no memory for {size} px of level {level}; use fewer workers=."
             ) from None
         except Exception as error:  # decoders raise almost any type on damaged data
             reason = " ".join(str(error).split()) or type(error).__name__
             where = f"level {level} at {x}, {y}"
-            told = f"damaged, {where} cannot be read ({reason})"
-            raise FileError(f"{self.path}: {told}; copy the slide again.") from error
+            fault = f"damaged, {where} cannot be read ({reason})"
+            raise FileError(f"{self.path}: {fault}; copy the slide again.") from error
 
     def _resized(self, level: int, box: Box, size: Size) -> Pixels:
         """A box of a level at another size; large ones are read band by band, so memory stays bounded."""
@@ -187,12 +197,47 @@ def resize(pixels: Pixels, size: Size, box: Box | None = None) -> Pixels:
     from PIL import Image
 
     height, width = pixels.shape[:2]
-    whole = (0.0, 0.0, float(width), float(height))
-    inner = whole if box is None else tuple(np.clip(box, 0, (width, height, width, height)).tolist())
-    if size == (width, height) and np.allclose(inner, whole, atol=1e-3):
+    full = (0.0, 0.0, float(width), float(height))
+    inner = full if box is None else tuple(np.clip(box, 0, (width, height, width, height)).tolist())
+    if size == (width, height) and np.allclose(inner, full, atol=1e-3):
         return pixels
     picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=inner)
     return np.asarray(picture)
+
+
+@dataclass(frozen=True)
+class PatchFit:
+    """Bring patches to the size an encoder wants, without torch: reading processes use it too.
+
+    Resize the shorter edge to `size / crop` and cut the middle of `size`; without a size, do nothing.
+
+    >>> PatchFit(224)(np.zeros((256, 256, 3), dtype=np.uint8)).shape
+    (224, 224, 3)
+    """
+
+    size: int | None = None
+    crop: float = 1.0
+    interpolation: str = "bilinear"
+
+    def edge(self, patch: int) -> int:
+        """The edge of what becomes of a square patch."""
+        return self.size or patch
+
+    def __call__(self, patch: Pixels) -> Pixels:
+        """The patch as the encoder sees it."""
+        from PIL import Image
+
+        if self.size is None:
+            return patch
+        height, width = patch.shape[:2]
+        edge = floor(self.size / self.crop)
+        short = min(height, width)
+        wanted = (int(edge * width / short), int(edge * height / short))
+        if wanted != (width, height):
+            kind: Any = getattr(Image.Resampling, self.interpolation.upper())
+            patch = np.asarray(Image.fromarray(patch).resize(wanted, kind))
+        top, left = (round((length - self.size) / 2.0) for length in patch.shape[:2])
+        return patch[top : top + self.size, left : left + self.size]
 
 
 def on_white(rgba: npt.NDArray[Any]) -> Pixels:
@@ -207,15 +252,28 @@ def on_white(rgba: npt.NDArray[Any]) -> Pixels:
     return np.asarray((mixed + WHITE // 2) // WHITE, dtype=np.uint8)
 
 
-def _downsample(full: Size, level: Size) -> float:
-    return (full[0] / level[0] + full[1] / level[1]) / 2
+Frame = tuple[int, int, int, int]  # x, y, width, height in level-0 pixels; exports count from its corner
+FRAMES = ("bounds", "level0")
+KEY = "xmil"  # our own member of a GeoJSON collection; other readers pass over it
 
 
-def _check_levels(path: Path, levels: list[Size]) -> None:
-    if not levels or min(min(size) for size in levels) < 1:
-        raise FileError(f"{path}: holds no picture of a size above zero.")
-    width, height = levels[0]
-    if width * height > LARGEST:
-        raise FileError(
-            f"{path}: claims {width} x {height} px, more than any slide has; the header is damaged."
-        )
+def frame_header(slide: str, origin: tuple[int, int]) -> dict[str, Any]:
+    """What a GeoJSON file says of its slide and of where, in level-0 pixels, it counts from."""
+    return {"version": __version__, "slide": slide, "origin": [int(value) for value in origin], "level": 0}
+
+
+def export_frame(boxes: IntArray, slide: Slide | None, *, frame: str = "bounds") -> Frame:
+    """The area of an export: the scanned bounds, as QuPath shows the slide, or the whole of level 0.
+
+    QuPath cuts slides with a bounds offset (MRXS, SCN, some of Hamamatsu's) down to their bounds and counts
+    from there. Most slides have no offset: then both are the same. Without a slide the area begins at level
+    0's corner and ends with the patches.
+    """
+    if frame not in FRAMES:
+        raise unknown_name("frame", frame, FRAMES)
+    if slide is not None:
+        return slide.bounds if frame == "bounds" else (0, 0, *slide.dimensions)
+    if not len(boxes):
+        raise InputError("There are no patches to export.")
+    width, height = np.maximum(boxes[:, 2:].max(axis=0), 1).tolist()
+    return 0, 0, width, height

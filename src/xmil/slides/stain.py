@@ -39,12 +39,18 @@ class Macenko:
         density = _DENSITY[pixels.reshape(-1, 3)]
         stained = density[density.mean(axis=1) > FAINT]
         if len(stained) < 100:
-            raise InputError("Too few stained pixels to find the stains; leave out --stain-norm.")
-        stains = _stain_vectors(stained)
+            raise InputError("Too few stained pixels to find the stains; leave out stain_norm=True.")
+        _, vectors = np.linalg.eigh(np.cov(stained.T))
+        plane = vectors[:, [2, 1]]
+        plane = plane * np.where(plane.sum(axis=0) < 0, -1.0, 1.0)
+        flat = stained @ plane
+        low, high = np.percentile(np.arctan2(flat[:, 1], flat[:, 0]), [TAIL, 100 - TAIL])
+        ends = plane @ np.array([[np.cos(low), np.cos(high)], [np.sin(low), np.sin(high)]])
+        stains = np.asarray(ends if ends[0, 0] > ends[0, 1] else ends[:, ::-1])
         amounts = np.linalg.lstsq(stains, stained.T, rcond=None)[0]
         strong = np.percentile(amounts, 99, axis=1)
         if not (strong > 1e-3).all():
-            raise InputError("One stain only was found; leave out --stain-norm.")
+            raise InputError("One stain only was found; leave out stain_norm=True.")
         return cls(stains, strong)
 
     def normalise(self, patch: Pixels) -> Pixels:
@@ -52,15 +58,3 @@ class Macenko:
         change = (REFERENCE * (STRONG / self.strong)) @ np.linalg.pinv(self.stains)  # (3, 3) on density
         density = _DENSITY.astype(np.float32)[patch] @ change.T.astype(np.float32)
         return np.asarray(np.clip(LIGHT * np.exp(-density), 0, 255), dtype=np.uint8)
-
-
-def _stain_vectors(density: Floats) -> Floats:
-    """Haematoxylin and eosin, unit vectors in columns: the ends of the fan of pixels."""
-    _, vectors = np.linalg.eigh(np.cov(density.T))
-    plane = vectors[:, [2, 1]]
-    plane = plane * np.where(plane.sum(axis=0) < 0, -1.0, 1.0)
-    flat = density @ plane
-    low, high = np.percentile(np.arctan2(flat[:, 1], flat[:, 0]), [TAIL, 100 - TAIL])
-    ends = plane @ np.array([[np.cos(low), np.cos(high)], [np.sin(low), np.sin(high)]])
-    # haematoxylin absorbs more red than eosin does
-    return np.asarray(ends if ends[0, 0] > ends[0, 1] else ends[:, ::-1])

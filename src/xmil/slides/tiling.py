@@ -12,18 +12,25 @@ in two.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
+from xmil._version import __version__
+from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
 from xmil.slides.artefacts import KINDS, PatchLook, dropped_mask, find_artefacts
-from xmil.slides.frames import KEY, frame_header
-from xmil.slides.slide import Pixels, Slide
+from xmil.slides.slide import KEY, Pixels, Slide, frame_header, resize
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
 Corners = npt.NDArray[np.int64]  # (n, 2): level-0 x, y of the top-left corner
 
@@ -108,7 +115,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         width, height = slide.bounds[2:]
         raise FileError(
             f"{slide.path}: {width} x {height} px are less than one patch of {edge0} px; choose a smaller "
-            "--size, or --keep-edge."
+            "size=, or pass keep_edge=True."
         )
     tissue = find_tissue(slide, mpp=mpp, min_area=min(SMALLEST, (edge0 * mpp / 1000) ** 2))
     if not tissue.mask.any():
@@ -116,13 +123,13 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]
     varied, looks = _varied(slide, corners, edge0, settings)
     if not varied.any():
-        raise FileError(f"{slide.path}: no patch lies on tissue; lower --min-tissue or --min-std.")
+        raise FileError(f"{slide.path}: no patch lies on tissue; lower min_tissue= or min_std=.")
     flat, corners = int((~varied).sum()), corners[varied]
-    found = find_artefacts([look for look, kept in zip(looks, varied, strict=True) if kept])
-    clean = ~dropped_mask(found, settings.drop, len(corners))
+    artefacts = find_artefacts([look for look, varies in zip(looks, varied, strict=True) if varies])
+    clean = ~dropped_mask(artefacts, settings.drop, len(corners))
     if not clean.any():
         kinds = " and ".join(settings.drop)
-        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with --{settings.drop[0]}.")
+        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with {settings.drop[0]}=True.")
     return Tiling(
         slide.name,
         corners[clean],
@@ -136,7 +143,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
         inferred,
         slide.bounds[:2],
         flat,
-        {kind: corners[shown] for kind, shown in found.items()},
+        {kind: corners[shown] for kind, shown in artefacts.items()},
     )
 
 
@@ -145,15 +152,15 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
     if slide.mpp is not None:
         return slide.mpp, ()
     if settings.slide_mpp is not None:
-        return settings.slide_mpp, ("mpp given by --slide-mpp",)
+        return settings.slide_mpp, ("mpp given as slide_mpp",)
     if settings.magnification is not None and slide.magnification:
         mpp = STANDARD / slide.magnification
         note = f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}"
         return mpp, (note,)
     if slide.mpp_source is not None:
-        raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass --slide-mpp.")
+        raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass slide_mpp=.")
     power = f" (its objective power is {slide.magnification:g})" if slide.magnification else ""
-    raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass --slide-mpp.")
+    raise FileError(f"{slide.path}: stores no microns per pixel{power}; pass slide_mpp=.")
 
 
 def grid(bounds: tuple[int, int, int, int], edge0: int, step0: int, *, over: bool = False) -> Corners:
@@ -200,7 +207,7 @@ def _edges(slide: Slide, settings: TileSettings, mpp: float) -> tuple[int, int]:
     if scale * ENLARGED < 1:
         raise InputError(
             f"{slide.path}: has {mpp:g} µm/px, coarser than the {settings.target_mpp:g} asked for; "
-            "pass a larger --mpp."
+            "pass a larger mpp=."
         )
     edge0 = max(1, round(settings.size * scale))
     return edge0, max(1, round((settings.size - settings.overlap) * scale))
@@ -210,13 +217,13 @@ def _varied(
     slide: Slide, corners: Corners, edge0: int, settings: TileSettings
 ) -> tuple[npt.NDArray[np.bool_], list[PatchLook]]:
     """Which patches have grey values that vary enough, and what each shows."""
-    kept = np.zeros(len(corners), dtype=np.bool_)
+    varied = np.zeros(len(corners), dtype=np.bool_)
     looks: dict[int, PatchLook] = {}
     for i in in_blocks(corners, edge0):
         patch = read_patch(slide, corners[i], edge0=edge0, size=settings.size)
-        kept[i] = grey_std(patch) >= settings.min_std
+        varied[i] = grey_std(patch) >= settings.min_std
         looks[int(i)] = PatchLook.at(patch)
-    return kept, [looks[i] for i in range(len(corners))]
+    return varied, [looks[i] for i in range(len(corners))]
 
 
 def grey_std(patch: Pixels) -> float:
@@ -258,8 +265,8 @@ class TissueMask:
         right, bottom = (xy0[:, 0] + edge0) / self.scale[0], (xy0[:, 1] + edge0) / self.scale[1]
 
         def up_to(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            found = ndimage.map_coordinates(total, np.stack([y, x]), order=1, mode="nearest")
-            return np.asarray(found, dtype=np.float64)
+            sums = ndimage.map_coordinates(total, np.stack([y, x]), order=1, mode="nearest")
+            return np.asarray(sums, dtype=np.float64)
 
         inside = up_to(right, bottom) - up_to(left, bottom) - up_to(right, top) + up_to(left, top)
         return inside / ((right - left) * (bottom - top))
@@ -280,12 +287,17 @@ def find_tissue(slide: Slide, *, mpp: float, min_area: float = 0.02) -> TissueMa
 
 def tissue_mask(picture: Pixels, *, blur: float = 1.0) -> Mask:
     """Which pixels of a thumbnail are stained."""
-    depth = ndimage.gaussian_filter(_depth(picture), blur)
+    from skimage.filters import threshold_otsu
+
+    darkest = picture.min(axis=2).astype(np.float32)
+    background = max(GLASS, float(np.percentile(darkest, 99)))
+    depth = np.asarray(np.clip(background - darkest, 0, None), dtype=np.float32)
+    depth = ndimage.gaussian_filter(depth, blur)
     scanned = picture.max(axis=2) >= INK
     if not scanned.any() or float(depth[scanned].max()) < FAINTEST:
         return np.zeros(depth.shape, dtype=np.bool_)
-    threshold = min(max(_otsu(depth[scanned]), FAINTEST), STRONGEST)
-    return np.asarray((depth > threshold) & scanned)
+    otsu = float(threshold_otsu(depth[scanned]))  # type: ignore[no-untyped-call, unused-ignore]
+    return np.asarray((depth > min(max(otsu, FAINTEST), STRONGEST)) & scanned)
 
 
 def cleaned(mask: Mask, *, radius: int = 2, smallest: float) -> Mask:
@@ -298,28 +310,15 @@ def cleaned(mask: Mask, *, radius: int = 2, smallest: float) -> Mask:
     return _large(filled, smallest, connected=1)
 
 
-def _depth(picture: Pixels) -> npt.NDArray[np.float32]:
-    """How far the darkest channel lies below that of the background."""
-    darkest = picture.min(axis=2).astype(np.float32)
-    background = max(GLASS, float(np.percentile(darkest, 99)))
-    return np.asarray(np.clip(background - darkest, 0, None), dtype=np.float32)
-
-
 def _large(mask: Mask, smallest: float, *, connected: int) -> Mask:
     """The connected pieces of a mask of at least so many pixels."""
     labels, count = ndimage.label(mask, ndimage.generate_binary_structure(2, connected))
     if count == 0:
         return mask
     sizes = np.bincount(labels.ravel())
-    kept = sizes >= max(1.0, smallest)
-    kept[0] = False
-    return np.asarray(kept[labels])
-
-
-def _otsu(values: npt.NDArray[np.float32]) -> float:
-    from skimage.filters import threshold_otsu
-
-    return float(threshold_otsu(values))  # type: ignore[no-untyped-call, unused-ignore]
+    large = sizes >= max(1.0, smallest)
+    large[0] = False
+    return np.asarray(large[labels])
 
 
 def _grown(mask: Mask, radius: float) -> Mask:
@@ -344,19 +343,18 @@ def tissue_geojson(
 ) -> dict[str, Any]:
     """A FeatureCollection of annotations that QuPath opens; they count from `origin`, which it names."""
     pieces = [[ring - origin for ring in rings] for rings in outlines(tissue)]
-    about = {KEY: frame_header(slide, origin)}
-    return {"type": "FeatureCollection", **about, "features": [_feature(rings, name) for rings in pieces]}
-
-
-def _feature(rings: list[Ring], name: str) -> dict[str, Any]:
+    properties = {
+        "objectType": "annotation",
+        "classification": {"name": name, "color": [0, 160, 80]},
+        "isLocked": True,
+    }
+    geometries = [{"type": "Polygon", "coordinates": [ring.tolist() for ring in rings]} for rings in pieces]
     return {
-        "type": "Feature",
-        "geometry": {"type": "Polygon", "coordinates": [ring.tolist() for ring in rings]},
-        "properties": {
-            "objectType": "annotation",
-            "classification": {"name": name, "color": [0, 160, 80]},
-            "isLocked": True,
-        },
+        "type": "FeatureCollection",
+        KEY: frame_header(slide, origin),
+        "features": [
+            {"type": "Feature", "geometry": geometry, "properties": properties} for geometry in geometries
+        ],
     }
 
 
@@ -366,8 +364,8 @@ def _piece(mask: Mask, box: tuple[slice, slice], tissue: TissueMask) -> list[Rin
 
     origin = np.array([box[1].start, box[0].start])
     padded = np.pad(mask, 1).astype(np.float64)
-    found = find_contours(padded, 0.5)  # type: ignore[no-untyped-call, unused-ignore]
-    rings = [_straightened(contour[:, ::-1] - 1) for contour in found]
+    contours = find_contours(padded, 0.5)  # type: ignore[no-untyped-call, unused-ignore]
+    rings = [_straightened(contour[:, ::-1] - 1) for contour in contours]
     rings.sort(key=lambda ring: -abs(_area(ring)))
     # the centre of the pixel i lies at i + 1/2
     return [np.round((ring + origin + 0.5) * tissue.scale, 2) for ring in rings]
@@ -385,3 +383,135 @@ def _straightened(ring: Ring) -> Ring:
 def _area(ring: Ring) -> float:
     x, y = ring[:, 0], ring[:, 1]
     return float(np.sum(x[:-1] * y[1:] - x[1:] * y[:-1]) / 2)
+
+
+PATCHES, CONTOURS, PICTURES = "patches", "contours_geojson", "visualization"
+FOLDERS = (PATCHES, CONTOURS, PICTURES)
+
+
+def patches_file(folder: Path, slide_id: str) -> Path:
+    """Where the patches of a slide lie."""
+    return folder / PATCHES / f"{slide_id}_patches.h5"
+
+
+def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None, name: str | None = None) -> Path:
+    """Write outline, overview and patches; each file is whole or absent.
+
+    `source` is what the slide held, `name` how the overview spells the slide's name.
+    """
+    for inner in FOLDERS:
+        (folder / inner).mkdir(parents=True, exist_ok=True)
+    slide_id = tiling.slide_id
+    outline = tissue_geojson(tiling.tissue, slide=slide_id, origin=tiling.origin)
+    write_text(folder / CONTOURS / f"{slide_id}.geojson", json.dumps(outline))
+    picture = overview(tiling, name or tiling.slide_id)
+    write_atomically(
+        folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", compress_level=1)
+    )
+    path = patches_file(folder, slide_id)
+    write_atomically(path, lambda part: _write(tiling, part, source))
+    return path
+
+
+def _write(tiling: Tiling, path: str, source: str | None) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        settings = tiling.settings
+        extra = {
+            "source": source,
+            "tissue_share": tiling.tissue.share,
+            "flat_patches": tiling.flat,
+            "artefacts": {kind: len(corners) for kind, corners in tiling.artefacts.items()},
+            "settings": settings.as_dict(),
+        }
+        ours = {
+            "version": __version__,
+            "slide_id": tiling.slide_id,
+            "mpp": tiling.mpp,
+            "inferred": list(tiling.inferred),
+            "extra": extra,
+        }
+        file.attrs["xmil"] = json.dumps(ours)
+        coords = file.create_dataset("coords", data=tiling.xy0)
+        attributes = {  # TRIDENT's, and mpp
+            "patch_size": settings.size,
+            "patch_size_level0": tiling.edge0,
+            "level0_magnification": round(tiling.magnification),
+            "target_magnification": round(settings.magnification or STANDARD / settings.mpp),
+            "overlap": settings.overlap,
+            "level0_width": tiling.dimensions[0],
+            "level0_height": tiling.dimensions[1],
+            "name": tiling.slide_id,
+            "savetodir": PATCHES,
+            "mpp": tiling.mpp,
+        }
+        for key, value in attributes.items():
+            coords.attrs[key] = value
+
+
+OVERVIEW_EDGE = 1800  # pixels
+OUTLINE, GRID, TEXT = (0, 140, 60), (30, 60, 200), (20, 20, 20)
+ARTEFACTS = {"pen": (230, 80, 0), "fold": (140, 0, 160), "blur": (90, 90, 90), "coverslip": (0, 150, 170)}
+CAPTION = 34
+
+
+def overview(tiling: Tiling, name: str) -> Image:
+    """The thumbnail with tissue in green, patches in blue, and a line of numbers above."""
+    from PIL import Image, ImageDraw
+
+    height, width = tiling.tissue.picture.shape[:2]
+    scale = OVERVIEW_EDGE / max(width, height)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    page = Image.new("RGB", (size[0], size[1] + CAPTION), "white")
+    draw = ImageDraw.Draw(page)
+    picture = Image.fromarray(resize(tiling.tissue.picture, size))
+    _draw_grid(ImageDraw.Draw(picture, "RGBA"), tiling, size)
+    _draw_outlines(ImageDraw.Draw(picture), tiling, size)
+    page.paste(picture, (0, CAPTION))
+    draw.text((8, 8), _caption(tiling, name), fill=TEXT, font=_font(18))
+    left = 8.0 + draw.textlength(_caption(tiling, name), font=_font(18)) + 24
+    for kind, corners in tiling.artefacts.items():
+        if len(corners):
+            label = f"{kind} {len(corners):,}{' (left out)' if kind in tiling.settings.drop else ''}"
+            draw.text((left, 8), label, fill=ARTEFACTS[kind], font=_font(18))
+            left += draw.textlength(label, font=_font(18)) + 16
+    return page
+
+
+def _draw_grid(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
+    """Patches in blue; those that show an artefact in its colour, crossed out where they were left out."""
+    fx, fy = size[0] / tiling.dimensions[0], size[1] / tiling.dimensions[1]
+    squares = [(xy, GRID, False) for xy in tiling.xy0.tolist()]
+    for kind, corners in tiling.artefacts.items():
+        squares += [(xy, ARTEFACTS[kind], kind in tiling.settings.drop) for xy in corners.tolist()]
+    for (x, y), colour, crossed in squares:
+        box = [x * fx, y * fy, (x + tiling.edge0) * fx - 1, (y + tiling.edge0) * fy - 1]
+        box[2], box[3] = max(box[0], box[2]), max(box[1], box[3])
+        draw.rectangle(box, fill=(*colour, 28), outline=(*colour, 200))  # type: ignore[attr-defined]
+        if crossed:
+            draw.line(box, fill=(*colour, 220), width=2)  # type: ignore[attr-defined]
+
+
+def _draw_outlines(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
+    fx, fy = size[0] / tiling.dimensions[0], size[1] / tiling.dimensions[1]
+    for rings in outlines(tiling.tissue):
+        for ring in rings:
+            points = [(x * fx, y * fy) for x, y in ring.tolist()]
+            draw.line(points, fill=OUTLINE, width=2, joint="curve")  # type: ignore[attr-defined]
+
+
+def _caption(tiling: Tiling, name: str) -> str:
+    microns = tiling.edge0 * tiling.mpp
+    return (
+        f"{name}   {len(tiling.xy0):,} patches of {tiling.settings.size} px at "
+        f"{microns / tiling.settings.size:.3g} µm/px   tissue {tiling.tissue.share:.0%} of the slide"
+    )
+
+
+def _font(size: int) -> FreeTypeFont:
+    """DejaVu, which matplotlib brings: it has the letter µ."""
+    import matplotlib
+    from PIL import ImageFont
+
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)

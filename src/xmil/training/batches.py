@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
-from xmil.training.site_balance import SiteGroups
-from xmil.training.targets import Rows
+from xmil.training.training_set import Rows
 
 Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
 NUMBERS = 1 << 22  # features of one evaluation batch, where its bags have one size
@@ -73,7 +75,7 @@ class Batches(Sampler[list[Draw]]):
     def __len__(self) -> int:
         return -(-len(self.rows) // self.batch)
 
-    def whole(self) -> list[list[int]]:
+    def plan(self) -> list[list[int]]:
         """The rows of each batch over all processes."""
         if self.groups is None:
             order = [int(self.rows[place]) for _, place in self._order]
@@ -82,7 +84,7 @@ class Batches(Sampler[list[Draw]]):
         return [order[i : i + self.batch] for i in range(0, len(order), self.batch)]
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        for batch in self.whole():
+        for batch in self.plan():
             own = batch[self.rank :: self.world] or batch[:1]
             yield [(self._order.epoch, row) for row in own]
 
@@ -158,3 +160,48 @@ def check_finite(bags: BagDataset, row: int, features: Tensor) -> None:
     """Refuse a bag that holds NaN or infinity."""
     if not bool(torch.isfinite(features).all()):
         raise InputError(f"{bags.headers[row].path}: holds features that are not finite; extract them again.")
+
+
+@dataclass(frozen=True, eq=False)
+class SiteGroups:
+    """Rows of the training bags by site and label, and the chance of each site."""
+
+    rows: tuple[tuple[Rows, ...], ...]
+    chances: npt.NDArray[np.float64]
+    n: int
+
+    @classmethod
+    def of(cls, rows: Rows, sites: Sequence[str | None], labels: Sequence[str]) -> SiteGroups:
+        """The groups of some rows; sites with one label alone are never drawn.
+
+        >>> groups = SiteGroups.of(np.arange(5), ["a", "a", "a", "b", "b"], ["0", "0", "1", "0", "1"])
+        >>> groups.chances.tolist()
+        [0.5, 0.5]
+        """
+        by_site: dict[str, dict[str, list[int]]] = {}
+        for row in rows.tolist():
+            site = sites[row]
+            if site is None:
+                raise InputError(f"Bag {row} of the training set has no site; fill in the column of sites.")
+            by_site.setdefault(site, {}).setdefault(labels[row], []).append(row)
+        mixed = [by_label for _, by_label in sorted(by_site.items()) if len(by_label) > 1]
+        if not mixed:
+            raise InputError(
+                "Site-balanced sampling needs a site with two labels, and each of the "
+                f"{len(by_site)} sites has one: site and label cannot be told apart."
+            )
+        weights = np.array([min(map(len, by_label.values())) for by_label in mixed], dtype=np.float64)
+        groups = tuple(
+            tuple(np.array(members, dtype=np.int64) for _, members in sorted(by_label.items()))
+            for by_label in mixed
+        )
+        return cls(groups, weights / weights.sum(), len(rows))
+
+    def draw(self, seed: tuple[int, int]) -> list[int]:
+        """An epoch: as many bags as there are, group by group, in an order that the seed decides."""
+        rng = np.random.default_rng(seed)
+        order: list[int] = []
+        while len(order) < self.n:
+            labels = self.rows[int(rng.choice(len(self.rows), p=self.chances))]
+            order += [int(rng.choice(labels[i])) for i in rng.permutation(len(labels))]
+        return order[: self.n]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -10,10 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from xmil.core.absence import unreadable
-from xmil.core.errors import FileError, InputError, unknown_name
+from xmil.core.errors import FileError, InputError, unknown_name, unreadable
 from xmil.core.task import TASKS
-from xmil.training.toml import parse_value
 
 Whole = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -200,23 +200,22 @@ class Config(Section):
                 f"{self.task.capitalize()} compares the bags of a batch; set train.batch to 8 or more"
             )
         if self.train.sampling == "site_balanced" or self.data.site_splits == "preserved":
-            _check_site(self)
+            if self.data.site is None:
+                raise ValueError(
+                    "data.site must name the column of sites that the splits or the sampling go by"
+                )
+            if self.train.sampling == "site_balanced" and TASKS[self.task].truth == "values":
+                raise ValueError(f"site-balanced sampling needs labels, and {self.task} has none")
+            if self.data.site_splits == "preserved" and self.data.folds is None:
+                raise ValueError(
+                    "data.site_splits 'preserved' needs data.folds; a split with sites= makes columns"
+                )
         if self.train.warmup >= self.train.epochs:
             raise ValueError("train.warmup must be less than train.epochs, or no epoch could be the best")
         for name, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid.{name} has no values; list some or remove the key")
         return self
-
-
-def _check_site(config: Config) -> None:
-    """Sites are known, and are there to be balanced or kept together."""
-    if config.data.site is None:
-        raise ValueError("data.site must name the column of sites that the splits or the sampling go by")
-    if config.train.sampling == "site_balanced" and TASKS[config.task].truth == "values":
-        raise ValueError(f"site-balanced sampling needs labels, and {config.task} has none")
-    if config.data.site_splits == "preserved" and config.data.folds is None:
-        raise ValueError("data.site_splits 'preserved' needs data.folds; xmil split --sites makes columns")
 
 
 def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Config:
@@ -232,28 +231,35 @@ def load_config(path: str | PathLike[str], changes: Iterable[str] = ()) -> Confi
     if not content and not changes:
         raise FileError(f"{path}: holds no settings; name features and cohort under [data] at least.")
     for change in changes:
-        content = changed(content, *_parted(change))
+        key, equals, text = change.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"A change must look like train.epochs=50. Got {change!r} instead.")
+        content = changed(content, key.strip(), parse_value(text.strip()))
     return make_config(content, source=str(path))
 
 
 def make_config(content: Mapping[str, Any], *, source: str = "The config") -> Config:
     """Checked settings; the first fault is told in one line."""
-    content = _with_probe(content)
+    data = content.get("data", {})
+    if "model" not in content and isinstance(data, Mapping) and data.get("source") == "embeddings":
+        content = {**content, "model": {"name": "meanpool", "n_layers": 0}}  # a linear probe
     _check_names(content, source)
     try:
         config = Config.model_validate(dict(content))
     except ValidationError as error:
-        raise InputError(f"{source}: {_first_fault(error)}") from None
-    _check_grid(config, source)
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        message = fault["msg"].removeprefix("Value error, ")
+        message = f"{where}: {message}. Got {fault['input']!r} instead" if where else message.rstrip(".")
+        raise InputError(f"{source}: {message}.") from None
+    for point in grid_points(config):
+        for key in point:
+            section, _, name = key.partition(".")
+            if section not in ("model", "loss", "optim", "train") or not name:
+                raise InputError(f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'.")
+        if point:
+            at_point(config, point)
     return config
-
-
-def _with_probe(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings for slide embeddings that name no model get a linear one."""
-    data = content.get("data", {})
-    if "model" in content or not isinstance(data, Mapping) or data.get("source") != "embeddings":
-        return content
-    return {**content, "model": {"name": "meanpool", "n_layers": 0}}
 
 
 def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -308,13 +314,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _parted(change: str) -> tuple[str, Any]:
-    key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set must look like train.epochs=50. Got {change!r} instead.")
-    return key.strip(), parse_value(text.strip())
-
-
 def _check_names(content: Mapping[str, Any], source: str) -> None:
     """Unknown sections and keys, with the nearest name."""
     try:
@@ -338,27 +337,10 @@ def _check_model(section: Any) -> None:
 
     if not isinstance(section, Mapping):
         return
-    known = model_parameters(MODELS[section.get("name", "attnmil")])
+    names = model_parameters(MODELS[section.get("name", "attnmil")])
     for key in section:
-        if key != "name" and key not in known:
-            raise unknown_name("key of [model]", key, ["name", *known])
-
-
-def _check_grid(config: Config, source: str) -> None:
-    for point in grid_points(config):
-        for key in point:
-            section, _, name = key.partition(".")
-            if section not in ("model", "loss", "optim", "train") or not name:
-                raise InputError(f"{source}: the grid's key {key!r} must name a setting such as 'optim.lr'.")
-        if point:
-            at_point(config, point)
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    told = fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {told}. Got {fault['input']!r} instead." if where else f"{told.rstrip('.')}."
+        if key != "name" and key not in names:
+            raise unknown_name("key of [model]", key, ["name", *names])
 
 
 def _without_none(value: Any) -> Any:
@@ -373,3 +355,54 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat.update(_flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
     return flat
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dumps(content: Mapping[str, Any]) -> str:
+    """Settings as TOML: plain values first, then one table for each mapping.
+
+    >>> print(dumps({"task": "cox", "optim": {"lr": 0.001, "name": "sgd"}}))
+    task = "cox"
+    <BLANKLINE>
+    [optim]
+    lr = 0.001
+    name = "sgd"
+    <BLANKLINE>
+    """
+    top = [f"{_key(k)} = {_value(v)}" for k, v in content.items() if not isinstance(v, Mapping)]
+    parts = ["\n".join(top)] if top else []
+    for name, table in content.items():
+        if isinstance(table, Mapping):
+            lines = [f"[{_key(name)}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def parse_value(text: str) -> Any:
+    """A value as TOML reads it; what is no TOML value is text, so that quotes can be left out.
+
+    >>> parse_value("1e-3"), parse_value("adam"), parse_value("[1, 2]"), parse_value("true")
+    (0.001, 'adam', [1, 2], True)
+    """
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(str(value), ensure_ascii=False)

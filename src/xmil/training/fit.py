@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
-from xmil.core.errors import InputError
-from xmil.core.task import Floats
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import FileError, InputError
+from xmil.core.pickles import check_torch_file
+from xmil.core.registry import Registry
+from xmil.core.task import TASKS, Floats
+from xmil.evaluate import balanced_accuracy, concordance, r_squared, statistics
 from xmil.models import MILModel, save_model
 from xmil.models.registry import create_model
-from xmil.training.batches import Batches, EqualSizes, Item, Loader, TrainingBags, padded, padded_coords
-from xmil.training.config import Config
-from xmil.training.folds import Fold
-from xmil.training.losses import bag_weights, make_loss
-from xmil.training.optimizers import make_optimizer, make_scheduler
-from xmil.training.progress import Measures, measure
-from xmil.training.site_balance import SiteGroups
-from xmil.training.state import MODEL, BestEpoch, State, read_state, write_log, write_state
-from xmil.training.targets import Goal, Rows
+from xmil.training.batches import (
+    Batches,
+    EqualSizes,
+    Item,
+    Loader,
+    SiteGroups,
+    TrainingBags,
+    padded,
+    padded_coords,
+)
+from xmil.training.config import Config, Loss
+from xmil.training.loop import Stopping, class_loss, make_optimizer, make_scheduler
+from xmil.training.training_set import Fold, Goal, Rows
 
 logger = logging.getLogger(__name__)
 BACKGROUND_BAGS, BACKGROUND_PATCHES = 200, 64  # bags its mean is over at most, patches kept with the model
@@ -82,11 +95,18 @@ class Fit:
 
     def __init__(self, job: Job, bags: TrainingBags, fabric: Any, folder: Path) -> None:
         self.job, self.fabric, self.folder = job, fabric, folder
-        self.whole = bags
+        self.bags = bags
         config = job.config
         model = new_model(job, bags.bags.dim)
-        optimizer = make_optimizer(model, config.optim)
-        self.scheduler = make_scheduler(optimizer, config.optim, epochs=config.train.epochs)
+        optim = config.optim
+        optimizer = make_optimizer(
+            model,
+            name=optim.name,
+            lr=optim.lr,
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+        )
+        self.scheduler = make_scheduler(optimizer, optim, epochs=config.train.epochs)
         self.model, self.optimizer = fabric.setup(model, optimizer)
         self.loss = make_loss(job.goal, config.loss)
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
@@ -110,8 +130,8 @@ class Fit:
     def plain(self) -> MILModel:
         """The model itself, without what Fabric puts around it."""
         model = self.model.module
-        found: MILModel = getattr(model, "module", model)
-        return found
+        plain: MILModel = getattr(model, "module", model)
+        return plain
 
     def load_best(self, state: State) -> None:
         """Put the weights of the best epoch into the model."""
@@ -121,13 +141,18 @@ class Fit:
     def outputs(self, rows: Rows) -> Floats:
         """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
         model, fabric = self.plain.eval(), self.fabric
-        found = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
-        for items in self._whole_bags(rows):
+        outputs = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
+        key = rows.tobytes()
+        if key not in self._loaders:
+            rank, world = self.fabric.global_rank, self.fabric.world_size
+            batches = EqualSizes(rows, self.bags.bags, rank=rank, world=world)
+            self._loaders[key] = Loader(self.bags, batches, workers=self.job.config.train.workers)
+        for items in self._loaders[key]:
             x, mask, companions = self._on_device(items)
-            found[[row for _, row, _ in items]] = model(x, mask, **companions).double().cpu()
+            outputs[[row for _, row, _ in items]] = model(x, mask, **companions).double().cpu()
         if fabric.world_size > 1:
-            found = fabric.all_reduce(found.to(fabric.device), reduce_op="sum").cpu()
-        return found[rows].numpy()
+            outputs = fabric.all_reduce(outputs.to(fabric.device), reduce_op="sum").cpu()
+        return outputs[rows].numpy()
 
     def measures(self, outputs: Floats, rows: Rows) -> Measures:
         """The loss and the measures of the task."""
@@ -158,15 +183,6 @@ class Fit:
         pin = self.fabric.device.type == "cuda"
         self.loader = Loader(drawn, self.batches, workers=settings.workers, pin=pin)
 
-    def _whole_bags(self, rows: Rows) -> Loader:
-        """A loader of whole bags, kept with its worker processes from epoch to epoch."""
-        key = rows.tobytes()
-        if key not in self._loaders:
-            rank, world = self.fabric.global_rank, self.fabric.world_size
-            batches = EqualSizes(rows, self.whole.bags, rank=rank, world=world)
-            self._loaders[key] = Loader(self.whole, batches, workers=self.job.config.train.workers)
-        return self._loaders[key]
-
     def _resumed(self) -> State:
         state = read_state(self.folder)
         if state is None:
@@ -188,29 +204,29 @@ class Fit:
         lr = self.optimizer.param_groups[0]["lr"]
         loss = self._train_epoch(state, on_step)
         rows = self.job.fold.validation
-        found = self.measures(self.outputs(rows), rows)
+        measures = self.measures(self.outputs(rows), rows)
         self.scheduler.step()
         row = {"epoch": state.epoch + 1, "lr": lr, "train_loss": loss}
-        row |= {f"val_{name}": value for name, value in found.items()}
+        row |= {f"val_{name}": value for name, value in measures.items()}
         row["seconds"] = time.perf_counter() - started
-        return self._record(state, row, found)
+        return self._record(state, row, measures)
 
     def _train_epoch(self, state: State, on_step: OnStep | None) -> float:
         """One pass over the training bags; the mean loss."""
         torch.manual_seed(epoch_seed(self.job.seed, state.epoch, self.fabric.global_rank))
         self.model.train()
         self.batches.set_epoch(state.epoch)
-        plan, seen = self.batches.whole(), 0.0
+        plan, done = self.batches.plan(), 0.0
         total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         for i, (items, batch) in enumerate(zip(self.loader, plan, strict=True)):
             weight = float(self.weights[batch].sum())
             total += self._learn(items, batch).double() * weight
-            seen += weight
+            done += weight
             if on_step is not None:
-                on_step(Step(state.epoch + 1, i + 1, len(plan), total, seen, state.best.value))
+                on_step(Step(state.epoch + 1, i + 1, len(plan), total, done, state.best.value))
         if self.fabric.world_size > 1:
             total = self.fabric.all_reduce(total, reduce_op="mean")
-        mean = float(total) / seen if seen else float("nan")
+        mean = float(total) / done if done else float("nan")
         if not np.isfinite(mean):
             raise DivergedError(
                 f"{self.job.name}: the loss is not finite in epoch {state.epoch + 1}; use a smaller optim.lr."
@@ -243,18 +259,18 @@ class Fit:
         kind = next(self.plain.parameters()).dtype
         device = self.fabric.device
         needed = self.plain.needs_coords
-        companions = {"coords": padded_coords(self.whole.bags, items).to(device)} if needed else {}
+        companions = {"coords": padded_coords(self.bags.bags, items).to(device)} if needed else {}
         return x.to(device, kind, non_blocking=True), None if mask is None else mask.to(device), companions
 
-    def _record(self, state: State, row: dict[str, float], found: Measures) -> State:
+    def _record(self, state: State, row: dict[str, float], measures: Measures) -> State:
         """The state after an epoch, on disk."""
         settings, epoch, best = self.job.config.train, state.epoch + 1, state.best
-        if epoch > settings.warmup and self._is_better(found, best):
+        stopping = Stopping(settings.warmup, settings.patience)
+        if stopping.counts(epoch) and self._is_better(measures, best):
             weights = {
                 name: tensor.detach().cpu().clone() for name, tensor in self.plain.state_dict().items()
             }
-            best = BestEpoch(epoch, found[self.job.config.monitor], found["loss"], weights)
-        waited = epoch - max(best.epoch, settings.warmup)
+            best = BestEpoch(epoch, measures[self.job.config.monitor], measures["loss"], weights)
         now = State(
             epoch,
             self.plain.state_dict(),
@@ -263,7 +279,7 @@ class Fit:
             self.fabric.strategy.precision.state_dict(),
             best,
             [*state.log, row],
-            stopped=settings.patience is not None and waited >= settings.patience,
+            stopped=stopping.is_over(epoch, best.epoch),
         )
         if self._writes:
             write_state(now, self.folder)
@@ -271,13 +287,13 @@ class Fit:
                 self._write_model(now)
         return now
 
-    def _is_better(self, found: Measures, best: BestEpoch) -> bool:
+    def _is_better(self, measures: Measures, best: BestEpoch) -> bool:
         """Whether an epoch beats the best; of equal AUCs, common with few bags, the lower loss wins."""
-        value = found[self.job.config.monitor]
+        value = measures[self.job.config.monitor]
         if not best.epoch or not np.isfinite(value):
             return bool(np.isfinite(value))
         if value == best.value:
-            return found["loss"] < best.loss
+            return measures["loss"] < best.loss
         return value < best.value if self.job.config.falling else value > best.value
 
     def _write_model(self, state: State) -> None:
@@ -293,7 +309,7 @@ class Fit:
         """The mean and a few of the patches it is trained on."""
         rows = self.job.fold.train
         some = rows[:: max(1, -(-len(rows) // BACKGROUND_BAGS))]
-        bags = (self.whole.bags[int(row)].bag for row in some)
+        bags = (self.bags.bags[int(row)].bag for row in some)
         return background_of(bags, keep=BACKGROUND_PATCHES, seed=self.job.seed)
 
 
@@ -343,3 +359,249 @@ def new_model(job: Job, width: int) -> MILModel:
 def epoch_seed(seed: int, epoch: int, rank: int) -> int:
     """A seed of its own for each epoch and process."""
     return int(np.random.SeedSequence((seed, epoch, rank)).generate_state(1)[0])
+
+
+BagLoss = Callable[[Tensor, Tensor], Tensor]  # outputs (b, c), targets (b, k) -> (b,)
+LOSSES: Registry[Callable[[Loss], BagLoss]] = Registry("task with a loss", group="xmil.task_losses")
+
+
+def make_loss(goal: Goal, settings: Loss) -> BagLoss:
+    """The loss of each bag (b,) from outputs (b, c) and targets (b, k)."""
+    if settings.name != "auto" and TASKS[goal.task].truth != "values":
+        raise InputError(f"loss.name {settings.name!r} is for regression; leave it out for {goal.task}.")
+    return LOSSES[goal.task](settings)
+
+
+def bag_weights(goal: Goal, train: Rows, settings: Loss) -> Tensor:
+    """A weight for each bag of the cohort (n,): that of its class; for Cox, whether it has an event."""
+    weights = torch.ones(len(goal.values), dtype=torch.float32)
+    if TASKS[goal.task].compares:
+        weights = torch.from_numpy(goal.values[:, 1]).float()
+    if settings.class_weights == "none":
+        return weights
+    if TASKS[goal.task].truth != "class":
+        raise InputError(f"loss.class_weights is for classification; leave it out for {goal.task}.")
+    classes, n = goal.values[:, 0].astype(int), len(goal.class_names or ())
+    if settings.class_weights == "balanced":
+        counts = np.bincount(classes[train], minlength=n)
+        per_class = len(train) / (n * counts)
+    else:
+        per_class = np.array(settings.class_weights, dtype=float)
+        if len(per_class) != n:
+            raise InputError(f"loss.class_weights has {len(per_class)} numbers for {n} classes.")
+        if not (per_class[classes[train]] > 0).any():
+            raise InputError("loss.class_weights are zero for every training bag; nothing would be learnt.")
+    return torch.from_numpy(per_class[classes]).float()
+
+
+@LOSSES.register("classification")
+def _class_loss(settings: Loss) -> BagLoss:
+    smoothing = settings.label_smoothing
+    return lambda outputs, targets: class_loss(outputs, targets[:, 0].long(), label_smoothing=smoothing)
+
+
+@LOSSES.register("multilabel")
+def _label_loss(_: Loss) -> BagLoss:
+    return lambda outputs, targets: F.binary_cross_entropy_with_logits(
+        outputs, targets.to(outputs), reduction="none"
+    ).mean(dim=1)
+
+
+@LOSSES.register("regression")
+def _value_loss(settings: Loss) -> BagLoss:
+    kinds: dict[str, Callable[..., Tensor]] = {
+        "auto": F.mse_loss,
+        "mse": F.mse_loss,
+        "mae": F.l1_loss,
+        "huber": F.huber_loss,
+    }
+    kind = kinds[settings.name]
+    return lambda outputs, targets: kind(outputs, targets.to(outputs), reduction="none").mean(dim=1)
+
+
+@LOSSES.register("survival")
+def _hazard_loss(settings: Loss) -> BagLoss:
+    return partial(hazard_nll, alpha=settings.alpha)
+
+
+@LOSSES.register("cox")
+def _cox(_: Loss) -> BagLoss:
+    return cox_loss
+
+
+def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tensor:
+    """Negative log-likelihood of discrete hazards (Zadeh and Schmid 2020, arXiv:2006.12442).
+
+    h_t = sigmoid(output_t), S(t) = prod_{s <= t} (1 - h_s); targets are (bin, event). A bag with an event in
+    bin y has survived all bins before and met h_y; a censored one has survived through y. `alpha` takes
+    weight from censored bags.
+    """
+    time, event = targets[:, :1], targets[:, 1].to(outputs)
+    bins = torch.arange(outputs.shape[1], device=outputs.device)[None, :]
+    survive, die = F.logsigmoid(-outputs), F.logsigmoid(outputs)  # log(1 - h), log h
+    through = (survive * (bins <= time)).sum(dim=1)  # log S(y)
+    died = (survive * (bins < time) + die * (bins == time)).sum(dim=1)
+    return -(event * died + (1 - alpha) * (1 - event) * through)
+
+
+def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Negative log partial likelihood of each bag against those still at risk in the batch (Breslow's ties).
+
+    Bags without an event give 0 and weigh nothing, so that the mean over a batch is one over its events.
+    """
+    risk, time, event = outputs[:, 0], targets[:, 0], targets[:, 1].to(outputs)
+    at_risk = time[None, :] >= time[:, None]  # (b, b): who is still there when bag i has its event
+    log_sum = torch.where(at_risk, risk[None, :], float("-inf")).logsumexp(dim=1)
+    return event * (log_sum - risk)
+
+
+Measures = dict[str, float]
+
+
+def measure(outputs: Floats, rows: npt.NDArray[np.int64], goal: Goal) -> Measures:
+    """The measures of a task from outputs (b, c) of the bags at some rows; NaN where one has no value."""
+    every = np.ones((1, len(rows)))
+    measures = _BY_TRUTH[TASKS[goal.task].truth](every, outputs.astype(np.float64), goal.truth[rows], goal)
+    return {name: float(value[0]) for name, value in measures.items()}
+
+
+def _classification(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
+    labels = values[:, 0].astype(np.int64)
+    odds = TASKS[goal.task].log_odds(outputs)  # rank as the probabilities do, without their rounding
+    if odds.shape[1] == 2:
+        area = statistics.auroc(every, labels == 1, odds[:, 1])
+    else:
+        areas = [statistics.auroc(every, labels == c, odds[:, c]) for c in range(odds.shape[1])]
+        area = statistics.nan_mean(areas)
+    correct = odds.argmax(axis=1) == labels
+    return {
+        "auc": area,
+        "accuracy": statistics.mean(every, correct.astype(float)),
+        "balanced_accuracy": balanced_accuracy(every, labels, correct),
+    }
+
+
+def _multilabel(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
+    odds = TASKS[goal.task].log_odds(outputs)
+    areas = {
+        f"auc:{name}": statistics.auroc(every, values[:, c] > 0.5, odds[:, c])
+        for c, name in enumerate(goal.class_names or ())
+    }
+    right = ((odds > 0) == (values > 0.5)).mean(axis=1)
+    return {"auc": statistics.nan_mean([*areas.values()]), "accuracy": statistics.mean(every, right), **areas}
+
+
+def _regression(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
+    guess, truth = TASKS[goal.task].numbers(outputs)[:, 0], values[:, 0]
+    return {
+        "mae": statistics.mean(every, np.abs(guess - truth)),
+        "rmse": np.sqrt(statistics.mean(every, (guess - truth) ** 2)),
+        "r2": r_squared(every, truth, guess),
+        "spearman": statistics.rank_correlation(every, truth, guess),
+    }
+
+
+def _survival(every: Floats, outputs: Floats, values: Floats, goal: Goal) -> dict[str, Floats]:
+    risks = TASKS[goal.task].numbers(outputs)[:, 0]
+    return {"c_index": concordance(every, values[:, 0], values[:, 1] > 0, risks)}
+
+
+_BY_TRUTH: dict[str, Callable[[Floats, Floats, Floats, Goal], dict[str, Floats]]] = {
+    "class": _classification,
+    "labels": _multilabel,
+    "values": _regression,
+    "time": _survival,
+}
+
+
+LAYOUT = 1
+LAST, LOG, MODEL, METRICS, PREDICTIONS = (
+    "last.ckpt",
+    "log.csv",
+    "model.safetensors",
+    "metrics.json",
+    "predictions.csv",
+)
+
+
+@dataclass
+class BestEpoch:
+    """The best epoch so far: its number (from 1), the monitored value, the validation loss, the weights."""
+
+    epoch: int = 0
+    value: float = float("nan")
+    loss: float = float("nan")
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class State:
+    """Everything that the next epoch depends on, and the log so far.
+
+    Random numbers are no part of it: their generator is seeded by (seed, epoch, process) in each epoch.
+    """
+
+    epoch: int = 0
+    model: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, Any] = field(default_factory=dict)
+    best: BestEpoch = field(default_factory=BestEpoch)
+    log: list[dict[str, float]] = field(default_factory=list)
+    stopped: bool = False
+
+
+def write_state(state: State, folder: Path) -> None:
+    """Write the state, then the log that belongs to it."""
+    content = {**vars(state), "best": vars(state.best), "layout": LAYOUT}
+    buffer = io.BytesIO()
+    torch.save(content, buffer)  # in memory first: a full disk is then an OSError, told in one line
+
+    def write(temporary: str) -> None:
+        Path(temporary).write_bytes(buffer.getbuffer())
+
+    write_atomically(folder / LAST, write)
+    write_log(state, folder)
+
+
+def write_log(state: State, folder: Path) -> None:
+    """Write the log that belongs to a state: a kill may have come between the two."""
+    write_text(folder / LOG, log_text(state.log))
+
+
+def read_state(folder: Path) -> State | None:
+    """The state of a training that was interrupted; None where there is none."""
+    path = folder / LAST
+    if not path.is_file():
+        return None
+    try:
+        check_torch_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if content.pop("layout") != LAYOUT:
+            raise FileError(f"{path}: written by another version; pass restart=True to train again.")
+        return State(**{**content, "best": BestEpoch(**content["best"])})
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(
+            f"{path}: damaged ({reason[:120]}); delete it, or pass restart=True to train again."
+        ) from None
+
+
+def log_text(log: list[dict[str, float]]) -> str:
+    """The log as CSV, one row for each epoch."""
+    return csv_text(
+        [
+            {name: (str(value) if isinstance(value, int) else f"{value:.8g}") for name, value in row.items()}
+            for row in log
+        ]
+    )
+
+
+def csv_text(rows: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
+    """Rows as CSV; the columns are those of all rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -2,36 +2,66 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from xmil.core.errors import InputError
+from xmil.core.budget import available_memory
+from xmil.core.durable import write_text
+from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.identity import unchanged
-from xmil.core.parsing import parse_json
-from xmil.core.runfiles import RUN, locked, make_folder, read_rows, read_run, write_run
-from xmil.core.storage import write_text
-from xmil.training.batches import TrainingBags
-from xmil.training.config import Config, at_point, differences, grid_points, plain
-from xmil.training.fit import DivergedError, Fit, Job, OnStep
-from xmil.training.folds import Fold, make_folds, parts_of
-from xmil.training.machine import deterministic, is_first_process, make_fabric, preload_bytes
-from xmil.training.results import FAILED, prediction_rows, summarise, write_results
-from xmil.training.site_balance import SiteGroups
-from xmil.training.state import LAST, LOG, METRICS, MODEL, PREDICTIONS, State, csv_text, sweep
-from xmil.training.targets import make_goal
-from xmil.training.toml import dumps
-from xmil.training.training_set import TrainingSet, read_training_set, slide_rows
+from xmil.core.task import TASKS, Floats, Task
+from xmil.core.text import parse_json
+from xmil.evaluate import prediction_columns
+from xmil.storage import (
+    RUN,
+    RunFolder,
+    check_folder,
+    make_folder,
+    read_rows,
+    read_run,
+    sweep_folder,
+    write_run,
+)
+from xmil.training.batches import SiteGroups, TrainingBags
+from xmil.training.config import Config, Train, at_point, differences, dumps, grid_points, plain
+from xmil.training.fit import (
+    LAST,
+    LOG,
+    METRICS,
+    MODEL,
+    PREDICTIONS,
+    DivergedError,
+    Fit,
+    Job,
+    OnStep,
+    State,
+    csv_text,
+)
+from xmil.training.training_set import (
+    Goal,
+    Rows,
+    TrainingSet,
+    bag_slides,
+    make_folds,
+    make_goal,
+    parts_of,
+    read_training_set,
+    slide_rows,
+)
 
 logger = logging.getLogger(__name__)
-CONFIG = "config.toml"
+KIND, CONFIG = "train", "config.toml"
 JOB_FILES = (MODEL, LAST, LOG, METRICS, PREDICTIONS)
 COHORT = "cohort.csv"
 ROOT_FILES = ("results.csv", "best.json", PREDICTIONS, COHORT, CONFIG, RUN)
@@ -42,7 +72,7 @@ class TrainingPlan:
     """What a run will do: the bags, and the jobs in order."""
 
     config: Config
-    found: TrainingSet
+    training_set: TrainingSet
     jobs: tuple[Job, ...]
 
     @property
@@ -68,29 +98,27 @@ OnJob = Callable[[Job, int], OnStep | None]  # a job begins, with its number; gi
 
 def make_plan(config: Config) -> TrainingPlan:
     """Read the cohort and lay out every job; whatever cannot be trained is refused here."""
-    found = read_training_set(config)
-    folds = make_folds(found, config)
+    training_set = read_training_set(config)
+    folds = make_folds(training_set, config)
     trained = np.unique(np.concatenate([fold.train for fold in folds]))
     jobs = []
     points = grid_points(config)
     for p, point in enumerate(points):
         at = at_point(config, point)
         for k, fold in enumerate(folds):
-            goal = make_goal(found.targets, fold.train, at, run=trained)
+            goal = make_goal(training_set.targets, fold.train, at, run=trained)
             for r in range(config.train.repeats):
                 parts = [f"grid{p}"] * (len(points) > 1) + [fold.name] * (len(folds) > 1)
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)
                 seed = job_seed(config.train.seed, k, r)
                 name = "-".join(parts) or "model"
-                groups = _site_groups(found, fold, at)
-                jobs.append(Job(name, at, fold, goal, seed, p, r, found.encoder, found.facts, groups))
-    return TrainingPlan(config, found, tuple(jobs))
-
-
-def _site_groups(found: TrainingSet, fold: Fold, config: Config) -> SiteGroups | None:
-    if config.train.sampling != "site_balanced":
-        return None
-    return SiteGroups.of(fold.train, found.cohort.column(str(config.data.site)), found.targets.strata)
+                groups = None
+                if at.train.sampling == "site_balanced":
+                    sites = training_set.cohort.column(str(at.data.site))
+                    groups = SiteGroups.of(fold.train, sites, training_set.targets.strata)
+                encoder, facts = training_set.encoder, training_set.facts
+                jobs.append(Job(name, at, fold, goal, seed, p, r, encoder, facts, groups))
+    return TrainingPlan(config, training_set, tuple(jobs))
 
 
 def job_seed(seed: int, fold: int, repeat: int) -> int:
@@ -105,19 +133,8 @@ def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None)
     """
     plan = make_plan(config)
     folder = Path(config.out)
-    with _kept_for_us(folder):
+    with RunFolder(folder, KIND).claim() if is_first_process() else nullcontext():  # one holds the lock
         return _train_all(plan, make_fabric(config), folder, restart=restart, on_job=on_job)
-
-
-@contextmanager
-def _kept_for_us(folder: Path) -> Iterator[None]:
-    """The folder, locked; of several processes the first holds the lock."""
-    if not is_first_process():
-        yield
-        return
-    make_folder(folder)
-    with locked(folder):
-        yield
 
 
 def _train_all(
@@ -128,7 +145,7 @@ def _train_all(
         prepare(plan, folder, restart=restart)
     fabric.launch()
     fabric.barrier()
-    outcome = TrainOutcome(notes=plan.found.notes, reports=bool(fabric.is_global_zero))
+    outcome = TrainOutcome(notes=plan.training_set.notes, reports=bool(fabric.is_global_zero))
     bags: TrainingBags | None = None
     with deterministic(config.train.deterministic), torch.random.fork_rng(devices=[]):
         for number, job in enumerate(plan.jobs):
@@ -136,7 +153,7 @@ def _train_all(
                 outcome.found.append(job.name)
                 continue
             if bags is None:
-                bags = TrainingBags(plan.found.bags.preloading(preload_bytes(config.train)))
+                bags = TrainingBags(plan.training_set.bags.preloading(preload_bytes(config.train)))
             on_step = on_job(job, number) if on_job is not None and outcome.reports else None
             _train_job(plan, job, bags, fabric, folder / job.name, outcome, on_step)
             fabric.barrier()
@@ -144,26 +161,48 @@ def _train_all(
 
 
 def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
-    """Make the folder and its description; a folder of another run is refused."""
+    """Make the folder and its description; a folder of another run, or of the user's, is refused.
+
+    run.json comes first: from then on the folder is known as ours.
+    """
+    check_folder(folder, KIND)
     if restart:
         clear(folder)
     make_folder(folder)
-    described = _description(plan)
+    training_set = plan.training_set
+    described = {
+        "config": plain(plan.config),
+        "bags": {"count": len(training_set), "digest": training_set.digest, "width": training_set.bags.dim},
+        "task": plan.config.task,
+        "class_names": list(training_set.targets.class_names or ()) or None,
+        "encoder": training_set.encoder,
+        "left_out": list(training_set.notes),
+        "jobs": [job.name for job in plan.jobs],
+    }
     folds = list({job.fold.name: job.fold for job in plan.jobs}.values())
     full = plan.config.data.full_digests
-    slides = slide_rows(plan.found, parts_of(folds, len(plan.found)), full=full)
+    slides = slide_rows(plan.training_set, parts_of(folds, len(plan.training_set)), full=full)
     if (folder / RUN).is_file():
         _check_same(folder, described)
-        _check_files(folder, slides, full=full)
-    elif any((folder / job.name / name).exists() for job in plan.jobs for name in JOB_FILES):
-        raise InputError(f"{folder}: holds models but no {RUN}; choose another --out, or pass --restart.")
+        before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
+        digests = [(row, before.get(row["slide_id"])) for row in slides]
+        changed = [
+            row["slide_id"]
+            for row, digest in digests
+            if digest and not unchanged(row["path"], digest, full=full)
+        ]
+        if changed:
+            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            raise InputError(
+                f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
+                f"({shown}). Put them back, choose another out=, or pass restart=True to start over."
+            )
+    write_run(folder, KIND, described)
     for job in plan.jobs:
         make_folder(folder / job.name)
-        sweep(folder / job.name)
-    sweep(folder)
+    sweep_folder(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
     write_text(folder / COHORT, csv_text(slides))
-    write_run(folder, "train", described)
 
 
 def clear(folder: Path) -> None:
@@ -172,7 +211,7 @@ def clear(folder: Path) -> None:
         if part.is_dir() and any((part / name).exists() for name in (LAST, LOG, METRICS)):
             for path in [*(part / name for name in JOB_FILES), *part.glob("events.out.tfevents.*")]:
                 path.unlink(missing_ok=True)
-            sweep(part)
+            sweep_folder(part)
             if not any(part.iterdir()):
                 part.rmdir()
     for name in ROOT_FILES:
@@ -209,7 +248,7 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None
         if len(members):
             outputs = fit.outputs(members)
             measures[part] = fit.measures(outputs, members)
-            rows += prediction_rows(plan.found, fit.job.goal, outputs, members, subset=part)
+            rows += prediction_rows(plan.training_set, fit.job.goal, outputs, members, subset=part)
     done = {
         "monitor": fit.job.config.monitor,
         "best_epoch": state.best.epoch,
@@ -226,7 +265,10 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None
 
 def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
     """The tables over all jobs."""
-    results = dict(_done(plan, folder))
+    paths = {job.name: folder / job.name / METRICS for job in plan.jobs}
+    results = {
+        name: parse_json(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()
+    }
     outcome.failed |= {name: done[FAILED] for name, done in results.items() if FAILED in done}
     outcome.found = [name for name in outcome.found if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, plan.points, results)
@@ -235,53 +277,207 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
     return outcome
 
 
-def _done(plan: TrainingPlan, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for job in plan.jobs:
-        path = folder / job.name / METRICS
-        if path.is_file():
-            yield job.name, parse_json(path.read_text(encoding="utf-8"))
-
-
-def _description(plan: TrainingPlan) -> dict[str, Any]:
-    found = plan.found
-    return {
-        "config": plain(plan.config),
-        "bags": {"count": len(found), "digest": found.digest, "width": found.bags.dim},
-        "task": plan.config.task,
-        "class_names": list(found.targets.class_names or ()) or None,
-        "encoder": found.encoder,
-        "left_out": list(found.notes),
-        "jobs": [job.name for job in plan.jobs],
-    }
-
-
 def _check_same(folder: Path, now: dict[str, Any]) -> None:
     try:
         before = read_run(folder) or {}
         config, bags = before["config"], before["bags"]
     except (KeyError, TypeError, InputError):
-        raise InputError(f"{folder}: its {RUN} is not one of a training; choose another --out.") from None
-    found = differences(config, now["config"])
+        raise InputError(f"{folder}: its {RUN} is not one of a training; choose another out=.") from None
+    changes = differences(config, now["config"])
     if bags != now["bags"]:
-        found.append(
+        changes.append(
             f"the bags were {bags['count']} of width {bags['width']} (digest {bags['digest']}), "
             f"now {now['bags']['count']} of width {now['bags']['width']} (digest {now['bags']['digest']})"
         )
-    if found:
+    if changes:
         raise InputError(
-            f"{folder}: holds a run with other settings: {'; '.join(found[:4])}. "
-            "Choose another --out, or pass --restart to start over."
+            f"{folder}: holds a run with other settings: {'; '.join(changes[:4])}. "
+            "Choose another out=, or pass restart=True to start over."
         )
 
 
-def _check_files(folder: Path, slides: list[dict[str, str]], *, full: bool) -> None:
-    """Refuse to go on with other feature files than those the run began with."""
-    before = {name: row.get("digest") for name, row in read_rows(folder / COHORT).items()}
-    known = [(row, before.get(row["slide_id"])) for row in slides]
-    changed = [row["slide_id"] for row, word in known if word and not unchanged(row["path"], word, full=full)]
-    if changed:
-        shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
-        raise InputError(
-            f"{folder}: the feature files of {len(changed)} slides have changed since the run began "
-            f"({shown}). Put them back, choose another --out, or pass --restart to start over."
+FAILED = "failed"
+Point = Mapping[str, Any]
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def summarise(jobs: Sequence[Job], points: Sequence[Point], results: Results) -> dict[str, Any]:
+    """The point with the best mean validation measure over folds and repeats; empty where all failed.
+
+    A point with a failed model does not compete unless every point has one.
+    """
+    config = jobs[0].config
+    scores: dict[int, float] = {}
+    for p in range(len(points)):
+        own = [results.get(job.name, {}) for job in jobs if job.point == p]
+        values = [done["best"] for done in own if "best" in done]
+        if values and len(values) == len(own):
+            scores[p] = float(np.mean(values))
+    if not scores:
+        return {}
+    best = min(scores, key=scores.__getitem__) if config.falling else max(scores, key=scores.__getitem__)
+    chosen = [job for job in jobs if job.point == best]
+    return {
+        "point": dict(points[best]),
+        "grid": best,
+        "monitor": config.monitor,
+        "mean_validation": scores[best],
+        "every_point": [
+            {"grid": p, **points[p], f"mean_val_{config.monitor}": value} for p, value in scores.items()
+        ],
+        "models": [f"{job.name}/{MODEL}" for job in chosen],
+        "validation": _spreads(chosen, results, "validation"),
+        "test": _spreads(chosen, results, "test"),
+    }
+
+
+def write_results(
+    jobs: Sequence[Job], points: Sequence[Point], results: Results, best: Mapping[str, Any], folder: Path
+) -> None:
+    """Write `results.csv`, `best.json` and the test predictions of the best point."""
+    rows = [_row(job, points[job.point], results.get(job.name, {})) for job in jobs]
+    write_text(folder / "results.csv", csv_text(rows))
+    if best:
+        write_text(folder / "best.json", json.dumps(best, indent=1) + "\n")
+        chosen = [job for job in jobs if job.point == best["grid"]]
+        write_text(folder / PREDICTIONS, csv_text(_predictions(chosen, folder)))
+
+
+def _row(job: Job, point: Point, done: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": job.name, "grid": job.point, **point}
+    row |= {"fold": job.fold.name, "repeat": job.repeat, "seed": job.seed}
+    row |= {key: done.get(key, "") for key in ("best_epoch", "epochs", "seconds", FAILED)}
+    for part, short in (("validation", "val"), ("test", "test")):
+        row |= {f"{short}_{name}": f"{value:.6g}" for name, value in done.get(part, {}).items()}
+    return row
+
+
+def _spreads(jobs: Sequence[Job], results: Results, part: str) -> dict[str, Any]:
+    """Mean and standard deviation of each measure over the models that have it."""
+    parts = [results.get(job.name, {}).get(part, {}) for job in jobs]
+    names = list(dict.fromkeys(name for measures in parts for name in measures))
+    spreads = {}
+    for name in names:
+        values = np.array([measures[name] for measures in parts if name in measures], dtype=float)
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            spreads[name] = {"mean": float(finite.mean()), "std": float(finite.std()), "models": len(finite)}
+    return spreads
+
+
+def _predictions(jobs: Sequence[Job], folder: Path) -> list[dict[str, Any]]:
+    """Each bag as seen by the models that were not trained on it: test bags, else validation bags."""
+    rows: list[dict[str, Any]] = []
+    for job in jobs:
+        path = folder / job.name / PREDICTIONS
+        if not path.is_file():
+            continue
+        with path.open(newline="", encoding="utf-8") as stream:
+            own = list(csv.DictReader(stream))
+        tested = [row for row in own if row["subset"] == "test"] or own
+        rows += [{**row, "fold": job.fold.name, "repeat": job.repeat, "model": job.name} for row in tested]
+    return rows
+
+
+def prediction_rows(
+    training_set: TrainingSet, goal: Goal, outputs: Floats, rows: Rows, *, subset: str
+) -> list[dict[str, Any]]:
+    """What a model says of some bags: who they are, what is true, what was predicted."""
+    task = TASKS[goal.task]
+    names = task.names(goal.outputs, goal.class_names, goal.time_bins)
+    labels = [_label(task, row) for row in goal.truth[rows].tolist()]
+    columns = prediction_columns(task, outputs[:, None, :], labels=labels, names=names)
+    if task.takes_reference:
+        columns["reference"] = [goal.reference or 0.0] * len(labels)
+    slides, cases, headers = bag_slides(training_set), training_set.cohort.cases, training_set.bags.headers
+    table = []
+    for row, values in zip(rows.tolist(), zip(*columns.values(), strict=True), strict=True):
+        cells = [f"{value:.8g}" if isinstance(value, float) else value for value in values]
+        who = {"slide_id": ";".join(slides[row]), "case_id": cases[row], "subset": subset}
+        table.append({**who, **dict(zip(columns, cells, strict=True)), "n": len(headers[row])})
+    return table
+
+
+def _label(task: Task, row: list[float]) -> Any:
+    """A row of targets as the label of a case."""
+    if task.truth == "time":
+        return row[0], bool(row[1])
+    return int(row[0]) if task.truth == "class" else tuple(row)
+
+
+def make_fabric(config: Config) -> Any:
+    """A Fabric that is not launched yet: until then there is one process, or each knows its rank."""
+    make = _fabric_class()
+    settings = config.train
+    accelerator, devices = _devices(settings)
+    processes = settings.devices * settings.nodes
+    if TASKS[config.task].compares and processes > 1:
+        raise UnsupportedError(
+            f"{config.task.capitalize()} compares all bags of a batch, so it trains on one device; set "
+            "train.devices to 1."
         )
+    try:
+        return make(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=settings.nodes,
+            strategy="ddp" if processes > 1 else "auto",
+            precision=settings.precision,
+        )
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(f"The device {settings.device!r} cannot run this training: {reason}") from None
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that writes and speaks, before Fabric is launched too."""
+    ranks = (os.environ.get(name) for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
+    return all(rank in (None, "0") for rank in ranks)
+
+
+@contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Only algorithms that give the same bits every time; the flags are put back afterwards."""
+    if not on:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def preload_bytes(settings: Train) -> int:
+    """How many bytes of features a process keeps: as set, or its part of half of the free memory."""
+    if settings.preload_gb is not None:
+        return int(settings.preload_gb * 1e9)
+    return (available_memory() or 0) // (2 * settings.devices)
+
+
+def _devices(settings: Train) -> tuple[str, int | list[int]]:
+    name = settings.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"Unknown device {settings.device!r}; use auto, cpu, cuda or cuda:N.") from None
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"The device {settings.device!r} is not available; use cpu.")
+    if device.index is not None and settings.devices == 1:
+        return device.type, [device.index]
+    return device.type, settings.devices
+
+
+def _fabric_class() -> Any:
+    for name in ("lightning_fabric", "lightning.fabric"):
+        try:
+            return import_module(name).Fabric
+        except ImportError:
+            continue
+    raise UnsupportedError("Training needs Lightning Fabric; install it with: pip install 'xmil[train]'")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from xmil.core.errors import InputError, XmilError
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import InputError, XmilError, unknown_name
 from xmil.core.identity import identity
+from xmil.core.registry import Registry
 from xmil.core.task import TASKS
-from xmil.data import Case, Cohort, group_cases, join_features, read_cohort
+from xmil.data import Cohort, group_cases, join_features, read_cohort, split_folds, split_fractions
 from xmil.data.bags import open_bag
 from xmil.data.dataset import BagDataset
-from xmil.data.feature_facts import differing, feature_facts
-from xmil.data.siblings import slide_name
+from xmil.data.files import differing, feature_facts
+from xmil.data.header import slide_name
 from xmil.training.config import Config, Data
-from xmil.training.targets import Targets, read_targets, target_columns
 
 logger = logging.getLogger(__name__)
 SHOWN = 5
@@ -60,37 +63,37 @@ def read_training_set(config: Config, *, preload: int = 0) -> TrainingSet:
     data = config.data
     cohort, notes = _joined(data)
     cohort, more = _labelled(cohort, config)
-    found = _readable_set(cohort, config)
-    found = replace(found, notes=(*notes, *more, *found.notes))
-    found = _without_large(found, data.exclude_above)
+    training_set = _readable_set(cohort, config)
+    training_set = replace(training_set, notes=(*notes, *more, *training_set.notes))
+    training_set = _without_large(training_set, data.exclude_above)
     if preload:
-        found = replace(found, bags=found.bags.preloading(preload))
-    return found
+        training_set = replace(training_set, bags=training_set.bags.preloading(preload))
+    return training_set
 
 
 def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
     """The bags of a cohort; feature files that cannot be used are refused together, or skipped."""
-    found, fault = None, None
+    training_set, fault = None, None
     try:
-        found = _training_set(cohort, config)
+        training_set = _training_set(cohort, config)
     except XmilError as error:
         fault = error
-    if found is not None and not _has_empty(found.bags):
-        return found
+    if training_set is not None and not _has_empty(training_set.bags):
+        return training_set
     broken = _broken(cohort, _options(config.data))
     if not broken and fault is not None:
         raise fault
-    kept = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
-    if config.data.missing == "refuse" or not len(kept):
-        told = "; ".join([reason.rstrip(".") for reason in broken.values()][:FILES])
-        told += f"; and {len(broken) - FILES} more" if len(broken) > FILES else ""
+    usable = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
+    if config.data.missing == "refuse" or not len(usable):
+        reasons = "; ".join([reason.rstrip(".") for reason in broken.values()][:FILES])
+        reasons += f"; and {len(broken) - FILES} more" if len(broken) > FILES else ""
         raise InputError(
             f"{config.data.cohort}: the feature files of {len(broken)} of {len(cohort)} slides cannot be "
-            f"used: {told}. Repair them, or set data.missing to 'skip'."
+            f"used: {reasons}. Repair them, or set data.missing to 'skip'."
         )
-    note = _said("feature files cannot be used and are left out", [Path(path).name for path in broken])
-    found = _training_set(kept, config)
-    return replace(found, notes=(note, *found.notes))
+    note = _list_names("feature files cannot be used and are left out", [Path(path).name for path in broken])
+    training_set = _training_set(usable, config)
+    return replace(training_set, notes=(note, *training_set.notes))
 
 
 def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
@@ -147,10 +150,10 @@ def _joined(data: Data) -> tuple[Cohort, list[str]]:
         left = left.take(i for i, name in enumerate(left.slides) if name in missing)
         if not missing:
             break
-    kept = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
-    notes = [_said("slides have no features and are left out", left.slides)] if len(left) else []
-    notes += [_said("links were not followed", links)] if links else []
-    return kept.with_column("path", [paths[name] for name in kept.slides]), notes
+    featured = cohort.take(i for i, name in enumerate(cohort.slides) if name in paths)
+    notes = [_list_names("slides have no features and are left out", left.slides)] if len(left) else []
+    notes += [_list_names("links were not followed", links)] if links else []
+    return featured.with_column("path", [paths[name] for name in featured.slides]), notes
 
 
 def check_columns(config: Config) -> None:
@@ -168,14 +171,14 @@ def _labelled(cohort: Cohort, config: Config) -> tuple[Cohort, list[str]]:
     """The slides that have a target; missing ones are refused unless they are to be skipped."""
     columns = target_columns(config)
     cells = [cohort.column(name) for name in columns]
-    known = [i for i in range(len(cohort)) if all(column[i] is not None for column in cells)]
-    missing = [name for i, name in enumerate(cohort.slides) if i not in set(known)]
+    labelled = [i for i in range(len(cohort)) if all(column[i] is not None for column in cells)]
+    missing = [name for i, name in enumerate(cohort.slides) if i not in set(labelled)]
     if not missing:
         return cohort, []
-    told = _said(f"slides have no {' and '.join(columns)}", missing)
-    if config.data.missing == "refuse" or not known:
-        raise InputError(f"{config.data.cohort}: {told}; fill them in, or set data.missing to 'skip'.")
-    return cohort.take(known), [f"{told} and are left out"]
+    sentence = _list_names(f"slides have no {' and '.join(columns)}", missing)
+    if config.data.missing == "refuse" or not labelled:
+        raise InputError(f"{config.data.cohort}: {sentence}; fill them in, or set data.missing to 'skip'.")
+    return cohort.take(labelled), [f"{sentence} and are left out"]
 
 
 def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...], ...]]:
@@ -185,40 +188,38 @@ def _bags(cohort: Cohort, config: Config) -> tuple[Cohort, tuple[tuple[Path, ...
     if config.data.by == "slide":
         return cohort, files
     for name in [*target_columns(config), config.data.split, config.data.fold_column]:
-        _check_agreement(cohort, cases, str(name))
+        cells = cohort.columns.get(str(name), (None,) * len(cohort))
+        for case in cases:
+            if len({cells[i] for i in case.rows}) > 1:
+                raise InputError(
+                    f"The slides of case {case.name!r} differ in {str(name)!r}; by case they must agree."
+                )
     names = [case.name for case in cases]
     firsts = cohort.take(case.rows[0] for case in cases)
     return firsts.with_column("case_id", names).with_column("slide_id", names), files
 
 
-def _check_agreement(cohort: Cohort, cases: Sequence[Case], column: str) -> None:
-    """A case is one bag, so its slides must agree in what is asked of the bag."""
-    cells = cohort.columns.get(column, (None,) * len(cohort))
-    for case in cases:
-        if len({cells[i] for i in case.rows}) > 1:
-            raise InputError(
-                f"The slides of case {case.name!r} differ in {column!r}; by case they must agree."
-            )
-
-
-def _without_large(found: TrainingSet, limit: int | None) -> TrainingSet:
+def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
     """The bags of at most `limit` instances."""
-    sizes = [len(header) for header in found.bags.headers]
+    sizes = [len(header) for header in training_set.bags.headers]
     if limit is None or max(sizes) <= limit:
-        return found
+        return training_set
     keep = [i for i, n in enumerate(sizes) if n <= limit]
     if not keep:
         raise InputError(f"Every bag has more than {limit} instances (data.exclude_above); raise the limit.")
-    gone = [name for name, n in zip(found.names, sizes, strict=True) if n > limit]
-    files = tuple(found.files[i] for i in keep)
+    gone = [name for name, n in zip(training_set.names, sizes, strict=True) if n > limit]
+    files = tuple(training_set.files[i] for i in keep)
     places = [paths if len(paths) > 1 else paths[0] for paths in files]
     return replace(
-        found,
-        cohort=found.cohort.take(keep),
+        training_set,
+        cohort=training_set.cohort.take(keep),
         files=files,
-        targets=found.targets.take(keep),
-        bags=replace(found.bags, paths=places, targets=[0] * len(keep)),
-        notes=(*found.notes, _said(f"bags have more than {limit} instances and are left out", gone)),
+        targets=training_set.targets.take(keep),
+        bags=replace(training_set.bags, paths=places, targets=[0] * len(keep)),
+        notes=(
+            *training_set.notes,
+            _list_names(f"bags have more than {limit} instances and are left out", gone),
+        ),
     )
 
 
@@ -245,19 +246,28 @@ def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in shared.items() if name not in mixed}, notes
 
 
-def bag_slides(found: TrainingSet) -> list[tuple[str, ...]]:
+def bag_slides(training_set: TrainingSet) -> list[tuple[str, ...]]:
     """The slides that each bag is made of."""
     return [
         tuple(name if len(files) == 1 and name != case else slide_name(path) for path in files)
-        for name, case, files in zip(found.names, found.cohort.cases, found.files, strict=True)
+        for name, case, files in zip(
+            training_set.names, training_set.cohort.cases, training_set.files, strict=True
+        )
     ]
 
 
-def slide_rows(found: TrainingSet, parts: Sequence[str], *, full: bool = False) -> list[dict[str, str]]:
+def slide_rows(
+    training_set: TrainingSet, parts: Sequence[str], *, full: bool = False
+) -> list[dict[str, str]]:
     """The slides of a training set as a cohort table: the part that each plays, and what its file holds."""
     rows = []
     for slides, case, files, part, *cells in zip(
-        bag_slides(found), found.cohort.cases, found.files, parts, *_target_cells(found), strict=True
+        bag_slides(training_set),
+        training_set.cohort.cases,
+        training_set.files,
+        parts,
+        *_target_cells(training_set),
+        strict=True,
     ):
         for slide, path in zip(slides, files, strict=True):
             rows.append(
@@ -273,9 +283,9 @@ def slide_rows(found: TrainingSet, parts: Sequence[str], *, full: bool = False) 
     return rows
 
 
-def _target_cells(found: TrainingSet) -> list[list[tuple[str, str]]]:
+def _target_cells(training_set: TrainingSet) -> list[list[tuple[str, str]]]:
     """The target columns as they stand in the table; classes by their names."""
-    targets = found.targets
+    targets = training_set.targets
     truth = TASKS[targets.task].truth
     if truth == "class":
         names = targets.class_names or ()
@@ -284,6 +294,348 @@ def _target_cells(found: TrainingSet) -> list[list[tuple[str, str]]]:
     return [[(name, f"{value:g}") for value in targets.values[:, i]] for i, name in enumerate(columns)]
 
 
-def _said(what: str, names: Sequence[str]) -> str:
+def _list_names(what: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     return f"{len(names)} {what} ({shown})"
+
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """One row of numbers for each bag: a class index, 0 or 1 for each label, a value, or (time, event)."""
+
+    task: str
+    values: Floats
+    class_names: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: Sequence[int]) -> Targets:
+        """The targets of some bags."""
+        return replace(self, values=self.values[list(rows)])
+
+    @property
+    def strata(self) -> list[str]:
+        """What folds spread evenly: the class, the labels together, or whether the event was seen."""
+        truth = TASKS[self.task].truth
+        if truth == "values":
+            return [""] * len(self)
+        columns = self.values[:, 1:] if truth == "time" else self.values
+        return ["/".join(f"{value:g}" for value in row) for row in columns]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a model of one fold learns: how many outputs, and what the training bags alone decide.
+
+    `truth` are the targets as they are, `values` what the loss takes: time bins for discrete hazards.
+    """
+
+    task: str
+    outputs: int
+    class_names: tuple[str, ...] | None
+    truth: Floats
+    values: Floats
+    reference: float | None = None
+    time_bins: tuple[float, ...] | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The part of a model's spec that the targets decide."""
+        shared = {"task": self.task, "class_names": self.class_names}
+        own = {"reference": self.reference, "time_bins": self.time_bins, "columns": self.columns or None}
+        return {**shared, **{key: value for key, value in own.items() if value is not None}}
+
+
+def read_targets(cohort: Cohort, config: Config) -> Targets:
+    """The targets of a cohort's bags for a task."""
+    data, truth = config.data, TASKS[config.task].truth
+    if truth == "class":
+        return replace(_classes(cohort, data.label, tuple(data.class_names)), task=config.task)
+    if truth == "labels":
+        columns = [cohort.numbers(name) for name in data.labels]
+        for name, values in zip(data.labels, columns, strict=True):
+            if not np.isin(values, (0, 1)).all():
+                raise InputError(f"The column {name!r} must hold 0 or 1 for every slide; see data.labels.")
+        names = tuple(data.class_names or data.labels)
+        _check_names(names, len(columns))
+        return Targets(config.task, np.stack(columns, axis=1), names)
+    if truth == "values":
+        values = _finite(cohort.numbers(data.value), data.value)
+        return Targets(config.task, values[:, None], (data.value,))
+    times, events = cohort.survival(data.time, data.event)
+    return Targets(config.task, np.stack([_finite(times, data.time), events.astype(float)], axis=1))
+
+
+def target_columns(config: Config) -> list[str]:
+    """The columns that hold the targets of a task."""
+    named = [getattr(config.data, setting) for setting in TASKS[config.task].label_columns]
+    return named[0] if isinstance(named[0], list) else named
+
+
+def make_goal(targets: Targets, train: Rows, config: Config, *, run: Rows | None = None) -> Goal:
+    """What the training bags of a fold ask of a model; refused where they cannot teach it.
+
+    `run` are the bags that train in any fold: time bins are cut by them unless each fold cuts its own.
+    """
+    shared = train if run is None or config.loss.bins_from == "fold" else run
+    learnable = Learnable(targets, targets.values[train], targets.values[shared], config)
+    return replace(GOALS[targets.task](learnable), columns=tuple(target_columns(config)))
+
+
+@dataclass(frozen=True)
+class Learnable:
+    """What a fold can learn from: all targets, those of its training bags, those that cut time bins."""
+
+    targets: Targets
+    known: Floats
+    shared: Floats
+    config: Config
+
+    def goal(self, outputs: int, *, values: Floats | None = None, **more: Any) -> Goal:
+        """The goal of a model with so many outputs; `values` where the loss takes others than the truth."""
+        targets = self.targets
+        learnt = targets.values if values is None else values
+        return Goal(targets.task, outputs, targets.class_names, targets.values, learnt, **more)
+
+    def check_classes(self) -> int:
+        """How many classes or labels there are; refused where the training bags lack one."""
+        names, truth = self.targets.class_names or (), TASKS[self.targets.task].truth
+        for c, name in enumerate(names):
+            hits = self.known[:, 0] == c if truth == "class" else self.known[:, c] == 1
+            if not hits.any():
+                raise InputError(f"The class {name!r} has no bag in the training set; it cannot be learnt.")
+            if truth == "labels" and hits.all():
+                raise InputError(f"Every training bag has the label {name!r}; it cannot be learnt.")
+        return len(names)
+
+    def check_events(self) -> None:
+        """Refuse training bags that are all censored."""
+        if not self.known[:, 1].any():
+            raise InputError(
+                "No training bag has an event; survival cannot be learnt from censored bags alone."
+            )
+
+
+GOALS: Registry[Callable[[Learnable], Goal]] = Registry("task to train", group="xmil.task_losses")
+
+
+@GOALS.register("classification")
+@GOALS.register("multilabel")
+def _class_goal(learnable: Learnable) -> Goal:
+    return learnable.goal(learnable.check_classes())
+
+
+@GOALS.register("regression")
+def _value_goal(learnable: Learnable) -> Goal:
+    reference = learnable.config.loss.reference
+    return learnable.goal(1, reference=float(learnable.known.mean()) if reference is None else reference)
+
+
+@GOALS.register("cox")
+def _risk_goal(learnable: Learnable) -> Goal:
+    learnable.check_events()
+    return learnable.goal(1)
+
+
+@GOALS.register("survival")
+def _hazard_goal(learnable: Learnable) -> Goal:
+    learnable.check_events()
+    edges, values = time_bins(learnable.shared, learnable.config.loss.bins), learnable.targets.values
+    place = np.searchsorted(edges, values[:, 0], side="right")
+    binned = np.stack([place, values[:, 1]], axis=1).astype(float)
+    return learnable.goal(len(edges) + 1, values=binned, time_bins=tuple(edges))
+
+
+def time_bins(targets: Floats, bins: int) -> list[float]:
+    """Inner edges of time bins: quantiles of the times at which events were seen.
+
+    >>> time_bins(np.array([[1.0, 1], [2, 1], [3, 1], [4, 1], [9, 0]]), 4)
+    [1.75, 2.5, 3.25]
+    """
+    times = targets[targets[:, 1] > 0, 0]
+    edges = np.unique(np.quantile(times, np.arange(1, bins) / bins))
+    if len(edges) < bins - 1:
+        raise InputError(
+            f"The training bags have too few different event times for {bins} bins; set loss.bins lower."
+        )
+    return [float(edge) for edge in edges]
+
+
+def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
+    """Class indices: by the given names where the labels are among them, else as numbers or by alphabet."""
+    classes, cells = cohort.classes(column), cohort.column(column)
+    if len(set(cells)) < 2:
+        raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
+    if names and set(map(str, cells)) <= set(names):
+        index = np.array([names.index(str(cell)) for cell in cells], dtype=float)
+        return Targets("classification", index[:, None], names)
+    if names:
+        if classes != [str(i) for i in range(len(classes))]:
+            unknown = sorted(set(map(str, cells)) - set(names))
+            raise InputError(f"data.class_names does not hold the label {unknown[0]!r} of column {column!r}.")
+        _check_names(names, len(classes))
+    else:
+        _check_numbers(classes, cells, column)
+    labels = cohort.labels(column).astype(float)
+    return Targets("classification", labels[:, None], names or tuple(classes))
+
+
+def _check_numbers(classes: Sequence[str], cells: Sequence[str | None], column: str) -> None:
+    """Class numbers begin at 0 and leave none out; other numbers are names, which must be given."""
+    used = (
+        {int(float(str(cell))) for cell in cells}
+        if classes == [str(i) for i in range(len(classes))]
+        else set()
+    )
+    if not used or len(used) == len(classes):
+        return
+    absent = next(i for i in range(len(classes)) if i not in used)
+    names = ", ".join(f'"{name}"' for name in sorted(set(map(str, cells)), key=float))
+    raise InputError(
+        f"Column {column!r} holds numbers but no {absent}; class numbers go from 0 up and leave none out. "
+        f"Where they are names, set data.class_names = [{names}]."
+    )
+
+
+def _check_names(names: tuple[str, ...], classes: int) -> None:
+    if len(names) != classes:
+        raise InputError(f"data.class_names has {len(names)} names for {classes} classes; give one for each.")
+
+
+def _finite(values: Floats, column: str) -> Floats:
+    if not np.isfinite(values).all():
+        raise InputError(f"The column {column!r} must hold finite numbers.")
+    return values
+
+
+STRATUM = "_stratum"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Rows of the training set by their part."""
+
+    name: str
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+def make_folds(training_set: TrainingSet, config: Config) -> list[Fold]:
+    """The folds of a run, each checked: no case on two sides, two classes where the monitor needs them."""
+    data = config.data
+    if data.folds is None and data.fold_column is None:
+        folds = [_by_split(training_set, data)]
+    else:
+        folds = _by_fold(training_set, data, config.train.seed)
+    for fold in folds:
+        _check(fold, training_set.targets, config)
+    return folds
+
+
+def parts_of(folds: list[Fold], n: int) -> list[str]:
+    """What each bag is: train, val or test; with several folds the one that tests it."""
+    parts = [""] * n
+    named = (("train", "train"), ("validation", "val"), ("test", "test"))
+    for part, word in named if len(folds) == 1 else (("test", ""),):
+        for fold in folds:
+            for row in getattr(fold, part).tolist():
+                parts[row] = word or fold.name
+    return parts
+
+
+def _by_split(training_set: TrainingSet, data: Data) -> Fold:
+    cells = training_set.cohort.column(data.split)
+    training_set.cohort.check_split(data.split)
+    splits = {cell for cell in cells if cell is not None}
+    parts = {}
+    for part, names in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        parts[part] = _rows([cell in names for cell in cells])
+        if not len(parts[part]) and part != "test":
+            error = unknown_name("split", names[0] if names else part, splits)
+            raise InputError(f"Column {data.split!r} has no bag for data.{part}. {error}")
+    return Fold("", **parts)
+
+
+def _by_fold(training_set: TrainingSet, data: Data, seed: int) -> list[Fold]:
+    cohort = training_set.cohort.with_column(STRATUM, training_set.targets.strata)
+    if data.folds is not None:
+        sites = data.site if data.site_splits == "preserved" else None
+        cohort = split_folds(
+            cohort, data.folds, stratify=STRATUM, seed=data.fold_seed, column="fold", sites=sites
+        )
+        cells = cohort.column("fold")
+    else:
+        cells = cohort.column(str(data.fold_column))
+        cohort.check_split(str(data.fold_column))
+    names = sorted({cell for cell in cells if cell is not None}, key=lambda cell: (len(cell), cell))
+    if len(names) < 2:
+        raise InputError(
+            f"Column {data.fold_column!r} has {len(names)} folds; cross-validation needs two or more."
+        )
+    return [_fold(training_set, cells, names, k, data, seed) for k in range(len(names))]
+
+
+def _fold(
+    training_set: TrainingSet, cells: tuple[str | None, ...], names: list[str], k: int, data: Data, seed: int
+) -> Fold:
+    test = _rows([cell == names[k] for cell in cells])
+    rest = _rows([cell is not None and cell != names[k] for cell in cells])
+    if data.scheme == "shared":
+        return Fold(f"fold{k}", rest, test, test)
+    if data.scheme == "next":
+        if len(names) < 3:
+            raise InputError("data.scheme 'next' needs three folds or more; use 'inner'.")
+        after = names[(k + 1) % len(names)]
+        validation = np.array([i for i in rest if cells[i] == after], dtype=np.int64)
+    elif data.site_splits == "preserved":
+        cohort = training_set.cohort.with_column(STRATUM, training_set.targets.strata).take(rest.tolist())
+        shares = {"train": 1 - data.validation_share, "val": data.validation_share}
+        split = split_fractions(cohort, shares, stratify=STRATUM, seed=seed, column="part", sites=data.site)
+        validation = rest[np.array([cell == "val" for cell in split.column("part")])]
+    else:
+        validation = _held_out(training_set, rest, data.validation_share, seed=(seed, k))
+    return Fold(f"fold{k}", np.setdiff1d(rest, validation), validation, test)
+
+
+def _held_out(training_set: TrainingSet, rows: Rows, share: float, *, seed: tuple[int, int]) -> Rows:
+    """A share of the cases of each stratum, one at least."""
+    rng = np.random.default_rng(seed)
+    strata: dict[str, dict[str, list[int]]] = {}
+    kinds = training_set.targets.strata
+    for i in rows.tolist():
+        strata.setdefault(kinds[i], {}).setdefault(training_set.cohort.cases[i], []).append(i)
+    selected: set[str] = set()
+    for _, cases in sorted(strata.items()):
+        free = [case for case in sorted(cases) if case not in selected]
+        n = max(1, round(share * len(free))) if len(free) > 1 else 0
+        selected.update(str(case) for case in rng.permutation(free)[:n])
+    return np.array([i for i in rows.tolist() if training_set.cohort.cases[i] in selected], dtype=np.int64)
+
+
+def _check(fold: Fold, targets: Targets, config: Config) -> None:
+    where = f"{fold.name}: " if fold.name else ""
+    if not len(fold.train) or not len(fold.validation):
+        raise InputError(f"{where}the training or the validation set is empty; use fewer folds.")
+    if TASKS[targets.task].truth == "class" and config.monitor == "auc":
+        classes = np.unique(targets.values[fold.validation, 0])
+        if len(classes) < 2:
+            name = (targets.class_names or ())[int(classes[0])]
+            raise InputError(
+                f"{where}the validation set holds the class {name!r} only, so it has no AUC; "
+                "split again with both classes, or set train.monitor to 'loss'."
+            )
+    if config.monitor == "c_index" and not targets.values[fold.validation, 1].any():
+        raise InputError(
+            f"{where}the validation set has no event, so it has no C-index; split again or monitor the loss."
+        )
+
+
+def _rows(mask: list[bool]) -> Rows:
+    return np.flatnonzero(np.array(mask, dtype=bool)).astype(np.int64)

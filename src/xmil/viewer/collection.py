@@ -2,28 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 from xmil._version import __version__
-from xmil.core.absence import absent
-from xmil.core.errors import FileError, InputError, XmilError
-from xmil.core.parsing import small_number
-from xmil.core.task import TASKS, Task
-from xmil.data.siblings import bare_name, is_plain, slide_name
-from xmil.findings.concept_maps import ConceptMaps
-from xmil.viewer.concepts_layer import fitting_maps
+from xmil.core.errors import FileError, InputError, XmilError, absent
+from xmil.core.interactions import Interactions
+from xmil.core.task import TASKS
+from xmil.core.text import bare_name, is_plain, small_number
+from xmil.data.header import slide_name
+from xmil.storage import (
+    FAILURES,
+    RUN,
+    ConceptMaps,
+    Row,
+    Run,
+    check_explained,
+    check_run,
+    read_curves,
+    read_json,
+    read_rows,
+    read_run,
+)
+from xmil.viewer.cache import Files
 from xmil.viewer.deepzoom import Pictures
-from xmil.viewer.inside_layer import fits, read_layer
-from xmil.viewer.kept import Files
-from xmil.viewer.pairs_layer import as_layer, read_pairs
-from xmil.viewer.score_block import Evidence, count_patches, read_evidence
-from xmil.viewer.shown_run import Row, ShownRun
+from xmil.viewer.layers import (
+    Evidence,
+    count_patches,
+    fits,
+    fitting_maps,
+    pairs_layer,
+    read_evidence,
+    read_layer,
+)
 
 OTHERS = 1_000_000  # numbers from here on are of slides that no run explains
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+PATIENCE = 0.5  # seconds until a file that every slide needs is checked again
+FOLDERS = re.compile(r"(?<!\w)(?:[A-Za-z]:)?/(?:[^/\s:;,'\"()]+/)*")
+
+
+class ShownRun(Run):
+    """One folder of `xmil explain` or `xmil evaluate`; it may still be growing, and be damaged in places."""
+
+    def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
+        check_run(folder)
+        super().__init__(folder, follow_links=follow_links)
+        self.name = folder.resolve().name
+        self._files: dict[Any, Files[Any]] = {
+            _read_about: Files(_read_about, limit=1, patience=PATIENCE),
+            read_rows: Files(read_rows, limit=4, patience=PATIENCE),
+            read_json: Files(read_json, limit=16),
+            read_curves: Files(read_curves, limit=16),
+            _read_verdict: Files(_read_verdict, limit=100_000),
+        }
+        check_explained(self)
+
+    def _read(self, parse: Any, path: Path) -> Any:
+        """The content of a file, read again once it has changed."""
+        return self._files[parse].get(path)
+
+    def _read_table(self, name: str) -> dict[str, Row]:
+        """The rows of a table; none if it is missing or damaged."""
+        try:
+            return super()._read_table(name)
+        except FileError:
+            return {}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What run.json says now; empty if it is missing or damaged."""
+        try:
+            return cast(dict[str, Any], self._read(_read_about, self.path / RUN))
+        except FileError:
+            return {}
+
+    @property
+    def slides(self) -> list[str]:
+        """The slides of the run: the table's, then those with a file only, then those that failed."""
+        return list(dict.fromkeys([*self.rows, *self.files, *self._read_table(FAILURES)]))
+
+    def names(self, n_outputs: int) -> list[str]:
+        """Names of classes, values or time bins; numbers if the run does not know them."""
+        return TASKS[self.task].names(n_outputs, self.class_names, self.spec.get("time_bins"))
+
+    @property
+    def model(self) -> str:
+        """The model in a word or two, never with its path."""
+        model = self.about.get("model")
+        file = Path(str(model.get("path") or "")).name if isinstance(model, dict) else ""
+        more = f"{len(self.digests)} models" if len(self.digests) > 1 else ""
+        return ", ".join(part for part in (str(self.spec.get("name") or ""), file, more) if part) or self.name
+
+    def failure(self, slide_id: str) -> str | None:
+        """Why a slide has no explanation, without the folders of this machine."""
+        reason = self._read_table(FAILURES).get(slide_id, {}).get("error")
+        return FOLDERS.sub("", reason) if reason else None
+
+    def certificate(self, slide: str) -> dict[str, Any] | None:
+        """A slide's certificate with each method's curves, if the run has one that can be read."""
+        try:
+            return super().certificate(slide)
+        except XmilError:
+            return None
+
+    def verdict(self, slide_id: str) -> dict[str, Any]:
+        """What a slide's certificate says in short: label, predicted, correct, its headline's verdict."""
+        try:
+            path = self.find("certificate", slide_id)
+            return {} if path is None else self._read(_read_verdict, path)
+        except XmilError:
+            return {}
+
+
+def _read_about(path: Path) -> dict[str, Any]:
+    return read_run(path.parent) or {}
+
+
+def _read_verdict(path: Path) -> dict[str, Any]:
+    stored = read_json(path)
+    methods = stored.get("methods")
+    listed = methods if isinstance(methods, list) else []  # files without a headline begin with its method
+    judged = [m for m in (stored.get("headline"), *listed) if isinstance(m, dict) and m.get("verdict")]
+    first = judged[0] if judged else {}
+    verdict = {"verdict": first.get("verdict"), "verdict_method": first.get("method")}
+    return {
+        **{key: stored.get(key) for key in ("label", "predicted", "correct")},
+        **{key: None if value is None else str(value) for key, value in verdict.items()},
+    }
 
 
 class MissingError(XmilError):
@@ -47,15 +157,21 @@ class Collection:
         if not runs:
             raise InputError("There is no run to show; name the folder of one.")
         self.runs = [ShownRun(Path(folder), follow_links=follow_links) for folder in runs]
-        _tell_apart(self.runs)
+        names = [run.name for run in self.runs]
+        for run in self.runs:
+            if names.count(run.name) > 1:  # called by the folder above, too
+                run.name = f"{run.path.resolve().parent.name}/{run.name}"
         self.pictures = Pictures(slides, mpp=mpp, follow_links=follow_links)
-        self.follow_links, self._given_mpp, self.labels = follow_links, mpp, labels
+        self.follow_links, self._default_mpp, self.labels = follow_links, mpp, labels
         self.layout = layout  # of the feature files
-        self.features = [_checked(Path(folder)) for folder in features]
+        self.features = [Path(folder) for folder in features]
+        for folder in self.features:
+            if not folder.is_dir():
+                raise FileError(absent(folder, "folder"))
         if len(self.features) not in (0, 1, len(self.runs)):
-            raise InputError(f"Give --features once, or once for each of the {len(self.runs)} runs.")
+            raise InputError(f"Give features= once, or once for each of the {len(self.runs)} runs.")
         self._evidence = Files(read_evidence, limit=8)
-        self._pairs = Files(read_pairs, limit=32)
+        self._pairs = Files(Interactions.load, limit=32)
         self._layers = Files(read_layer, limit=8)
         self._counts = Files(count_patches, limit=100_000)
         self._concepts = Files(ConceptMaps.load, limit=8)
@@ -67,20 +183,17 @@ class Collection:
     def refresh(self) -> list[str]:
         """The slides by number; those that were added to the runs since come last."""
         with self._lock:
-            known = set(self._slides)
-            for run in self.runs:
-                new = [name for name in run.slides() if name not in known]
-                self._slides += new
-                known.update(new)
+            names = [name for run in self.runs for name in run.slides]
+            self._slides = list(dict.fromkeys([*self._slides, *names]))
             return list(self._slides)
 
     def others(self) -> dict[int, str]:
         """The slides of the folder that no run explains, by number: another stain to set beside."""
-        known = {bare_name(name) for name in self.refresh() if is_plain(name)}
+        explained = {bare_name(name) for name in self.refresh() if is_plain(name)}
         with self._lock:
-            listed = {*known, *self._others}
+            listed = {*explained, *self._others}
             self._others += [name for name in self.pictures.names() if name not in listed]
-            return {OTHERS + i: name for i, name in enumerate(self._others) if name not in known}
+            return {OTHERS + i: name for i, name in enumerate(self._others) if name not in explained}
 
     def missing_pictures(self) -> tuple[int, int]:
         """How many slides have no picture, and how many slides there are."""
@@ -102,61 +215,54 @@ class Collection:
         return self.runs[number]
 
     def evidence(self, key: int, number: int) -> Evidence:
-        """A slide's scores in a run, placed by the slide's mpp where the run could not."""
-        slide_id, run = self.slide(key), self.run(number)
-        path = run.explanation(slide_id)
-        if path is None:
-            raise MissingError(f"The run {run.name!r} has no explanation of {slide_id!r}.")
-        found = self._evidence.get(path)
-        return found if found.placed else found.at(self._mpp(slide_id))
+        """A slide's scores in a run, placed by the slide's mpp if the run could not."""
+        evidence = self._evidence.get(self._find(key, number, "explanations", "explanation"))
+        return evidence if evidence.placed else evidence.at(self._mpp(self.slide(key)))
 
     def patch(self, key: int, number: int, index: int) -> bytes:
         """The picture of one patch."""
-        found = self.evidence(key, number)
-        edge = found.patch_size
-        if found.coords is None or edge is None:
+        evidence = self.evidence(key, number)
+        edge = evidence.patch_size
+        if evidence.coords is None or edge is None:
             raise MissingError("The positions of this slide's patches are not known.")
-        if not 0 <= index < found.n:
-            raise MissingError(f"There is no patch {index}; the slide has {found.n}.")
-        x, y = (int(value) for value in found.coords[index])
+        if not 0 <= index < evidence.n:
+            raise MissingError(f"There is no patch {index}; the slide has {evidence.n}.")
+        x, y = (int(value) for value in evidence.coords[index])
         return self.pictures.patch(self.slide(key), (x, y, edge, edge))
 
     def pairs(self, key: int, number: int) -> dict[str, Any]:
         """The pairs of a slide's patches that act together."""
         slide_id, run = self.slide(key), self.run(number)
-        paths = run.pairs(slide_id)
+        paths = run.find_interactions(slide_id)
         if not paths:
             raise MissingError(
-                f"The run {run.name!r} has no interactions of {slide_id!r}; `xmil explain --interactions` "
-                "computes them."
+                f"The run {run.name!r} has no interactions of {slide_id!r}; explain with interactions=True."
             )
-        return as_layer([self._pairs.get(path) for path in paths], slide_id, self.evidence(key, number))
+        return pairs_layer([self._pairs.get(path) for path in paths], slide_id, self.evidence(key, number))
 
     def inside(self, key: int, number: int) -> dict[str, Any]:
         """The maps inside a slide's patches."""
-        slide_id, run = self.slide(key), self.run(number)
-        path = run.inside(slide_id)
-        if path is None:
-            raise MissingError(
-                f"The run {run.name!r} has no maps inside patches of {slide_id!r}; `xmil inside` makes them."
-            )
+        path = self._find(key, number, "inside", "maps inside patches", "; `xmil inside` makes them")
         layer = self._layers.get(path)
         if not fits(layer, self.evidence(key, number)):
             raise FileError(
-                f"The maps inside patches of {slide_id!r} belong to another explanation; "
+                f"The maps inside patches of {self.slide(key)!r} belong to another explanation; "
                 "run `xmil inside` again."
             )
         return layer
 
     def concepts(self, key: int, number: int) -> ConceptMaps:
         """The parts of a slide's scores that go through concepts."""
+        path = self._find(key, number, "concepts", "concepts", "; `xmil insight` finds them")
+        return fitting_maps(self._concepts.get(path), self.evidence(key, number), self.slide(key))
+
+    def _find(self, key: int, number: int, kind: str, noun: str, hint: str = "") -> Path:
+        """A slide's file of some kind in a run."""
         slide_id, run = self.slide(key), self.run(number)
-        path = run.concepts(slide_id)
+        path = run.find(kind, slide_id)
         if path is None:
-            raise MissingError(
-                f"The run {run.name!r} has no concepts of {slide_id!r}; `xmil insight` finds them."
-            )
-        return fitting_maps(self._concepts.get(path), self.evidence(key, number), slide_id)
+            raise MissingError(f"The run {run.name!r} has no {noun} of {slide_id!r}{hint}.")
+        return path
 
     def mates(self, key: int, number: int) -> list[int]:
         """The slides whose patches made one bag with this slide's: itself, or its case in a run by case."""
@@ -169,15 +275,18 @@ class Collection:
 
     def feature_file(self, key: int, number: int) -> Path:
         """A slide's features for a run."""
+        from xmil.data.files import feature_files
+
         slide_id = self.slide(key)
         self.run(number)
         if not self.features:
-            raise MissingError("No features are given; start the viewer with --features.")
+            raise MissingError("The viewer has no features; start it with features=.")
         folder = self.features[number if len(self.features) > 1 else 0]
-        found = feature_paths(folder, follow_links=self.follow_links).get(bare_name(slide_id))
-        if found is None:
+        files, _ = feature_files(folder, follow_links=self.follow_links)
+        path = next((path for path in files if slide_name(path) == bare_name(slide_id)), None)
+        if path is None:
             raise MissingError(f"There are no features of {slide_id!r} in {folder.name}.")
-        return found
+        return path
 
     def overview(self, *, live: bool = True, whatif: bool = False) -> dict[str, Any]:
         """The list of slides and what can be done with them."""
@@ -219,6 +328,7 @@ class Collection:
         }
 
     def _sets(self, key: int, slide_id: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """What each run holds of a slide, and a sentence for each run that fails."""
         sets, faults = [], []
         for number, run in enumerate(self.runs):
             try:
@@ -228,63 +338,56 @@ class Collection:
                 faults.append(failed or str(error))
         return sets, faults
 
-    def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> list[str]:
+    def _misfits(self, key: int, sets: list[dict[str, Any]], image: dict[str, Any]) -> Iterator[str]:
         """A sentence for each run with patches that lie off the slide: one of the two is of another slide."""
-        found, size = [], (image["width"], image["height"])
+        size = (image["width"], image["height"])
         for run in (entry["run"] for entry in sets if entry["placed"]):
             evidence = self.evidence(key, run)
             inside = evidence.count_inside(*size)
             if inside < evidence.n or evidence.slide_size not in (None, size):
                 off = f"{evidence.n - inside} of {evidence.n} patches of the run {self.runs[run].name!r}"
-                found.append(
+                yield (
                     f"{off} lie off this slide of {size[0]} x {size[1]} px: it is not the slide that was "
                     "explained, or the coordinates are of another resolution."
                 )
-        return found
 
     def _set(self, key: int, slide_id: str, number: int) -> dict[str, Any]:
-        run, found = self.runs[number], self.evidence(key, number)
+        run, evidence = self.runs[number], self.evidence(key, number)
         task = TASKS[run.task]
-        numbers = self._numbers(task, found, slide_id, run)
+        stored = run.rows.get(slide_id, {}).get(task.noun)
+        if task.mean_of == "numbers" and len(evidence.outputs) < len(run.digests):
+            numbers = [float(stored)] if stored else []  # an ensemble's own outputs were not stored
+        else:
+            numbers = [float(value) for value in task.answer(evidence.outputs)]
+        certificates = (same.certificate(slide_id) for same in self._alike(run))
+        columns = [
+            {**column, "ends": task.short_ends(column["target"]) if column["signed"] else ("low", "high")}
+            for column in evidence.columns
+        ]
         return {
             "run": number,
-            "n": found.n,
-            "edge": found.patch_size,
-            "mpp": found.mpp,
-            "placed": found.placed,
-            "columns": [{**column, "ends": _ends(task, column)} for column in found.columns],
-            "classes": task.number_names(run.names(len(found.logits))),
-            "logits": found.logits,
+            "n": evidence.n,
+            "edge": evidence.patch_size,
+            "mpp": evidence.mpp,
+            "placed": evidence.placed,
+            "columns": columns,
+            "classes": task.number_names(run.names(len(evidence.logits))),
+            "logits": evidence.logits,
             "probabilities": numbers if task.decides else None,
             "value": numbers[0] if not task.decides and len(numbers) == 1 else None,
             "noun": task.noun.capitalize(),
             "sides": task.sides,
-            "certificate": self._certificate(slide_id, run),
-            "inside": run.inside(slide_id) is not None,
-            "pairs": bool(run.pairs(slide_id)),
-            "concepts": run.concepts(slide_id) is not None,
+            "certificate": next((certificate for certificate in certificates if certificate), None),
+            "inside": run.find("inside", slide_id) is not None,
+            "pairs": bool(run.find_interactions(slide_id)),
+            "concepts": run.find("concepts", slide_id) is not None,
         }
-
-    def _numbers(self, task: Task, found: Evidence, slide_id: str, run: ShownRun) -> list[float]:
-        """What the models say; from the table where an ensemble's own outputs were not kept."""
-        kept = run.rows.get(slide_id, {}).get(task.noun)
-        if task.mean_of == "numbers" and len(found.outputs) < len(run.digests):
-            return [float(kept)] if kept else []
-        return [float(value) for value in task.answer(found.outputs)]
-
-    def _certificate(self, slide_id: str, run: ShownRun) -> dict[str, Any] | None:
-        """The run's own certificate, or that of another run of the same model."""
-        found = (other.certificate(slide_id) for other in self._alike(run))
-        return next((certificate for certificate in found if certificate), None)
-
-    def _verdict(self, slide_id: str, run: ShownRun) -> dict[str, Any]:
-        found = (other.verdict(slide_id) for other in self._alike(run))
-        return next((verdict for verdict in found if verdict), {})
 
     def _alike(self, run: ShownRun) -> list[ShownRun]:
         """The run, then the others of the same models on the same bags."""
-        mine = run.bags
-        return [run, *(other for other in self.runs if other is not run and mine[0] and other.bags == mine)]
+        mine = run.digests, run.by_case
+        same = [other for other in self.runs if other is not run and (other.digests, other.by_case) == mine]
+        return [run, *(same if run.digests else ())]
 
     def facts(self, key: int) -> dict[str, Any]:
         """A slide's label, prediction and the like, as the list shows them."""
@@ -299,14 +402,15 @@ class Collection:
         """A slide's facts from the first run that knows it."""
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
-        paper = next((found for run in self.runs if (found := self._verdict(slide_id, run))), {})
+        verdicts = (same.verdict(slide_id) for run in self.runs for same in self._alike(run))
+        paper: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
         return {
             "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
-            "correct": _truth(row.get("correct") or paper.get("correct")),
+            "correct": TRUTH.get(str(row.get("correct") or paper.get("correct")).strip().lower()),
             "probability": _probability(row, predicted),
             "verdict": paper.get("verdict"),
             "verdict_method": paper.get("verdict_method"),
@@ -319,71 +423,39 @@ class Collection:
         faults = []
         for run in self.runs:
             try:
-                path = run.explanation(slide_id)
+                path = run.find("explanations", slide_id)
                 if path is not None:
                     return self._counts.get(path), None
                 faults.append(run.failure(slide_id) or "")
             except FileError as error:
                 faults.append(str(error))
-        told = next((fault for fault in faults if fault), "There is no explanation of this slide.")
-        return None, told
+        return None, next((fault for fault in faults if fault), "There is no explanation of this slide.")
 
     def _methods(self) -> list[str]:
-        listed = [method for run in self.runs for method in _named_methods(run.about)]
-        if not listed:
+        methods: list[str] = []
+        for run in self.runs:
+            settings = run.about.get("settings")
+            nested = settings.get("methods") if isinstance(settings, dict) else None
+            listed = run.about.get("methods") or nested
+            methods += [str(name) for name in listed] if isinstance(listed, list) else []
+        if not methods:
             for key in range(min(len(self._slides), 3)):
                 with suppress(XmilError):
-                    listed += [column["method"] for column in self.evidence(key, 0).columns]
-        return list(dict.fromkeys(listed))
+                    methods += [column["method"] for column in self.evidence(key, 0).columns]
+        return list(dict.fromkeys(methods))
 
     def _mpp(self, slide_id: str) -> float | None:
         image, _ = self.pictures.describe(slide_id)
-        return image["mpp"] if image else self._given_mpp
-
-
-def feature_paths(folder: Path, *, follow_links: bool) -> dict[str, Path]:
-    """The feature files of a folder by slide."""
-    from xmil.data.join import feature_files
-
-    files, _ = feature_files(folder, follow_links=follow_links)
-    return {slide_name(path): path for path in reversed(files)}
-
-
-def _checked(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise FileError(absent(folder, "folder"))
-    return folder
-
-
-def _tell_apart(runs: Sequence[ShownRun]) -> None:
-    """Runs in folders of one name are called by the folder above too."""
-    names = [run.name for run in runs]
-    for run in runs:
-        if names.count(run.name) > 1:
-            run.name = f"{run.folder.resolve().parent.name}/{run.name}"
-
-
-def _named_methods(about: dict[str, Any]) -> list[str]:
-    settings = about.get("settings")
-    listed = about.get("methods") or (settings.get("methods") if isinstance(settings, dict) else None)
-    return [str(name) for name in listed] if isinstance(listed, list) else []
+        return image["mpp"] if image else self._default_mpp
 
 
 def _shown(value: Any, run: ShownRun) -> str | None:
-    """A label in words: a class by its name where only its number is written down."""
+    """A label in words: a class by its name if only its number is written down."""
     if value is None or value == "":
         return None
-    text, names = str(value), run.class_names or []
+    text, names = str(value), run.class_names or ()
     at = None if text in names else small_number(text)
     return names[at] if at is not None and at < len(names) else text
-
-
-def _ends(task: Task, column: dict[str, Any]) -> tuple[str, str]:
-    return task.short_ends(column["target"]) if column["signed"] else ("low", "high")
-
-
-def _truth(value: Any) -> bool | None:
-    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
 
 
 def _probability(row: Row, predicted: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG; labels only where asked for."""
+"""Pictures of slides: Deep Zoom tiles, thumbnails and patches as JPEG; labels only on demand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xmil.core.errors import FileError, XmilError
-from xmil.data.siblings import bare_name, inside, is_plain
-from xmil.viewer.kept import Kept, Stamp, stamp
+from xmil.core.text import bare_name, is_plain
+from xmil.data.header import inside
+from xmil.viewer.cache import Cache, Stamp, stamp
 
 if TYPE_CHECKING:
     from xmil.slides import Slide
@@ -84,13 +85,17 @@ class OpenSlides:
         if now is None:
             raise FileError(f"{path.name}: no such file.")
         key = (path, now)
-        found = self._enter(key)
+        slide = self._enter(key)
         try:
-            if isinstance(found, XmilError):
-                raise FileError(str(found))
-            yield found
+            if isinstance(slide, XmilError):
+                raise FileError(str(slide))
+            yield slide
         finally:
-            self._leave(key)
+            with self._changed:
+                self._users[key] -= 1
+                if not self._users[key]:
+                    del self._users[key]
+                self._drop()
 
     def close(self) -> None:
         """Close all slides."""
@@ -107,25 +112,18 @@ class OpenSlides:
             mine = key not in self._open
             if mine:
                 self._open[key] = None
-            while not mine and (found := self._open[key]) is None:
+            while not mine and (slide := self._open[key]) is None:
                 self._changed.wait()
             if not mine:
                 self._open[key] = self._open.pop(key)  # last used, last dropped
-                assert found is not None  # noqa: S101  # narrows the type for mypy
-                return found
-        opened = self._opened(key[0])
+                assert slide is not None  # noqa: S101  # narrows the type for mypy
+                return slide
+        opened = self._try_open(key[0])
         with self._changed:
             self._open[key] = opened
             self._changed.notify_all()
             self._drop()
         return opened
-
-    def _leave(self, key: tuple[Path, Stamp]) -> None:
-        with self._changed:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key]
-            self._drop()
 
     def _drop(self) -> None:
         idle = [key for key in self._open if key not in self._users]
@@ -134,7 +132,7 @@ class OpenSlides:
             if slide is not None and not isinstance(slide, XmilError):
                 slide.close()
 
-    def _opened(self, path: Path) -> Slide | XmilError:
+    def _try_open(self, path: Path) -> Slide | XmilError:
         from xmil.slides import open_slide
 
         try:
@@ -151,7 +149,7 @@ class Pictures:
     def __init__(self, folder: Path | None, *, mpp: float | None = None, follow_links: bool = False) -> None:
         self.folder, self.follow_links = folder, follow_links
         self._slides = OpenSlides(mpp=mpp)
-        self._tiles: Kept[bytes] = Kept(CACHE_BYTES, len)
+        self._tiles: Cache[bytes] = Cache(CACHE_BYTES, len)
         self._paths: dict[str, Path] = {}
         self._looked = float("-inf")
         if folder is not None:
@@ -172,7 +170,11 @@ class Pictures:
             if path is None:
                 return None, None
             with self._slides.use(path) as slide:
-                return _facts(slide), None
+                width, height = slide.dimensions
+                finest = full_level(width, height)
+                image: dict[str, Any] = {"width": width, "height": height, "tile_size": TILE, "overlap": 0}
+                image |= {"levels": finest + 1, "finest": finest, "bounds": list(slide.bounds)}
+                return {"image": image, "mpp": slide.mpp, "magnification": slide.magnification}, None
         except XmilError as error:
             return None, str(error)
 
@@ -181,8 +183,9 @@ class Pictures:
 
         def draw(slide: Slide) -> Any:
             box, size = tile_box(slide.dimensions, level, column, row)
-            if _is_far(slide, level):
-                return self._composed(slide_id, size, level, column, row)
+            scale = float(1 << (full_level(*slide.dimensions) - level))
+            if scale / slide.level_downsamples[slide.best_level(scale)] > REACH:  # would read too much
+                return self._compose(slide_id, size, level, column, row)
             return slide.read_area(box, size)
 
         return self._picture(slide_id, ("tile", level, column, row), draw)
@@ -202,10 +205,10 @@ class Pictures:
     def label(self, slide_id: str) -> bytes:
         """The photographed label of the glass; never kept in memory."""
         with self._slides.use(self._there(slide_id)) as slide:
-            found = slide.read_label()
-        if found is None:
+            label = slide.read_label()
+        if label is None:
             raise NoPictureError(f"The slide {slide_id!r} has no label image.")
-        return encode(found)
+        return encode(label)
 
     def names(self) -> list[str]:
         """The slides of the folder."""
@@ -213,7 +216,7 @@ class Pictures:
 
     @property
     def cached_bytes(self) -> int:
-        """How much memory the kept tiles take."""
+        """How much memory the cached tiles take."""
         return self._tiles.weight
 
     def close(self) -> None:
@@ -223,32 +226,33 @@ class Pictures:
     def _picture(self, slide_id: str, what: tuple[Any, ...], draw: Any) -> bytes:
         path = self._there(slide_id)
         key = (path, stamp(path), *what)
-        known = self._tiles.get(key)
-        if known is not None:
-            return known
-        with self._slides.use(path) as slide:
-            try:
-                return self._tiles.put(key, encode(draw(slide)))
-            except FileError as error:
-                raise FileError(str(error).replace(str(path), path.name)) from None
+
+        def compute() -> bytes:
+            with self._slides.use(path) as slide:
+                try:
+                    return encode(draw(slide))
+                except FileError as error:
+                    raise FileError(str(error).replace(str(path), path.name)) from None
+
+        return self._tiles.fetch(key, compute)
 
     def _there(self, slide_id: str) -> Path:
         path = self._path(slide_id)
         if path is None:
-            raise NoPictureError(f"There is no picture of {slide_id!r}; --slides names the folder of slides.")
+            raise NoPictureError(f"There is no picture of {slide_id!r}; slides= names the folder of slides.")
         return path
 
-    def _composed(self, slide_id: str, size: tuple[int, int], level: int, column: int, row: int) -> Any:
-        """A tile from the four tiles of the next finer level, which are kept."""
+    def _compose(self, slide_id: str, size: tuple[int, int], level: int, column: int, row: int) -> Any:
+        """A tile from the four tiles of the next finer level, which are cached."""
         from PIL import Image
 
-        whole, right, bottom = Image.new("RGB", (2 * TILE, 2 * TILE), "white"), 0, 0
+        sheet, right, bottom = Image.new("RGB", (2 * TILE, 2 * TILE), "white"), 0, 0
         for i, j in ((0, 0), (1, 0), (0, 1), (1, 1)):
             with suppress(NoPictureError):  # beyond the edge
                 part = Image.open(BytesIO(self.tile(slide_id, level + 1, 2 * column + i, 2 * row + j)))
-                whole.paste(part, (i * TILE, j * TILE))
+                sheet.paste(part, (i * TILE, j * TILE))
                 right, bottom = max(right, i * TILE + part.width), max(bottom, j * TILE + part.height)
-        return np.asarray(whole.crop((0, 0, right, bottom)).resize(size, Image.Resampling.BOX))
+        return np.asarray(sheet.crop((0, 0, right, bottom)).resize(size, Image.Resampling.BOX))
 
     def _path(self, slide_id: str) -> Path | None:
         if self.folder is None or not is_plain(slide_id):
@@ -256,7 +260,7 @@ class Pictures:
         path = self._listed().get(bare_name(slide_id))
         if path is not None and not self.follow_links and not inside(path, self.folder):
             raise FileError(
-                f"{path.name}: a link out of the slides' folder, not followed; --follow-links follows it."
+                f"{path.name}: a link out of the slides' folder, not followed; follow_links=True follows it."
             )
         return path
 
@@ -274,21 +278,7 @@ def _find(folder: Path, *, follow_links: bool) -> dict[str, Path]:
     from xmil.slides.open import slide_files, sort_slides
 
     files, links = slide_files(folder, follow_links=follow_links)
-    found = sort_slides([*files, *(path for path in links if not path.is_dir())])
-    for reason in found.twice.values():
+    listing = sort_slides([*files, *(path for path in links if not path.is_dir())])
+    for reason in listing.twice.values():
         raise FileError(reason)
-    return found.slides
-
-
-def _is_far(slide: Slide, level: int) -> bool:
-    """Whether a tile would read too much of a slide that lacks coarse levels."""
-    scale = float(1 << (full_level(*slide.dimensions) - level))
-    return scale / slide.level_downsamples[slide.best_level(scale)] > REACH
-
-
-def _facts(slide: Slide) -> dict[str, Any]:
-    width, height = slide.dimensions
-    finest = full_level(width, height)
-    image: dict[str, Any] = {"width": width, "height": height, "tile_size": TILE, "overlap": 0}
-    image |= {"levels": finest + 1, "finest": finest, "bounds": list(slide.bounds)}
-    return {"image": image, "mpp": slide.mpp, "magnification": slide.magnification}
+    return listing.slides

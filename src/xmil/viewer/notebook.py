@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
-    from xmil.viewer.serve import BackgroundServer
+    from xmil.viewer.server import BackgroundServer
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -64,11 +64,11 @@ def view(
     """
     try:
         from xmil.viewer.app import create_app
-        from xmil.viewer.serve import BackgroundServer, address, open_socket
+        from xmil.viewer.server import BackgroundServer, address, open_socket
     except ImportError as error:
         raise InputError(f"{error.name} is not installed; run: pip install 'xmil[viewer]'") from None
     from xmil.viewer.collection import Collection
-    from xmil.viewer.security import Rules
+    from xmil.viewer.server import Rules
 
     folder = None if slides is None else Path(slides)
     shown = Collection(
@@ -80,5 +80,5 @@ def view(
     return Viewing(address(listening, rules), BackgroundServer(app, listening), height=height)
 
 
-def _paths(given: Paths) -> list[Path]:
-    return [Path(given)] if isinstance(given, str | PathLike) else [Path(path) for path in given]
+def _paths(paths: Paths) -> list[Path]:
+    return [Path(paths)] if isinstance(paths, str | PathLike) else [Path(path) for path in paths]

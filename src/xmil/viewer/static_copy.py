@@ -7,25 +7,23 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xmil._version import __version__
-from xmil.core.absence import not_made
-from xmil.core.errors import InputError, XmilError
-from xmil.core.parsing import parse_json
-from xmil.core.storage import write_atomically, write_text
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import InputError, XmilError, not_made
+from xmil.core.text import parse_json
+from xmil.viewer.cache import to_json
 from xmil.viewer.collection import Collection
-from xmil.viewer.concepts_layer import as_layer
 from xmil.viewer.deepzoom import TILE
-from xmil.viewer.kept import to_json
+from xmil.viewer.layers import concepts_layer
 
 MARK = "xmil-export.json"  # names what was written, so that only our own is ever replaced
 STATIC = Path(__file__).parent / "static"
 NOT_BUILT = (
     "The viewer's page is not built; install the package (pip install .), or build it in a checkout: "
-    "npm --prefix page ci && npm --prefix page run build"
+    "npm ci && npm run build, in the folder page"
 )
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -80,46 +78,40 @@ def _prepare(folder: Path, names: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise InputError(not_made(folder, error, "--export")) from None
-    old = _written(folder)
+        raise InputError(not_made(folder, error, "folder")) from None
+    try:
+        old = [str(name) for name in parse_json((folder / MARK).read_text(encoding="utf-8"))["written"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        old = []
     foreign = [name for name in there if name not in (*old, MARK)]
     if foreign:
         raise InputError(
-            f"{folder}: holds files that are not an export's ({foreign[0]}); choose another --export."
+            f"{folder}: holds files that are not an export's ({foreign[0]}); choose another folder."
         )
-    for name in there:
-        if name != MARK:
-            _remove(folder / name)
+    for path in (folder / name for name in there if name != MARK):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     write_text(folder / MARK, json.dumps({"version": __version__, "written": names}) + "\n")
 
 
-def _written(folder: Path) -> list[str]:
-    try:
-        names = parse_json((folder / MARK).read_text(encoding="utf-8"))["written"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [str(name) for name in names]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
 def _write_slide(collection: Collection, folder: Path, key: int, longest: int | None) -> str | None:
-    """A slide's facts, scores and pictures; the reason where part of it failed."""
+    """A slide's facts, scores and pictures; the reason if part of it failed."""
     about = collection.describe(key)
     place, error = folder / "api" / "slides" / str(key), about["error"]
-    for found in about["sets"]:
-        _put(place / f"evidence-{found['run']}.bin", collection.evidence(key, found["run"]).to_bytes())
-        if found["pairs"]:
-            _put(place / f"pairs-{found['run']}.json", to_json(collection.pairs(key, found["run"])))
-        if found["concepts"]:
-            _write_concepts(collection, place, key, found["run"])
-        if found["inside"]:
-            _put(place / f"inside-{found['run']}.json", to_json(collection.inside(key, found["run"])))
+    for entry in about["sets"]:
+        run = entry["run"]
+        _put(place / f"evidence-{run}.bin", collection.evidence(key, run).to_bytes())
+        if entry["pairs"]:
+            _put(place / f"pairs-{run}.json", to_json(collection.pairs(key, run)))
+        if entry["concepts"]:
+            maps = collection.concepts(key, run)
+            _put(place / f"concepts-{run}.json", to_json(concepts_layer(maps)))
+            for k in range(maps.values.shape[1]):
+                _put(place / f"concept-{run}-{k}.bin", maps.values[:, k].astype("<f4").tobytes())
+        if entry["inside"]:
+            _put(place / f"inside-{run}.json", to_json(collection.inside(key, run)))
     if about["image"] is not None:
         try:
             about["image"] = _bounded(about["image"], longest)
@@ -131,26 +123,17 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
     return None if error is None else str(error)
 
 
-def _write_concepts(collection: Collection, place: Path, key: int, run: int) -> None:
-    maps = collection.concepts(key, run)
-    _put(place / f"concepts-{run}.json", to_json(as_layer(maps)))
-    for k in range(maps.values.shape[1]):
-        _put(place / f"concept-{run}-{k}.bin", maps.values[:, k].astype("<f4").tobytes())
-
-
 def _write_pictures(collection: Collection, folder: Path, key: int, image: dict[str, Any]) -> None:
     slide_id, pictures = collection.slide(key), collection.pictures
     _put(folder / "api" / "slides" / str(key) / "thumbnail.jpeg", pictures.thumbnail(slide_id))
+
+    def write(number: tuple[int, int, int]) -> None:
+        level, column, row = number
+        place = folder / "tiles" / str(key) / str(level) / f"{column}_{row}.jpeg"
+        _put(place, pictures.tile(slide_id, level, column, row))
+
     with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-        write = partial(_write_tile, collection, folder, key)
-        for _ in pool.map(write, tile_numbers(image)):
-            pass
-
-
-def _write_tile(collection: Collection, folder: Path, key: int, number: tuple[int, int, int]) -> None:
-    level, column, row = number
-    content = collection.pictures.tile(collection.slide(key), level, column, row)
-    _put(folder / "tiles" / str(key) / str(level) / f"{column}_{row}.jpeg", content)
+        list(pool.map(write, tile_numbers(image)))
 
 
 def tile_numbers(image: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
@@ -176,15 +159,15 @@ def _bounded(image: dict[str, Any], longest: int | None) -> dict[str, Any]:
 
 def _put(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda part: _write(part, content))
 
+    def write(part: str) -> None:
+        Path(part).write_bytes(content)
 
-def _write(path: str, content: bytes) -> None:
-    Path(path).write_bytes(content)
+    write_atomically(path, write)
 
 
 def page_files(folder: Path = STATIC) -> dict[str, Path]:
-    """The page's files by their address below the page; empty where it is not built."""
+    """The page's files by their address below the page; empty if it is not built."""
     if not (folder / "index.html").is_file():
         return {}
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

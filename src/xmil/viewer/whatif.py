@@ -1,6 +1,7 @@
-"""What if these patches were not there: the prediction without a region, or of a region alone.
+"""What if these patches were not there: the prediction, or the explanation, of a part of a slide.
 
-A model is loaded once and embeds the patches of a slide once; torch is imported on the first question.
+The features behind a slide are read once; a model is loaded once and embeds the patches of a slide once.
+Torch is imported on the first question.
 """
 
 from __future__ import annotations
@@ -8,121 +9,131 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.absence import absent
-from xmil.core.errors import FileError, InputError, XmilError
-from xmil.core.task import TASKS, Floats, Task
-from xmil.viewer.case_bags import CaseBag, CaseBags
-from xmil.viewer.collection import Collection, MissingError
-from xmil.viewer.kept import Kept
-from xmil.viewer.shown_run import ShownRun
+from xmil.core.bag import Bag
+from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
+from xmil.core.task import TASKS, Floats, Target
+from xmil.data import read_bag
+from xmil.viewer.cache import Cache, stamp
+from xmil.viewer.collection import Collection, MissingError, ShownRun
+from xmil.viewer.layers import targets_in
 
 if TYPE_CHECKING:
-    from xmil.evaluate.parts import Parts
+    from xmil.core.explanation import Explanation
     from xmil.models import MILModel
     from xmil.models.base import ModelSpec
+    from xmil.subsets import Subsets
 
 logger = logging.getLogger(__name__)
-LIMIT_BYTES = 1 << 30
+BAG_BYTES, SUBSETS_BYTES = 512 << 20, 1 << 30  # of features, and of embedded patches, in memory
+K = 12  # similar patches that are shown
 TRIED = 400  # sets of patches that a search for the smallest one may try while a reader waits
-BACKGROUND = "background.npz"  # in a run's folder, where its models had none of their own
+BACKGROUND = "background.npz"  # in a run's folder, if its models had none of their own
 CLOSE = 1e-2  # logits that differ by more than this are another model's
+Mask = npt.NDArray[np.bool_]
+
+
+class AbandonedError(XmilError):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class CaseBag:
+    """The features (n, d) that a prediction is made from, and the rows that are the slide's."""
+
+    name: str
+    features: npt.NDArray[np.float32]
+    rows: slice
+    key: tuple[object, ...]
+    coords: npt.NDArray[np.int64] | None = None  # of a single slide; those of several share no plane
+
+    @property
+    def n_own(self) -> int:
+        """How many of the rows are the slide's."""
+        return len(range(*self.rows.indices(len(self.features))))
+
+    def widen(self, mask: Mask, *, rest: bool) -> Mask:
+        """A mask of the slide's patches as one of all patches, with the other slides' all in or all out."""
+        wide = np.full(len(self.features), rest)
+        wide[self.rows] = mask
+        return wide
+
+
+class CaseBags:
+    """Bags by slide and run."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._bags: Cache[CaseBag] = Cache(BAG_BYTES, lambda bag: bag.features.nbytes)
+
+    def get(self, key: int, run: int) -> CaseBag:
+        """The bag of a slide: its own patches, or those of all slides of its case in a run by case."""
+        n = self._collection.evidence(key, run).n
+        mates = self._collection.mates(key, run)
+        paths = [self._collection.feature_file(mate, run) for mate in mates]
+        version = (key, tuple((path, stamp(path)) for path in paths))
+        bag = self._bags.fetch(version, lambda: self._join(paths, mates.index(key), version))
+        if bag.n_own != n:
+            raise InputError(
+                f"The features of {self._collection.slide(key)!r} have {bag.n_own} patches and its "
+                f"explanation {n}; give the features that were explained."
+            )
+        return bag
+
+    def _join(self, paths: list[Path], place: int, version: tuple[object, ...]) -> CaseBag:
+        from xmil.data.cases import join_bags
+
+        bags = []
+        for path in paths:
+            try:  # what the page shows names no folder
+                bags.append(replace(read_bag(path, self._collection.layout), source=path.name))
+            except XmilError as error:
+                raise type(error)(str(error).replace(str(path), path.name)) from None
+        name = str(bags[place].slide_id)
+        joined, rows = join_bags(bags, name=name)
+        coords = bags[0].coords if len(bags) == 1 else None
+        return CaseBag(name, joined.features, rows[place], version, coords)
+
+
+def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
+    """The patches of the slide nearest to one of them by the cosine of their features, nearest first."""
+    features = bag.features[bag.rows]
+    if not 0 <= index < len(features):
+        raise MissingError(f"There is no patch {index}; the slide has {len(features)}.")
+    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
+    cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
+    cosines[index] = -np.inf
+    k = min(k, len(features) - 1)
+    nearest = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
+    ranked = nearest[np.lexsort((nearest, -cosines[nearest]))]
+    return [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]
 
 
 class WhatIf:
-    """Questions to the models of the runs, found by digest; those of an ensemble answer together."""
+    """Questions to the models of the runs, matched by digest; those of an ensemble answer together."""
 
     def __init__(self, collection: Collection, bags: CaseBags, models: Sequence[Path]) -> None:
         if not collection.features:
-            raise InputError("What-if needs the features of the slides; give --features beside --model.")
+            raise InputError("What-if needs the features of the slides; give features= beside model=.")
         for path in models:
             if not path.exists():
                 raise FileError(absent(path))
         self.collection, self.bags = collection, bags
         self._paths = assign(models, collection.runs)
         self._models: dict[Path, MILModel] = {}
-        self._parts: Kept[Parts] = Kept(LIMIT_BYTES, _weight)
+        self._subsets: Cache[Subsets] = Cache(SUBSETS_BYTES, lambda subsets: subsets.n_bytes)
         self._lock = Lock()
 
-    def ask(self, key: int, question: Any) -> dict[str, Any]:
-        """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
-        started = time.perf_counter()
-        run, verb, indices = _parsed(question)
-        evidence = self.collection.evidence(key, run)
-        chosen = as_mask(indices, evidence.n)
-        kept = chosen if verb == "keep" else ~chosen
-        with self._lock:  # one question at a time: each uses all cores
-            outputs, left, spec = self._answer(key, run, kept)
-        task, logits = TASKS[spec.task], outputs.mean(axis=1).tolist()
-        shown = self.collection.run(run).class_names
-        names = task.names(spec.n_classes, shown or spec.class_names, spec.time_bins)
-        numbers = task.answer(outputs).tolist()
-        return {
-            "labels": task.number_names(names),
-            "before": numbers[0],
-            "after": numbers[1],
-            "probabilities": task.decides,
-            **_verdict(task, outputs, names),
-            "logits_before": logits[0],
-            "logits_after": logits[1],
-            "n_left": left,
-            "seconds": time.perf_counter() - started,
-            "note": _note(logits[0], evidence.logits),
-        }
-
-    def deciding(self, key: int, run: int) -> dict[str, Any]:
-        """The smallest set of patches found whose removal changes the prediction, as certificates have it."""
-        from xmil.core.bag import Bag
-        from xmil.evaluate.minimal import minimal_set
-
-        self.collection.run(run)
-        bag, paths = self.bags.get(key, run), self._paths[run]
-        if len(paths) != 1 or len(range(*bag.rows.indices(len(bag.features)))) != len(bag.features):
-            raise InputError("The patches that decide are found for one model and bags of one slide.")
-        with self._lock:
-            whole = Bag(bag.features, coords=bag.coords, slide_id=bag.name)
-            return minimal_set(self._model(paths[0]), whole, evaluations=TRIED).as_dict()
-
-    @contextmanager
-    def models_of(self, run: int) -> Iterator[list[MILModel]]:
-        """The models of a run, one question at a time, with the background that the run lent them."""
-        from xmil.core.background import Background
-
-        with self._lock:
-            models = self._given(run)
-            without = [model for model in models if model.background is None]
-            kept = Background.load(self.collection.run(run).folder / BACKGROUND) if without else None
-            try:
-                for model in without:
-                    model.background = kept if kept and kept.dim == model.in_dim else None
-                yield models
-            finally:
-                for model in without:
-                    model.background = None
-
-    def _given(self, run: int) -> list[MILModel]:
-        """The models of a run, which must agree; an error where none is given."""
-        from xmil.runs.ensemble import check_ensemble
-
-        name = self.collection.run(run).name
-        models = [self._model(path) for path in self._paths[run]]
-        if not models:
-            raise MissingError(
-                f"The model of the run {name!r} is not given; start the viewer with its --model."
-            )
-        if len(models) > 1:
-            check_ensemble([model.spec for model in models], self._paths[run])
-        return models
-
     def warm(self) -> None:
-        """Load the models and warn of those that cannot answer; the page says so when one is asked."""
+        """Load the models and warn of those that cannot answer; the page says so when one is needed."""
         for path, run in {path: run for run, paths in enumerate(self._paths) for path in paths}.items():
             try:
                 with self._lock:
@@ -134,48 +145,162 @@ class WhatIf:
             if expected not in (None, width):
                 logger.warning("%s: takes features of width %s; the run's have %s.", path, width, expected)
 
-    def _answer(self, key: int, run: int, kept: npt.NDArray[np.bool_]) -> tuple[Floats, int, ModelSpec]:
+    def ask(self, key: int, question: Any) -> dict[str, Any]:
+        """The prediction before and after `{"run": r, "remove": [...]}` or `{"run": r, "keep": [...]}`."""
+        started = time.perf_counter()
+        verbs = [verb for verb in ("remove", "keep") if isinstance(question, dict) and verb in question]
+        if len(verbs) != 1:
+            raise InputError('The body must be {"run": 0, "remove": [...]} or {"run": 0, "keep": [...]}.')
+        run = question.get("run", 0)
+        if not _is_index(run):
+            raise InputError("The run must be a number.")
+        evidence = self.collection.evidence(key, run)
+        selection = as_mask(question[verbs[0]], evidence.n)
+        with self._lock:  # one question at a time: each uses all cores
+            outputs, n_left, spec = self._predict(key, run, selection if verbs[0] == "keep" else ~selection)
+        task, logits = TASKS[spec.task], outputs.mean(axis=1).tolist()
+        shown = self.collection.run(run).class_names
+        names = task.names(spec.n_classes, shown or spec.class_names, spec.time_bins)
+        numbers = task.answer(outputs).tolist()
+        changed, sentence, note = False, None, None
+        if task.decides:
+            before, after = (name or "no label" for name in task.describe(outputs, names)["predicted"])
+            changed = before != after
+            sentence = f"The prediction {f'changes from {before} to' if changed else 'stays'} {after}."
+        stored = evidence.logits
+        if len(logits[0]) != len(stored) or not np.allclose(logits[0], stored, rtol=CLOSE, atol=CLOSE):
+            note = "The model or the features are not those of the run: the logits of the whole slide differ."
+        return {
+            "labels": task.number_names(names),
+            "before": numbers[0],
+            "after": numbers[1],
+            "probabilities": task.decides,
+            "changed": changed,
+            "sentence": sentence,
+            "logits_before": logits[0],
+            "logits_after": logits[1],
+            "n_left": n_left,
+            "seconds": time.perf_counter() - started,
+            "note": note,
+        }
+
+    def find_deciding(self, key: int, run: int) -> dict[str, Any]:
+        """The smallest set of patches found whose removal changes the prediction, as certificates have it."""
+        from xmil.evaluate import minimal_set
+
+        self.collection.run(run)
+        bag, paths = self.bags.get(key, run), self._paths[run]
+        if len(paths) != 1 or bag.n_own != len(bag.features):
+            raise InputError("The patches that decide are found for one model and bags of one slide.")
+        with self._lock:
+            slide = Bag(bag.features, coords=bag.coords, slide_id=bag.name)
+            return minimal_set(self._model(paths[0]), slide, evaluations=TRIED).as_dict()
+
+    def explain(self, key: int, question: Any, alone: Event) -> dict[str, Any]:
+        """Scores of the patches that stay, by the run's own method and settings, in the order of the bag.
+
+        The question is `{"run": r, "keep": [...], "method": m, "targets": [...]}`; `alone` ends the work.
+        """
+        started = time.perf_counter()
+        question = question if isinstance(question, dict) else {}
+        number, method, names = question.get("run"), question.get("method"), question.get("targets")
+        has_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not _is_index(number) or not isinstance(method, str) or not has_names:
+            raise InputError(
+                'The body must be {"run": 0, "keep": [...], "method": "...", "targets": ["..."]}.'
+            )
+        if not 1 <= len(names) <= 2:
+            raise InputError(f"One or two targets can be explained at once. Got {len(names)}.")
+        stays = as_mask(question.get("keep"), self.collection.evidence(key, number).n)
+        if not stays.any():
+            raise InputError("Nothing would be left to explain; keep at least one patch.")
+        run = self.collection.run(number)
+        path = run.find("explanations", self.collection.slide(key))
+        targets = targets_in(path, method) if path is not None else {}
+        for name in names:
+            if name not in targets:
+                raise unknown_name(f"target of {method!r} in this run", name, list(targets))
+        with self._models_with_background(number) as models, _watch(alone):
+            bag = self.bags.get(key, number)
+            mask = bag.widen(stays, rest=True)
+            coords = None if bag.coords is None else bag.coords[mask]
+            left = Bag(bag.features[mask], coords=coords, slide_id=bag.name)
+            explanations = _explain(models, left, run, method=method, targets=[targets[n] for n in names])
+        own = bag.widen(stays, rest=False)[mask]  # of a case, the slide's own patches
+        columns = [
+            {
+                "target": name,
+                "scores": [float(np.float32(value)) for value in e.scores[own]],
+                "output": float(e.output),
+                "audit": None if e.audit is None else e.audit.as_dict(),
+                "warnings": list(e.warnings),
+            }
+            for name, e in zip(names, explanations, strict=True)
+        ]
+        return {"n_left": int(stays.sum()), "seconds": time.perf_counter() - started, "columns": columns}
+
+    @contextmanager
+    def _models_with_background(self, run: int) -> Iterator[list[MILModel]]:
+        """The models of a run, one question at a time, with the run's background if they have none."""
+        from xmil.core.background import Background
+
+        with self._lock:
+            models = self._run_models(run)
+            without = [model for model in models if model.background is None]
+            stored = Background.load(self.collection.run(run).path / BACKGROUND) if without else None
+            try:
+                for model in without:
+                    model.background = stored if stored and stored.dim == model.in_dim else None
+                yield models
+            finally:
+                for model in without:
+                    model.background = None
+
+    def _run_models(self, run: int) -> list[MILModel]:
+        """The models of a run, which must agree; an error if there is none."""
+        from xmil.runs.ensemble import check_ensemble
+
+        name = self.collection.run(run).name
+        models = [self._model(path) for path in self._paths[run]]
+        if not models:
+            raise MissingError(f"The model of the run {name!r} is missing; give it to the viewer as model=.")
+        if len(models) > 1:
+            check_ensemble([model.spec for model in models], self._paths[run])
+        return models
+
+    def _predict(self, key: int, run: int, stays: Mask) -> tuple[Floats, int, ModelSpec]:
         """Outputs (2, m, c) of the m models before and after, how many patches are left, and the spec."""
         import torch
 
-        from xmil.nn.frozen import frozen
+        from xmil.network import frozen
 
-        bag, models = self.bags.get(key, run), self._given(run)
-        mask = np.ones(len(bag.features), dtype=bool)
-        mask[bag.rows] = kept
-        left = int(mask.sum())
-        if not left:
+        bag, models = self.bags.get(key, run), self._run_models(run)
+        mask = bag.widen(stays, rest=True)
+        if not mask.any():
             raise InputError("Nothing would be left to predict from; keep at least one patch.")
-        order, answers = torch.from_numpy(np.argsort(~mask, kind="stable")), []
+        masks, answers = torch.from_numpy(np.stack([np.ones_like(mask), mask])), []
         for model in models:
             with frozen(model), torch.no_grad():
-                parts = self._embedded(model, bag)
-                answers.append(
-                    torch.stack([parts.full[0], parts.nested(order.unsqueeze(0), [left])[0, 0]]).double()
-                )
-        return torch.stack(answers, dim=1).cpu().numpy(), left, models[0].spec
+                answers.append(self._embed(model, bag).run(masks))
+        return torch.stack(answers, dim=1).cpu().numpy(), int(mask.sum()), models[0].spec
 
-    def _embedded(self, model: MILModel, bag: CaseBag) -> Parts:
+    def _embed(self, model: MILModel, bag: CaseBag) -> Subsets:
         import torch
 
-        from xmil.core.bag import Bag
-        from xmil.evaluate.parts import parts_of
-        from xmil.methods.companions import Companions
-        from xmil.methods.network import Network
+        from xmil.network import Companions, Network
+        from xmil.subsets import open_subsets
 
-        key = (id(model), bag.key)
-        found = self._parts.get(key)
-        if found is None:
-            dtype = next(model.parameters()).dtype
+        def compute() -> Subsets:
             if bag.features.shape[1] != model.in_dim:
                 raise InputError(
                     f"The model takes features of width {model.in_dim}; those of {bag.name!r} have "
                     f"{bag.features.shape[1]}."
                 )
-            x = torch.from_numpy(bag.features).to(dtype).unsqueeze(0)
-            held = Companions.of(Bag(bag.features, coords=bag.coords, slide_id=bag.name), x.shape[1])
-            found = self._parts.put(key, parts_of(Network(model, companions=held), x, "remove"))
-        return found
+            x = torch.from_numpy(bag.features).to(next(model.parameters()).dtype).unsqueeze(0)
+            companions = Companions.of(Bag(bag.features, coords=bag.coords, slide_id=bag.name), x.shape[1])
+            return open_subsets(Network(model, companions=companions), x)
+
+        return self._subsets.fetch((id(model), bag.key), compute)
 
     def _model(self, path: Path) -> MILModel:
         from xmil.models import load_model
@@ -186,20 +311,20 @@ class WhatIf:
 
 
 def assign(models: Sequence[Path], runs: Sequence[ShownRun]) -> list[list[Path]]:
-    """The models of each run: those it was made with; else one for all runs, or one for each."""
+    """The models of each run by digest; if none matches, one model for all runs, or one for each."""
     from xmil.core.identity import file_digest
 
     digests = {path: file_digest(path) for path in models}
-    found = [[path for path in models if digests[path] in run.digests] for run in runs]
-    if any(found):
-        return found
+    matches = [[path for path in models if digests[path] in run.digests] for run in runs]
+    if any(matches):
+        return matches
     if len(models) not in (1, len(runs)):
-        raise InputError(f"Give --model once, or once for each of the {len(runs)} runs.")
+        raise InputError(f"Give model= once, or once for each of the {len(runs)} runs.")
     return [[models[i if len(models) > 1 else 0]] for i in range(len(runs))]
 
 
-def as_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
-    """The chosen of n patches from a list of indices or of [start, stop] ranges.
+def as_mask(indices: Any, n: int) -> Mask:
+    """The selected ones of n patches from a list of indices or of [start, stop] ranges.
 
     >>> as_mask([0, [2, 4]], 5).tolist()
     [True, False, True, True, False]
@@ -215,39 +340,45 @@ def as_mask(indices: Any, n: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _parsed(question: Any) -> tuple[int, str, Any]:
-    verbs = [verb for verb in ("remove", "keep") if isinstance(question, dict) and verb in question]
-    if len(verbs) != 1:
-        raise InputError('The body must be {"run": 0, "remove": [...]} or {"run": 0, "keep": [...]}.')
-    run = question.get("run", 0)
-    if not _is_index(run):
-        raise InputError("The run must be a number.")
-    return run, verbs[0], question[verbs[0]]
-
-
 def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _verdict(task: Task, outputs: Floats, names: Sequence[str]) -> dict[str, Any]:
-    """Whether the prediction of outputs (2, m, c) changes; no sentence where there are no classes."""
-    if not task.decides:
-        return {"changed": False, "sentence": None}
-    before, after = (said or "no label" for said in task.said(outputs, names)["predicted"])
-    changes = f"The prediction changes from {before} to {after}."
-    stays = f"The prediction stays {after}."
-    return {"changed": before != after, "sentence": changes if before != after else stays}
+def _explain(
+    models: Sequence[MILModel],
+    bag: Bag,
+    run: ShownRun,
+    *,
+    method: str,
+    targets: Sequence[tuple[Target, str | None]],
+) -> list[Explanation]:
+    """An explanation for each target with its output; over the models of an ensemble the mean."""
+    from xmil.methods import METHODS, explain_targets, seeds
+    from xmil.runs.ensemble import average, shared_spec
+
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    params, seed = run.settings.get("params"), run.settings.get("seed")
+    own = params.get(method) if isinstance(params, dict) else None
+    own = own if isinstance(own, dict) else {}
+    drawn = seeds(method, str(bag.slide_id), seed if isinstance(seed, int) else 0, contexts="contexts" in own)
+    classes, output = [target for target, _ in targets], targets[0][1]
+    options = {**drawn, **own}
+    each = [explain_targets(m, bag, classes, method=method, output=output, **options) for m in models]
+    if len(each) == 1:
+        return each[0]
+    spec = shared_spec([model.spec for model in models])
+    return [average(same, spec) for same in zip(*each, strict=True)]
 
 
-def _note(before: list[float], stored: list[float]) -> str | None:
-    """A word of warning where the model does not give the logits that were explained."""
-    if len(before) == len(stored) and np.allclose(before, stored, rtol=CLOSE, atol=CLOSE):
-        return None
-    return "The model or the features are not those of the run: the logits of the whole slide differ."
+def _watch(alone: Event) -> AbstractContextManager[Any]:
+    """Give up at the next step of the computation after `alone` is set."""
+    from torch.overrides import TorchFunctionMode
 
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if alone.is_set():
+                raise AbandonedError("The explanation was abandoned: nobody waits for it.")
+            return func(*args, **(kwargs or {}))
 
-def _weight(parts: Parts) -> int:
-    """About the memory of a slide's embedded patches."""
-    from torch import Tensor
-
-    return sum(v.numel() * v.element_size() for v in vars(parts).values() if isinstance(v, Tensor))
+    return Watch()

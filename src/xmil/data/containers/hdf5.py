@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.container import (
-    ArrayInfo,
-    Contents,
-    Empty,
-    Index,
-    Rows,
-    check_chunks,
-    check_stored,
-)
-from xmil.data.containers.heap import read_texts
+from xmil.data.containers.container import ArrayInfo, Contents, Empty, Index, Rows, check_chunks, check_stored
 from xmil.data.containers.packing import CHUNK_CACHE, check_hdf5_chunks
 
 FLOATS = (np.dtype("<f2"), np.dtype("<f4"))  # read as stored
@@ -87,7 +79,7 @@ class H5Rows(Rows):
             if 0 in self.shape:
                 return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
             if index is None:
-                return _whole(dataset, self.shape)
+                return _read_all(dataset, self.shape)
             return _picked(dataset, index, path=self.path)
 
     def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:
@@ -115,11 +107,11 @@ def _read_block(path: Path, offset: int, out: npt.NDArray[Any]) -> None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
-def _whole(dataset: Any, shape: tuple[int, int]) -> FloatArray:
+def _read_all(dataset: Any, shape: tuple[int, int]) -> FloatArray:
     if dataset.dtype == np.float32:
         out = np.empty(dataset.shape, np.float32)
         dataset.read_direct(out)
@@ -229,20 +221,15 @@ def _dataset(file: Any, name: str, path: Path) -> Any:
     if dataset.chunks is not None:
         chunk = int(dataset.dtype.itemsize * np.prod(dataset.chunks, dtype=object))
         check_stored(chunk, max(declared, 1 << 26), packed=False, name=f"a chunk of {name}", path=path)
-        _check_chunks(dataset, packed=packed, name=name, path=path)
+        grid = [-(-length // edge) for length, edge in zip(dataset.shape, dataset.chunks, strict=True)]
+        if packed or sum(cells > 1 for cells in grid) > 1:
+            chunks = int(np.prod(grid, dtype=object))
+            check_chunks(int(dataset.id.get_num_chunks()), chunks, name=name, path=path)
         if packed:
             check_hdf5_chunks(dataset, name, path)
         elif dataset.id.get_storage_size() != dataset.id.get_num_chunks() * chunk:
             raise FileError(f"{path}: {name!r} has chunks of another size than it declares; write it again.")
     return dataset
-
-
-def _check_chunks(dataset: Any, *, packed: bool, name: str, path: Path) -> None:
-    """Count the chunks that are there; plain rows need no counting, their bytes add up."""
-    grid = [-(-length // edge) for length, edge in zip(dataset.shape, dataset.chunks, strict=True)]
-    if packed or sum(cells > 1 for cells in grid) > 1:
-        chunks = int(np.prod(grid, dtype=object))
-        check_chunks(int(dataset.id.get_num_chunks()), chunks, name=name, path=path)
 
 
 def _attributes(node: Any, path: Path) -> dict[str, Any]:
@@ -253,15 +240,15 @@ def _attributes(node: Any, path: Path) -> dict[str, Any]:
     from h5py import h5o
 
     names = list(node.attrs)[:_MANY]
-    found: dict[str, Any] = dict.fromkeys(map(str, names))
+    values: dict[str, Any] = dict.fromkeys(map(str, names))
     texts = read_texts(path, int(h5o.get_info(node.id).addr)) if names else {}
     for name in names:
         stored = node.attrs.get_id(name)
         if name in texts:
-            found[str(name)] = _plain(texts[name])
+            values[str(name)] = _plain(texts[name])
         elif _is_standard(stored.get_type()) and stored.get_storage_size() <= 1 << 16:
-            found[str(name)] = _plain(node.attrs[name])
-    return found
+            values[str(name)] = _plain(node.attrs[name])
+    return values
 
 
 def _is_standard(kind: Any) -> bool:
@@ -282,3 +269,115 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, str) and value == "None" else value
+
+
+_CONTINUATION, _ATTRIBUTE, _VARIABLE_LENGTH = 0x10, 0x0C, 9
+_BLOCKS = 64  # continuation blocks of one header
+_HEAP = 1 << 26  # bytes of one heap
+Message = tuple[int, int, bytes]
+
+
+def read_texts(path: Path, address: int) -> dict[str, str]:
+    """The variable-length text attributes of the object at `address`, as far as they are sound."""
+    texts: dict[str, str] = {}
+    try:
+        with open(path, "rb") as file:
+            for name, places in _texts(file, address):
+                text = _heap_object(file, *places[0]) if len(places) == 1 else None
+                if text is not None:
+                    texts[name] = text.decode("utf-8", "replace")
+    except (struct.error, ValueError, OSError, OverflowError, IndexError):
+        pass
+    return texts
+
+
+def _texts(file: IO[bytes], address: int) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+    for kind, flags, body in _messages(file, address):
+        if kind == _ATTRIBUTE and not flags & 2:
+            name, datatype, data = _attribute(body)
+            if datatype[0] & 0x0F == _VARIABLE_LENGTH:
+                yield name, [struct.unpack_from("<IQI", data, at) for at in range(0, len(data) - 15, 16)]
+
+
+def _attribute(body: bytes) -> tuple[str, bytes, bytes]:
+    version, flags, *sizes = struct.unpack_from("<BBHHH", body)
+    if version not in (1, 2, 3) or (version > 1 and flags):
+        raise ValueError
+    at, parts = (9 if version == 3 else 8), []
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += -(-size // 8) * 8 if version == 1 else size
+    name, datatype, _ = parts
+    return name.split(b"\0")[0].decode("utf-8", "replace"), datatype, body[at:]
+
+
+def _messages(file: IO[bytes], address: int) -> Iterator[Message]:
+    head = _read(file, address, 32)
+    first, order = _second_version(head) if head.startswith(b"OHDR") else (_first_version(head), None)
+    blocks = [(address + first[0], first[1])]
+    for count, (start, length) in enumerate(blocks):
+        if count >= _BLOCKS:
+            raise ValueError
+        for kind, flags, body in _block(_read(file, start, length), order):
+            if kind == _CONTINUATION:
+                offset, size = struct.unpack_from("<QQ", body)
+                blocks.append((offset, size) if order is None else (offset + 4, size - 8))
+            yield kind, flags, body
+
+
+def _first_version(head: bytes) -> tuple[int, int]:
+    version, _, _, _, size = struct.unpack_from("<BBHII", head)
+    if version != 1:
+        raise ValueError
+    return 16, size
+
+
+def _second_version(head: bytes) -> tuple[tuple[int, int], int]:
+    flags = head[5]
+    at = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+    width = 1 << (flags & 3)
+    return (at + width, int.from_bytes(head[at : at + width], "little")), 2 if flags & 4 else 0
+
+
+def _block(block: bytes, order: int | None) -> Iterator[Message]:
+    """Messages of one block; `order` is the size of the creation-order field in version 2 headers."""
+    at = 0
+    while at + (8 if order is None else 4) <= len(block):
+        if order is None:
+            kind, size, flags = struct.unpack_from("<HHB", block, at)
+            at += 8
+        else:
+            kind, size, flags = struct.unpack_from("<BHB", block, at)
+            at += 4 + order
+        yield kind, flags, block[at : at + size]
+        at += size
+
+
+def _heap_object(file: IO[bytes], length: int, address: int, index: int) -> bytes | None:
+    """An object of the heap at the address, or None where the heap is damaged."""
+    if length == 0:
+        return b""
+    magic, version, _, _, size = struct.unpack("<4sBBHQ", _read(file, address, 16))
+    if magic != b"GCOL" or version != 1 or not 16 <= size <= _HEAP:
+        return None
+    heap, at = _read(file, address, size), 16
+    while at + 16 <= len(heap):
+        number, _, _, stored = struct.unpack_from("<HHIQ", heap, at)
+        if number == index:
+            data = heap[at + 16 : at + 16 + min(length, stored)]
+            return data if len(data) == length else None
+        step = 16 + -(-stored // 8) * 8 if number else stored
+        if step < 16:
+            return None
+        at += step
+    return None
+
+
+def _read(file: IO[bytes], start: int, length: int) -> bytes:
+    if length > _HEAP:
+        raise ValueError
+    file.seek(start)
+    data = file.read(length)
+    if not data:
+        raise ValueError
+    return data

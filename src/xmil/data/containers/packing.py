@@ -32,7 +32,7 @@ def check_hdf5_chunks(dataset: Any, name: str, path: Path) -> None:
     """Refuse a chunked dataset whose chunks hold more than it declares, or are packed twice."""
     plan = dataset.id.get_create_plist()
     filters = [plan.get_filter(i) for i in range(plan.get_nfilters())]
-    codes = [int(held[0]) for held in filters]
+    codes = [int(entry[0]) for entry in filters]
     packers = [code for code in codes if code not in KEEPING]
     cells, size = math.prod(dataset.chunks), int(dataset.dtype.itemsize)
     if len(packers) > 1 or len(codes) != len(set(codes)):
@@ -45,15 +45,15 @@ def check_hdf5_chunks(dataset: Any, name: str, path: Path) -> None:
             _check_chunk(stream, packers, offset, stored, cells * size, name=name, path=path)
 
 
-def _stored(held: Any) -> Iterator[tuple[int, int]]:
+def _stored(dataset: Any) -> Iterator[tuple[int, int]]:
     """Place and length in the file of every chunk."""
-    found: list[tuple[int, int]] = []
-    if hasattr(held, "chunk_iter"):
-        held.chunk_iter(lambda info: found.append((info.byte_offset, info.size)))
+    chunks: list[tuple[int, int]] = []
+    if hasattr(dataset, "chunk_iter"):
+        dataset.chunk_iter(lambda info: chunks.append((info.byte_offset, info.size)))
     else:
-        infos = (held.get_chunk_info(i) for i in range(held.get_num_chunks()))
-        found.extend((info.byte_offset, info.size) for info in infos)
-    yield from found
+        infos = (dataset.get_chunk_info(i) for i in range(dataset.get_num_chunks()))
+        chunks.extend((info.byte_offset, info.size) for info in infos)
+    yield from chunks
 
 
 def _check_chunk(
@@ -89,12 +89,12 @@ def check_zarr_chunks(folder: Path, codecs: set[str], declared: int, *, name: st
 def check_unpacked(codec: str, content: bytes, declared: int, *, name: str, path: Path) -> None:
     """Refuse packed bytes that give more than is declared."""
     try:
-        given = UNPACKED[codec](content, declared + _ROOM)
+        unpacked = UNPACKED[codec](content, declared + _ROOM)
     except (zlib.error, OSError, EOFError, lzma.LZMAError, struct.error):
         raise FileError(
             f"{path}: {name!r} has a chunk that cannot be unpacked; write or copy the file again."
         ) from None
-    if given > declared + _ROOM - 1:
+    if unpacked > declared + _ROOM - 1:
         raise _bomb(name, path)
 
 

@@ -49,7 +49,6 @@ _BUILT_IN = (
     "spatialdata",
     "paper",
     "plain",
-    "embedding",
 )
 
 

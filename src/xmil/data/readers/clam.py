@@ -16,11 +16,19 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.containers.torchfile import TENSOR
-from xmil.data.header import Ask, Header, placed, smallest_gap
+from xmil.data.containers.arrays import TENSOR
+from xmil.data.header import (
+    Ask,
+    Header,
+    find_beside,
+    index_beside,
+    patch_table,
+    placed,
+    slide_name,
+    smallest_gap,
+)
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
-from xmil.data.siblings import find_beside, index_beside, patch_table, slide_name
 
 _GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
@@ -37,8 +45,8 @@ def _claims_patches(contents: Contents) -> bool:
 def _claims_features(contents: Contents) -> bool:
     named = contents.kind == "h5" and "features" in contents and "coords" in contents
     about = set(_coords_attrs(contents))
-    known = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
-    return named and not about & known and "imgs" not in contents
+    foreign = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
+    return named and not about & foreign and "imgs" not in contents
 
 
 def _claims_tensor(contents: Contents) -> bool:

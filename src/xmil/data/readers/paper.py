@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.core.parsing import parse_json
+from xmil.core.text import parse_json
 from xmil.data.containers import Contents, Rows
-from xmil.data.containers.folderstore import FolderContents, read_csv
-from xmil.data.containers.numpyfile import NpzContents
-from xmil.data.containers.torchfile import TENSOR
-from xmil.data.header import Ask, Header, placed
+from xmil.data.containers.arrays import TENSOR, NpzContents
+from xmil.data.containers.stores import FolderContents, read_csv
+from xmil.data.header import Ask, Header, index_beside, patch_table, placed, slide_name
 from xmil.data.readers import reader
-from xmil.data.siblings import index_beside, patch_table, slide_name
 
 Columns = dict[str, list[str | None]]
 ANNOTATION = "annotation:"  # prefix of the per-instance columns made of `annotation_classes`

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.containers.numpyfile import ARRAY
-from xmil.data.containers.torchfile import TENSOR
-from xmil.data.extras import named_graphs
-from xmil.data.header import Ask, Header, placed, smallest_gap
+from xmil.data.containers.arrays import ARRAY, TENSOR
+from xmil.data.containers.container import ArrayRows
+from xmil.data.header import Ask, Header, named_graphs, placed, slide_name, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
-from xmil.data.siblings import slide_name
 
 # The names people give to features, in the order they are looked for.
 NAMES = (TENSOR, ARRAY, "features", "feats", "embeddings", "tile_embeds", "x", "X", "arr_0")
@@ -47,3 +46,23 @@ def read(contents: Contents, ask: Ask) -> Header:
     notes += [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
     header = replace(header, inferred=tuple(notes))
     return replace(header, **placed(header, coords, "px", edge=edge, ask=ask))
+
+
+VECTORS = ("slide_embedding", "slide_features", "embedding", *NAMES)
+
+
+@reader("embedding", kinds=("h5", "pt", "npy", "npz"), claims=lambda _: False)
+def read_embedding(contents: Contents, ask: Ask) -> Header:  # noqa: ARG001  # a slide's vector has no patches to place
+    """The vector of the slide; patch features are refused."""
+    name = next((name for name in VECTORS if name in contents), None)
+    if name is None:
+        raise FileError(f"{contents.path}: holds no slide embedding; it holds {contents.describe()}.")
+    values = contents.read(name)
+    if values.ndim == 0 or values.shape[:-1] not in ((), (1,), (1, 1)):
+        raise FileError(
+            f"{contents.path}: {name!r} has the shape {values.shape}, not that of one vector for the slide; "
+            "train from patches instead."
+        )
+    return Header(
+        contents.path, "embedding", ArrayRows(values.reshape(1, -1)), slide_id=slide_name(contents.path)
+    )

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from xmil.core.bag import LEVEL0
 from xmil.core.errors import FileError
-from xmil.core.parsing import parse_json
+from xmil.core.text import parse_json
 from xmil.data.containers import Contents, open_contents
-from xmil.data.containers.torchfile import TENSOR
-from xmil.data.header import Ask, Header, placed
+from xmil.data.containers.arrays import TENSOR
+from xmil.data.header import Ask, Header, find_beside, placed, slide_name
 from xmil.data.readers import reader
-from xmil.data.siblings import find_beside, slide_name
 
 TILES, REGIONS = "tile_embeddings", "hierarchical_embeddings"
 
@@ -33,13 +32,16 @@ def _claims(contents: Contents) -> bool:
 @reader("slide2vec", kinds=("pt", "npz"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
     """Features with level-0 corners; edge, mpp and slide size from the files of the tiling."""
-    about, tiling = _about(contents.path), _json_beside(contents.path, "coordinates.meta.json")
+    beside = _beside(contents.path, "coordinates.meta.json")
+    about, tiling = _about(contents.path), {} if beside is None else _json(beside)
     if about.get("artifact_type") == REGIONS:
         raise FileError(
             f"{contents.path}: holds features of regions (regions, tiles, width), not of patches; embed "
             "tiles with slide2vec, or save the tiles of all regions as one (n, width) array."
         )
     slide = tiling.get("slide") or {}
+    size: Any = slide.get("dimensions")
+    sized = isinstance(size, list) and len(size) == 2 and all(isinstance(v, int) and v > 0 for v in size)
     header = Header(
         contents.path,
         "slide2vec",
@@ -47,7 +49,7 @@ def read(contents: Contents, ask: Ask) -> Header:
         slide_id=slide_name(contents.path),
         encoder=str(about["encoder_name"]) if about.get("encoder_name") else None,
         mpp=_number(slide.get("base_spacing_um")),
-        extra=_size(slide.get("dimensions")),
+        extra=dict(zip(LEVEL0, size, strict=True)) if sized else {},
     )
     edge = _number(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
     return replace(header, **placed(header, _corners(contents), "px", edge=edge, ask=ask))
@@ -77,11 +79,6 @@ def _about(path: Path) -> dict[str, Any]:
     return {} if beside is None else _json(beside)
 
 
-def _json_beside(path: Path, ending: str) -> dict[str, Any]:
-    beside = _beside(path, ending)
-    return {} if beside is None else _json(beside)
-
-
 def _beside(path: Path, ending: str) -> Path | None:
     name = f"{slide_name(path)}.{ending}"
     by_class = path.absolute().parent.parent.name == TILES  # tile_embeddings/<annotation>/
@@ -98,9 +95,3 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and 0 < value < float("inf") else None
-
-
-def _size(value: Any) -> dict[str, int]:
-    """Width and height of level 0, under the names that bags keep them by."""
-    whole = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and v > 0 for v in value)
-    return dict(zip(LEVEL0, value, strict=True)) if whole else {}

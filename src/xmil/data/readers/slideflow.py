@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError
-from xmil.core.parsing import parse_json
+from xmil.core.text import parse_json
 from xmil.data.containers import Contents, open_contents
-from xmil.data.containers.torchfile import TENSOR
-from xmil.data.header import Ask, Header, placed
+from xmil.data.containers.arrays import TENSOR
+from xmil.data.header import Ask, Header, find_beside, index_beside, placed, slide_name
 from xmil.data.readers import reader
-from xmil.data.siblings import find_beside, index_beside, slide_name
 
 
 def _claims(contents: Contents) -> bool:
@@ -27,12 +26,15 @@ def _claims(contents: Contents) -> bool:
 def read(contents: Contents, ask: Ask) -> Header:
     """Corners are the centres less half an edge, and the edge is the tile's microns by the slide's mpp."""
     config = _config(contents.path)
+    extractor = config.get("extractor")
+    if isinstance(extractor, dict):
+        extractor = extractor.get("tag") or extractor.get("class")
     header = Header(
         contents.path,
         "slideflow",
         contents.rows(TENSOR),
         slide_id=slide_name(contents.path),
-        encoder=_encoder(config),
+        encoder=_text(extractor),
         version=_text(config.get("slideflow_version")),
         extra={key: config[key] for key in ("tile_px", "tile_um") if key in config},
     )
@@ -70,13 +72,6 @@ def _edge_um(config: dict[str, Any]) -> tuple[float | None, str | None]:
     if size is None:
         return None, "no bags_config.json with the tile size beside the bag" if not config else None
     return None, f"tile size given as {size!r}: a magnification, from which no level-0 edge follows"
-
-
-def _encoder(config: dict[str, Any]) -> str | None:
-    extractor = config.get("extractor")
-    if isinstance(extractor, dict):
-        extractor = extractor.get("tag") or extractor.get("class")
-    return _text(extractor)
 
 
 def _text(value: Any) -> str | None:

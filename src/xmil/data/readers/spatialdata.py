@@ -17,10 +17,9 @@ import numpy.typing as npt
 from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
-from xmil.data.containers.zarrstore import ZarrContents
-from xmil.data.header import Ask, Header, placed
+from xmil.data.containers.stores import ZarrContents
+from xmil.data.header import Ask, Header, placed, slide_name
 from xmil.data.readers import reader
-from xmil.data.siblings import slide_name
 
 Boxes = npt.NDArray[np.float64]
 _POLYGON = 3
@@ -53,7 +52,14 @@ def read(contents: Contents, ask: Ask) -> Header:
     boxes = _matched(store, table, tiles=tiles, n=len(header))
     if boxes is None:
         return replace(header, **placed(header, None, "px", edge=None, ask=ask))
-    return replace(header, **placed(header, boxes[:, :2], "px", edge=_edge(boxes, store.path), ask=ask))
+    edges = np.unique(np.rint(boxes[:, 2:] - boxes[:, :2]))
+    if len(edges) > 1:
+        raise FileError(
+            f"{store.path}: its tiles must be squares of one size. Got edges {edges[:6].tolist()}."
+        )
+    return replace(
+        header, **placed(header, boxes[:, :2], "px", edge=float(edges[0]) if len(edges) else None, ask=ask)
+    )
 
 
 def _tables(contents: Contents) -> list[str]:
@@ -151,10 +157,3 @@ def _bounds(shape: bytes) -> tuple[float, float, float, float]:
     xy = np.frombuffer(shape, dtype=f"{order}f8", count=2 * points, offset=13).reshape(-1, 2)
     (x0, y0), (x1, y1) = xy.min(axis=0), xy.max(axis=0)
     return float(x0), float(y0), float(x1), float(y1)
-
-
-def _edge(boxes: Boxes, path: Path) -> float | None:
-    edges = np.unique(np.rint(boxes[:, 2:] - boxes[:, :2]))
-    if len(edges) > 1:
-        raise FileError(f"{path}: its tiles must be squares of one size. Got edges {edges[:6].tolist()}.")
-    return float(edges[0]) if len(edges) else None

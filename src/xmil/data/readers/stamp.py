@@ -14,10 +14,9 @@ import numpy as np
 from xmil.core.bag import IntArray
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed, smallest_gap
+from xmil.data.header import Ask, Header, placed, slide_name, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
-from xmil.data.siblings import slide_name
 
 _OLD_STRIDE, _OLD_TILE_UM = 224.0, 256.0
 
@@ -35,7 +34,9 @@ def read(contents: Contents, ask: Ask) -> Header:
     if "coords" not in contents:
         return replace(header, **placed(header, None, "um", edge=None, ask=ask))
     unit = "um" if contents.attrs.get("unit", "um") == "um" else "unknown"
-    return replace(header, **placed(header, _kept(contents, header), unit, edge=_number(edge), ask=ask))
+    return replace(
+        header, **placed(header, _original_corners(contents, header), unit, edge=_number(edge), ask=ask)
+    )
 
 
 def _claims_old(contents: Contents) -> bool:
@@ -48,7 +49,7 @@ def read_old(contents: Contents, ask: Ask) -> Header:
     header = _header(contents, "marugoto", version=None)
     if "coords" not in contents:
         return replace(header, **placed(header, None, "um", edge=None, ask=ask))
-    coords = _kept(contents, header)
+    coords = _original_corners(contents, header)
     stride = smallest_gap(coords)
     if stride is None or abs(stride - _OLD_STRIDE) > 2:
         note = f"coordinates of an unknown unit (stride {stride}, not about 224)"
@@ -88,7 +89,7 @@ def _originals(contents: Contents, n: int) -> tuple[IntArray | None, str | None]
     return (keep, f"left out {dropped} augmented rows of {n}") if dropped else (None, None)
 
 
-def _kept(contents: Contents, header: Header) -> Any:
+def _original_corners(contents: Contents, header: Header) -> Any:
     coords = corners(contents)
     rows = header.features.shape[0] if header.features is not None else 0
     if coords.shape != (rows, 2):

@@ -12,9 +12,8 @@ import numpy as np
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, slide_name
 from xmil.data.readers import reader
-from xmil.data.siblings import slide_name
 
 
 @reader(

@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
-from xmil.core.parsing import parse_json
+from xmil.core.text import parse_json
 from xmil.data.containers import Contents
-from xmil.data.extras import stored_extras
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, slide_name, stored_extras
 from xmil.data.readers import reader
-from xmil.data.siblings import slide_name
 
 OURS = "xmil"  # the root attribute that carries what TRIDENT's layout has no place for
 
@@ -36,17 +34,21 @@ def read(contents: Contents, ask: Ask) -> Header:
     about = contents.arrays["coords"].attrs if "coords" in contents else {}
     features = contents.rows("features") if "features" in contents else None
     stored = contents.arrays["features"].attrs if features is not None else {}
+    names = [name for name in contents.arrays if name.startswith("columns/")]
+    stated = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
+    extra = {key: about[key] for key in (*stated, "patch_size") if about.get(key) is not None}
+    encoder = stored.get("encoder")
     header = Header(
         path=contents.path,
         format="trident",
         features=features,
         slide_id=ours.get("slide_id") or slide_name(contents.path),
-        encoder=_text(stored.get("encoder")),
+        encoder=str(encoder) if encoder not in (None, "") else None,
         mpp=_positive(about.get("mpp") or ours.get("mpp")),
         version=ours.get("version"),
         inferred=tuple(map(str, ours.get("inferred", ()))),
-        columns=_columns(contents),
-        extra=_extra(about, ours),
+        columns={name.removeprefix("columns/"): contents.read(name) for name in names},
+        extra={**extra, **(ours.get("extra") or {})},
     )
     header = replace(header, extras=stored_extras(contents, len(header)))
     return replace(header, **_place(contents, header, ours=ours, ask=ask))
@@ -75,11 +77,6 @@ def corners(contents: Contents) -> npt.NDArray[Any]:
     return coords.reshape(0, 2) if coords.size == 0 else coords
 
 
-def _columns(contents: Contents) -> dict[str, npt.NDArray[Any]]:
-    names = [name for name in contents.arrays if name.startswith("columns/")]
-    return {name.removeprefix("columns/"): contents.read(name) for name in names}
-
-
 def _ours(contents: Contents) -> dict[str, Any]:
     text = contents.attrs.get(OURS)
     if text is None:
@@ -89,16 +86,6 @@ def _ours(contents: Contents) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise FileError(f"{contents.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
     return loaded if isinstance(loaded, dict) else {}
-
-
-def _extra(about: Any, ours: dict[str, Any]) -> dict[str, Any]:
-    kept = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
-    extra = {key: about[key] for key in (*kept, "patch_size") if about.get(key) is not None}
-    return {**extra, **(ours.get("extra") or {})}
-
-
-def _text(value: Any) -> str | None:
-    return str(value) if value not in (None, "") else None
 
 
 def _positive(value: Any) -> float | None:

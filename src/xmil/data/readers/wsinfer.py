@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from xmil.core.errors import FileError
+from xmil.core.text import bare_name
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed
+from xmil.data.header import Ask, Header, placed, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
-from xmil.data.siblings import bare_name, slide_name
 
 _BOX = ("minx", "miny", "width", "height")
 

@@ -4,17 +4,6 @@ A rule is a function `rule(engine, function, *args, **kwargs)` called in place o
 when one of the arguments is live, that is, depends on the input. Importing this package registers them.
 """
 
-from xmil.lrp.rules import activations, affine, attention, fused, maps, norms, products, scan, structure, ties
+from xmil.lrp.rules import activations, attention, linear, structure
 
-__all__ = [
-    "activations",
-    "affine",
-    "attention",
-    "fused",
-    "maps",
-    "norms",
-    "products",
-    "scan",
-    "structure",
-    "ties",
-]
+__all__ = ["activations", "attention", "linear", "structure"]

@@ -1,18 +1,21 @@
-"""Smooth activations: relevance passes each neuron unchanged, less the share of the constant f(0)."""
+"""Activations and norms.
+
+Relevance passes each neuron unchanged, less the share of the constant f(0). LN-rule: the standard deviation
+is a constant, the mean is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from xmil.lrp.forms import exponent_of
-from xmil.lrp.ledger import Ledger
-from xmil.lrp.marks import GATE, WEIGHT
-from xmil.lrp.operations import name_of, register_rule
-from xmil.lrp.rules.affine import stabilised
+from xmil.core.errors import UnsupportedError
+from xmil.lrp.marks import GATE, WEIGHT, exponent_of
+from xmil.lrp.operations import Function, name_of, register_rule
+from xmil.lrp.values import Ledger, apply, stabilised, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -41,7 +44,7 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         at_zero = function(input.new_zeros(1), *args, **kwargs)
-    ruled: Tensor = _Smooth.apply(input, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
+    ruled = apply(_Smooth, input, out, at_zero, engine.ledger)
     if (mark := _MARKS.get(name_of(function))) is not None:
         engine.marks.put(ruled, mark)
     return ruled
@@ -57,7 +60,7 @@ def logistic(
     with torch.no_grad():
         out = compute()
     at_zero = exponent.new_full((1,), 0.5 if isinstance(numerator, Tensor) else numerator / 2)
-    ruled: Tensor = _Smooth.apply(exponent, out, at_zero, engine.ledger)  # type: ignore[no-untyped-call]
+    ruled = apply(_Smooth, exponent, out, at_zero, engine.ledger)
     engine.marks.put(ruled, GATE)
     return ruled
 
@@ -66,9 +69,9 @@ def logistic(
 def clamp(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Inside the bounds the identity; outside, a constant that keeps its relevance."""
     out: Tensor = function(input, *args, **kwargs)
-    held = torch.where(out.detach() == input.detach(), 0.0, out.detach())
+    outside = torch.where(out.detach() == input.detach(), 0.0, out.detach())
     bounds = [value for value in (*args, *kwargs.values()) if engine.marks.depends(value)]
-    engine.ledger.keep(engine.share_of(bounds[0]) if bounds else "bias", held, out)
+    engine.ledger.keep(engine.share_of(bounds[0]) if bounds else "bias", outside, out)
     return out
 
 
@@ -82,23 +85,21 @@ def threshold(engine: Engine, function: Any, input: Tensor, threshold: float, va
 
 @register_rule("alpha_dropout", "feature_alpha_dropout")
 def alpha_dropout(
-    engine: Engine, function: Any, input: Tensor, p: float = 0.5, training: bool = False, **kwargs: Any
+    engine: Engine, function: Function, input: Tensor, p: float = 0.5, training: bool = False, **kwargs: Any
 ) -> Tensor:
     """The identity, unless it drops."""
     if training and p:
         engine.refuse(function, "in training")
-    out: Tensor = function(input, p, training, **kwargs)
-    return out
+    return function(input, p, training, **kwargs)
 
 
 @register_rule(
     "floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide", "__floordiv__"
 )
-def steps(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+def steps(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Constant between its steps."""
     with torch.no_grad():
-        out: Tensor = function(*args, **kwargs)
-    return out
+        return function(*args, **kwargs)
 
 
 class _Smooth(torch.autograd.Function):
@@ -115,3 +116,136 @@ class _Smooth(torch.autograd.Function):
         passed = gradient * (out - at_zero) / stabilised(x, EPSILON)
         ctx.ledger.add("bias", at_zero.double().squeeze() * gradient.sum())
         return passed, None, None, None
+
+
+# Norms: the LN-rule.
+
+
+@register_rule("layer_norm")
+def layer_norm(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_rest: Any,
+) -> Tensor:
+    """Centred over the features, scaled by constants."""
+    engine.check_constant("layer_norm", weight=weight, bias=bias)
+    with torch.no_grad():  # the kernel behind every layer norm; it returns 1 / std as well
+        out, _mean, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
+    ruled = apply(_Centred, input, out, weight, scale, len(normalized_shape))
+    if bias is not None:
+        engine.keep(bias, ruled)
+    return ruled
+
+
+@register_rule("rms_norm")
+def rms_norm(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """The root mean square is a constant."""
+    engine.check_constant("rms_norm", weight=weight)
+    dims = tuple(range(-len(normalized_shape), 0))
+    with torch.no_grad():
+        out = function(input, normalized_shape, weight, eps)
+        floor = torch.finfo(input.dtype).eps if eps is None else eps
+        scale = torch.rsqrt(input.pow(2).mean(dim=dims, keepdim=True) + floor)
+        scale = scale if weight is None else scale * weight
+    return with_gradient_of(input * scale, out)
+
+
+@register_rule("group_norm")
+def group_norm(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *rest: Any,
+) -> Tensor:
+    """Centred over each group of channels of one sample."""
+    engine.check_constant("group_norm", weight=weight, bias=bias)
+    with torch.no_grad():
+        out = function(input, num_groups, weight, bias, eps, *rest)
+    return _grouped(engine, input, out, num_groups, weight, bias, eps)
+
+
+@register_rule("instance_norm")
+def instance_norm(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Centred over each channel of one sample."""
+    if not use_input_stats:
+        raise UnsupportedError(f"instance_norm with running statistics has no rule, {engine.where()}.")
+    with torch.no_grad():
+        out = function(input, None, None, weight, bias, True, momentum, eps)
+    return _grouped(engine, input, out, input.shape[1], weight, bias, eps)
+
+
+@register_rule("normalize")
+def normalize(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x over its norm: the norm is a constant."""
+    with torch.no_grad():
+        out = function(input, *args, **kwargs)
+        safe = torch.where(input == 0, torch.ones_like(input), input)
+        ratio = torch.where(input == 0, torch.zeros_like(input), out / safe)
+    return with_gradient_of(input * ratio, out)
+
+
+def _grouped(
+    engine: Engine,
+    x: Tensor,
+    out: Tensor,
+    groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    grouped = x.reshape(x.shape[0], groups, -1)
+    with torch.no_grad():
+        scale = torch.rsqrt(grouped.var(dim=-1, unbiased=False, keepdim=True) + eps)
+    centred = ((grouped - grouped.mean(dim=-1, keepdim=True)) * scale).view_as(x)
+    per_channel = (-1, *[1] * (x.ndim - 2))
+    if weight is not None:
+        centred = centred * weight.view(per_channel)
+    ruled = with_gradient_of(centred, out)
+    if bias is not None:
+        engine.ledger.keep(engine.share_of(bias), bias.view(per_channel), ruled)
+    return ruled
+
+
+class _Centred(torch.autograd.Function):
+    """Value `out`; gradient of (x - mean(x)) w / std with a constant std."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, out: Tensor, weight: Tensor | None, scale: Tensor, n_dims: int
+    ) -> Tensor:
+        ctx.dims = tuple(range(-n_dims, 0))
+        ctx.save_for_backward(scale, weight)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        scale, weight = ctx.saved_tensors
+        gradient = gradients[0] if weight is None else gradients[0] * weight
+        return (gradient - gradient.mean(dim=ctx.dims, keepdim=True)) * scale, None, None, None, None

@@ -1,6 +1,8 @@
-"""AH-rule: attention weights are constants, and attention is linear in the values.
+"""Attention and scans: their weights are constants, and the rest is linear in the values.
 
-Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022.
+AH-rule: Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022.
+Selective scan of Mamba: Jafari et al., "MambaLRP: Explaining Selective State Space Sequence Models", NeurIPS
+2024, arXiv:2406.07592.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.marks import CUT
-from xmil.lrp.operations import register_rule
-from xmil.lrp.rules.affine import apply_affine
-from xmil.lrp.values import with_gradient_of
-from xmil.nn.fused import normalised_attention, transposed_attention
+from xmil.lrp.operations import Function, Gradients, register_function, register_rule
+from xmil.lrp.rules.linear import apply_affine
+from xmil.lrp.values import apply, with_gradient_of
+from xmil.nn import normalised_attention, scan_adjoint, transposed_attention
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -25,11 +27,10 @@ BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: smal
 
 
 @register_rule("softmax", "softmin", "gumbel_softmax", "_sparse_softmax")
-def softmax(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+def softmax(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """A constant."""
     with torch.no_grad():
-        out: Tensor = function(*args, **kwargs)
-    return out
+        return function(*args, **kwargs)
 
 
 @register_rule("nystrom_factors")
@@ -70,14 +71,14 @@ def scaled_dot_product_attention(
         return apply_affine(engine, out, out, None, engine.composite.attention)
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.no_grad():
-        known = normalised_attention(query, key, value, _as_bias(mask), scale=factor)
-        sums = None if known is None else known[1]
+        fused = normalised_attention(query, key, value, _as_bias(mask), scale=factor)
+        sums = None if fused is None else fused[1]
         out = (
-            known[0]
-            if known is not None
+            fused[0]
+            if fused is not None
             else function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
         )
-    ruled: Tensor = _ConstantWeights.apply(value, out, query, key, mask, sums, factor)  # type: ignore[no-untyped-call]
+    ruled = apply(_ConstantWeights, value, out, query, key, mask, sums, factor)
     return apply_affine(engine, ruled, ruled, None, engine.composite.attention)
 
 
@@ -109,21 +110,15 @@ class _ConstantWeights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         query, key, mask, sums = ctx.saved_tensors
-        passed = _transposed(query, key, mask, gradients[0], sums, ctx.scale)
+        passed = None
+        if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
+            bias = _as_bias(mask)
+            passed = transposed_attention(query, key, gradients[0], bias, sums, scale=ctx.scale)
+        if passed is None and query.shape[-2] >= key.shape[-2]:
+            passed = _by_queries(query * ctx.scale, key, mask, gradients[0])
+        elif passed is None:
+            passed = _by_keys(query * ctx.scale, key, mask, gradients[0], sums)
         return passed.sum_to_size(ctx.shape), None, None, None, None, None, None
-
-
-def _transposed(
-    query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None, scale: float
-) -> Tensor:
-    """P^T g: by a fused kernel where there is one, else in blocks."""
-    if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
-        found = transposed_attention(query, key, gradient, _as_bias(mask), sums, scale=scale)
-        if found is not None:
-            return found
-    if query.shape[-2] >= key.shape[-2]:
-        return _by_queries(query * scale, key, mask, gradient)
-    return _by_keys(query * scale, key, mask, gradient, sums)
 
 
 def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:
@@ -138,7 +133,7 @@ def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tenso
 def _by_keys(
     query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor, sums: Tensor | None
 ) -> Tensor:
-    """P^T g over blocks of keys, for few queries; the normalisers come first where they are not known."""
+    """P^T g over blocks of keys, for few queries; the normalisers come first if they are unknown."""
     blocks = _blocks(key.shape[-2], query.shape[:-2].numel() * query.shape[-2])
     masks = [None if mask is None else mask[..., block] for block in blocks]
     if sums is None:
@@ -147,12 +142,12 @@ def _by_keys(
             for block, m in zip(blocks, masks, strict=True)
         ]
         sums = torch.logsumexp(torch.cat(parts, dim=-1), dim=-1)
-    normaliser, found = sums.unsqueeze(-2), []
+    normaliser, products = sums.unsqueeze(-2), []
     for block, m in zip(blocks, masks, strict=True):
         score = key[..., block, :] @ query.mT
         score = score if m is None else (_masked(score.mT, m)).mT
-        found.append(score.sub_(normaliser).exp_() @ gradient)
-    return torch.cat(found, dim=-2)
+        products.append(score.sub_(normaliser).exp_() @ gradient)
+    return torch.cat(products, dim=-2)
 
 
 def _masked(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -193,12 +188,17 @@ def multi_head_attention(
     fixed = (embed_dim, num_heads, in_proj_weight, in_proj_bias, bias_k, bias_v, add_zero_attn, dropout_p)
     with torch.no_grad():
         out, weights = function(query, key, value, *fixed, out_proj_weight, out_proj_bias, **kwargs)
-        asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
-        _, per_head = function(query, key, value, *fixed, out_proj_weight, out_proj_bias, **asked)
-    weight_v, bias = _value_projection(in_proj_weight, in_proj_bias, embed_dim, kwargs)
+        with_weights = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        _, per_head = function(query, key, value, *fixed, out_proj_weight, out_proj_bias, **with_weights)
+    separate = kwargs.get("use_separate_proj_weight") or in_proj_weight is None
+    weight_v = kwargs["v_proj_weight"] if separate else in_proj_weight[2 * embed_dim :]  # type: ignore[index]
+    bias = None if in_proj_bias is None else in_proj_bias[2 * embed_dim :]
     with engine:  # the linear layers below go through their own rules
         v = F.linear(value if value.ndim == 3 else value.unsqueeze(1), weight_v, bias)  # (s, b, e)
-        v = _extended(v, bias_v, add_zero_attn)
+        if bias_v is not None:  # as `add_zero_attn`, a token behind the others
+            v = torch.cat([v, bias_v.repeat(1, v.shape[1], 1)])
+        if add_zero_attn:
+            v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
         s, b, e = v.shape
         heads = v.reshape(s, b * num_heads, e // num_heads).transpose(0, 1)
         mixed = per_head.reshape(b * num_heads, -1, s) @ heads  # (b h, l, e / h)
@@ -207,19 +207,79 @@ def multi_head_attention(
     return with_gradient_of(carrier.reshape(out.shape), out), weights
 
 
-def _value_projection(
-    weight: Tensor | None, bias: Tensor | None, embed_dim: int, kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
-    bias_v = None if bias is None else bias[2 * embed_dim :]
-    if kwargs.get("use_separate_proj_weight") or weight is None:
-        return kwargs["v_proj_weight"], bias_v
-    return weight[2 * embed_dim :], bias_v
+# Fused kernels of other packages, by the names of their autograd functions. Their backward gives gradients
+# for all they took; the rules pass on those of the values and stop the rest.
+
+FLASH = "flash_attn.flash_attn_interface."
 
 
-def _extended(v: Tensor, bias_v: Tensor | None, add_zero_attn: bool) -> Tensor:
-    """The values with the tokens that `bias_kv` and `add_zero_attn` put behind them."""
-    if bias_v is not None:
-        v = torch.cat([v, bias_v.repeat(1, v.shape[1], 1)])
-    if add_zero_attn:
-        v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
-    return v
+@register_function(f"{FLASH}FlashAttnFunc", f"{FLASH}FlashAttnVarlenFunc", "xformers.ops.fmha._fMHA")
+def flash_attention(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
+    """Queries, keys, values: the AH-rule."""
+    return [None, None, gradients[2], *[None] * (len(gradients) - 3)]
+
+
+@register_function(f"{FLASH}FlashAttnQKVPackedFunc", f"{FLASH}FlashAttnVarlenQKVPackedFunc")
+def packed_attention(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
+    """Queries, keys and values in one tensor (..., 3, h, d)."""
+    return [_last_of(gradients[0]), *[None] * (len(gradients) - 1)]
+
+
+@register_function(f"{FLASH}FlashAttnKVPackedFunc", f"{FLASH}FlashAttnVarlenKVPackedFunc")
+def half_packed_attention(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
+    """Queries, and keys and values in one tensor (..., 2, h, d)."""
+    return [None, _last_of(gradients[1]), *[None] * (len(gradients) - 2)]
+
+
+def _last_of(gradient: Tensor | None) -> Tensor | None:
+    """The values' part of a packed gradient."""
+    if gradient is None:
+        return None
+    values = torch.zeros_like(gradient)
+    values[..., -1, :, :] = gradient[..., -1, :, :]
+    return values
+
+
+@register_function("mamba_ssm.ops.selective_scan_interface.SelectiveScanFn")
+def fused_scan(engine: Engine, node: Any, gradients: Gradients, upstream: Gradients) -> Gradients:
+    """u, delta, A, B, C, D, z: linear in u with the rest constant; y silu(z) in halves if z is live."""
+    u, *rest = gradients
+    ruled: list[Tensor | None] = [u, *[None] * len(rest)]
+    z = node.saved_tensors[6] if getattr(node, "has_z", False) else None
+    if z is None or not node.needs_input_grad[6] or u is None or upstream[0] is None:
+        return ruled
+    scanned = node.saved_tensors[-1]
+    place = 6 if node.saved_tensors[5] is not None else 5  # behind D, which may be None
+    ruled[0], ruled[place] = 0.5 * u, 0.5 * upstream[0] * scanned * torch.sigmoid(z)
+    return ruled
+
+
+@register_rule("selective_scan")
+def selective_scan(
+    engine: Engine,
+    function: Any,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+) -> Tensor:
+    """Linear in x: dt, A, B and C only make the constant decay and the weights of what comes in and out."""
+    constants = [value.detach() for value in (dt, A, B, C, D)]
+    with torch.no_grad():
+        out: Tensor = function(x, *constants)
+    return apply(_ConstantScan, x, out, *constants) if x.requires_grad else out
+
+
+class _ConstantScan(torch.autograd.Function):
+    """Value `out`; the gradient goes to x alone, by one scan backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, *constants: Tensor) -> Tensor:
+        ctx.save_for_backward(*constants)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return scan_adjoint(gradients[0], *ctx.saved_tensors), *[None] * 6

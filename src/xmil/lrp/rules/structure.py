@@ -1,16 +1,16 @@
-"""Sums, joins and selections with constants: the constants' shares are booked."""
+"""Sums, joins and selections: the shares of constants are booked, equal values share alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
-from xmil.lrp.ledger import product_sum
 from xmil.lrp.operations import dim_of, is_live, name_of, register_rule
+from xmil.lrp.values import apply, product_sum
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def add(engine: Engine, function: Any, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """A live term gets what it adds; a constant term's share is the bias's."""
     extra = {} if alpha == 1 else {"alpha": alpha}
-    signs = _signs(function.__name__, alpha)
+    name = function.__name__
+    signs = (1.0, -alpha if name in ("sub", "subtract") else alpha)
+    if name in ("__rsub__", "rsub"):
+        signs = (-alpha, 1.0)
     constants = [(sign, term) for sign, term in zip(signs, (input, other), strict=True) if not is_live(term)]
     shares = [engine.share_of(term) for _, term in constants]
     constants = [(sign, term.clone() if isinstance(term, Tensor) else term) for sign, term in constants]
@@ -28,12 +31,6 @@ def add(engine: Engine, function: Any, input: Any, other: Any, *, alpha: float =
     for share, (sign, term) in zip(shares, constants, strict=True):
         engine.ledger.keep(share, sign * term, out)
     return out
-
-
-def _signs(name: str, alpha: float) -> tuple[float, float]:
-    if name in ("__rsub__", "rsub"):
-        return -alpha, 1.0
-    return 1.0, -alpha if name in ("sub", "subtract") else alpha
 
 
 @register_rule("cat")
@@ -71,13 +68,13 @@ def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any
 
 @register_rule("where")
 def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """A choice; where it falls on a constant, that keeps the share."""
+    """A choice; if it falls on a constant, that keeps the share."""
     values = [kwargs[name] for name in ("condition", "input", "self", "other") if name in kwargs]
-    chosen, first, other = (*args, *values)
+    condition, first, other = (*args, *values)
     if function is Tensor.where:  # x.where(condition, other)
-        chosen, first = first, chosen
-    out = torch.where(chosen, first, other)
-    engine.keep_constants(out, lambda one, two: torch.where(chosen, one, two), first, other)
+        condition, first = first, condition
+    out = torch.where(condition, first, other)
+    engine.keep_constants(out, lambda one, two: torch.where(condition, one, two), first, other)
     return out
 
 
@@ -119,32 +116,32 @@ def pad(
 @register_rule("copy_")
 def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
     """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
-    base, part = _whole(target)
+    base, part = _base_of(target)
     before = _before(engine, base)
     out: Tensor = function(target, source, *args)
-    _keep_written(engine, base, before, source, lambda kept, value: part(kept).copy_(value))
+    _keep_written(engine, base, before, source, lambda twin, value: part(twin).copy_(value))
     if is_live(source):
         engine.marks.follow(source, out)
     return out
 
 
-def _whole(target: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _base_of(target: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """The tensor that `target` is a part of, and the same part of a copy of it."""
     base = target._base
     if base is None:
-        return target, lambda kept: kept
+        return target, lambda twin: twin
     shape, stride = target.shape, target.stride()
     offset = target.storage_offset() - base.storage_offset()
-    return base, lambda kept: kept.as_strided(shape, stride, offset)
+    return base, lambda twin: twin.as_strided(shape, stride, offset)
 
 
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
     """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
-    base, part = _whole(target)
+    base, part = _base_of(target)
     before = _before(engine, base)
     function(target, index, value)
-    _keep_written(engine, base, before, value, lambda kept, one: function(part(kept), index, one))
+    _keep_written(engine, base, before, value, lambda twin, one: function(part(twin), index, one))
 
 
 def _before(engine: Engine, target: Tensor) -> tuple[Tensor, str | None]:
@@ -163,15 +160,15 @@ def _keep_written(
     """Book the constants in a tensor that was written into: its own that are left, and those written."""
     if not target.requires_grad:
         return
-    kept, share = before
+    values, share = before
     engine.marks.write(value, target, was_live=share is None)
     with torch.no_grad():
         if share is not None:
-            rest = kept.clone()
+            rest = values.clone()
             write(rest, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0)
             engine.ledger.keep(share, rest, target)
         if not is_live(value):
-            written = torch.zeros_like(kept)
+            written = torch.zeros_like(values)
             write(written, value)
             engine.ledger.keep(engine.share_of(value), written, target)
 
@@ -194,31 +191,74 @@ def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs:
             f"No LRP rule for 'scatter' with reduce=, which torch cannot differentiate, {engine.where()}; "
             "use scatter_reduce."
         )
-    flat, rebuilt = _values_of(target, args, kwargs)
-    out: Tensor = function(target, *args, **kwargs)
-    engine.keep_constants(out, lambda *values: rebuilt(function, values), *flat)
-    return out
-
-
-def _values_of(
-    target: Tensor, args: Any, kwargs: Any
-) -> tuple[list[Any], Callable[[Any, Sequence[Any]], Tensor]]:
-    """The arguments of a call that are values, and the call with others in their place."""
     names = [name for name, value in kwargs.items() if _is_value(value)]
     places = [i for i, value in enumerate(args) if _is_value(value)]
     values = [target, *(args[i] for i in places), *(kwargs[name] for name in names)]
 
-    def rebuilt(function: Any, given: Sequence[Any]) -> Tensor:
-        first, *others = given
+    def write(first: Any, *rest: Any) -> Tensor:
+        """The call with other values in their places."""
         positional = list(args)
-        for i, value in zip(places, others, strict=False):
+        for i, value in zip(places, rest, strict=False):
             positional[i] = value
-        named = {**kwargs, **dict(zip(names, others[len(places) :], strict=True))}
-        out: Tensor = function(first, *positional, **named)
-        return out
+        named = {**kwargs, **dict(zip(names, rest[len(places) :], strict=True))}
+        written: Tensor = function(first, *positional, **named)
+        return written
 
-    return values, rebuilt
+    out: Tensor = function(target, *args, **kwargs)
+    engine.keep_constants(out, write, *values)
+    return out
 
 
 def _is_value(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+_PLACES = {"topk": 1, "kthvalue": 1}  # of `dim`, behind the tensor
+
+
+@register_rule("topk", "sort", "kthvalue", "mode", "median", "nanmedian", "msort")
+def ranked(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A selection; what the picked ones receive is the mean over all that are equal to them."""
+    name = name_of(function)
+    default = {"median": None, "nanmedian": None, "msort": 0}.get(name, -1)
+    dim = dim_of(args, kwargs, place=_PLACES.get(name, 0), default=default)
+    if dim is None or input.ndim == 0 or not input.numel():  # of all elements: autograd shares already
+        return function(input, *args, **kwargs)
+    return function(apply(_Tied, input, dim), *args, **kwargs)
+
+
+@register_rule(*[f"adaptive_max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")])
+def pooled(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Over all places: as `amax`. Over windows a tie goes to the first."""
+    out = function(input, *args, **kwargs)
+    values = out if isinstance(out, Tensor) else out[0]
+    dims = tuple(range(-int(name_of(function).partition("pool")[2][0]), 0))
+    if any(values.shape[dim] != 1 for dim in dims):
+        return out
+    largest = input.amax(dims, keepdim=True)
+    return largest if isinstance(out, Tensor) else (largest.clone(), *out[1:])
+
+
+class _Tied(torch.autograd.Function):
+    """The tensor itself; gradients become their mean over equal values along a dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.dim = dim
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (x,), dim = ctx.saved_tensors, ctx.dim
+        ordered, order = x.sort(dim)
+        n = x.shape[dim]
+        steps = ordered.narrow(dim, 1, n - 1) != ordered.narrow(dim, 0, n - 1)
+        # each one's group of equals, in the order of the values
+        group = torch.cat([torch.zeros_like(order.narrow(dim, 0, 1)), steps.cumsum(dim)], dim)
+        wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot count far
+        zeros = torch.zeros_like(x, dtype=wide)
+        sums = zeros.scatter_add(dim, group, gradients[0].to(wide).gather(dim, order))
+        counts = zeros.scatter_add(dim, group, torch.ones_like(zeros))
+        means = (sums / counts.clamp(min=1)).gather(dim, group)
+        return zeros.scatter(dim, order, means).to(x.dtype), None

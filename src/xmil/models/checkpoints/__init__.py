@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from xmil.core.errors import CheckpointError, XmilError
-from xmil.core.storage import write_atomically
+from xmil._version import __version__
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import CheckpointError, XmilError, bad_parameter, not_made
+from xmil.core.text import markdown_table
 from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import authors, mil_lab, published, stamp, torchmils
+from xmil.models.checkpoints import authors, mil_lab, published, stamp
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
     Converted,
     Family,
+    advice_for,
+    stamps_advice,
     strip_prefixes,
     under_prefix,
 )
@@ -29,14 +38,10 @@ from xmil.models.checkpoints.files import (
     SPEC_KEY,
     StoredWeights,
     listed,
+    outputs_beside,
     read_weights,
 )
-from xmil.models.checkpoints.foreign import advice_for, stamps_advice
-from xmil.models.checkpoints.heads import one_output
-from xmil.models.checkpoints.pretrained import WEIGHTS, is_folder_name, write_config
-from xmil.models.checkpoints.side_files import outputs_beside
-from xmil.models.checkpoints.sizes import no_larger_than
-from xmil.models.registry import build
+from xmil.models.registry import MODELS, build
 
 __all__ = [
     "FAMILIES",
@@ -47,7 +52,6 @@ __all__ = [
     "published",
     "save_model",
     "stamp",
-    "torchmils",
 ]
 
 
@@ -68,8 +72,8 @@ def load_model(
     `task` of a published survival model, can be given; `head` keeps one of the outputs, such as the one that
     is the log risk. What was assumed or left out is in the model's `notes`.
     """
-    given = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
-    return _load(Path(path), {**given, "encoder": encoder}, head)[0]
+    says = {"class_names": class_names, "task": task, "reference": reference, "time_bins": time_bins}
+    return _load(Path(path), {**says, "encoder": encoder}, head)[0]
 
 
 def save_model(model: MILModel, path: str | PathLike[str]) -> None:
@@ -95,11 +99,11 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         state |= {key: torch.from_numpy(getattr(model.background, name)) for name, key in BACKGROUND.items()}
         header[BACKGROUND_KEY] = json.dumps({"n": model.background.n})
     content = save(state, metadata=header)  # bytes first: a full disk is then an OSError, told in one line
-    write_atomically(path, lambda temporary: _put(temporary, content))
 
+    def write(temporary: str) -> None:
+        Path(temporary).write_bytes(content)
 
-def _put(path: str, content: bytes) -> None:
-    Path(path).write_bytes(content)
+    write_atomically(path, write)
 
 
 def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
@@ -107,37 +111,43 @@ def describe_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
     model, family = _load(Path(path), {}, None)
     spec = asdict(model.spec)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    found = {"path": str(path), "family": family, **spec, "weights": weights}
+    facts = {"path": str(path), "family": family, **spec, "weights": weights}
     notes = [note for note in model.notes if note not in model.warnings]
-    return {**found, "notes": notes, "warnings": list(model.warnings)}
+    return {**facts, "notes": notes, "warnings": list(model.warnings)}
 
 
-def _load(path: Path, given: Mapping[str, Any], head: int | None) -> tuple[MILModel, str]:
+def _load(path: Path, options: Mapping[str, Any], head: int | None) -> tuple[MILModel, str]:
     weights = read_weights(path)
-    asked = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: value for name, value in options.items() if value is not None}
     try:
-        family, converted, says = _recognise(weights, asked)
+        family, converted, says = _recognise(weights, overrides)
         if head is not None:
             converted = one_output(converted, head)
             says = {name: value for name, value in says.items() if name not in ("class_names", "time_bins")}
         with no_larger_than(converted.state):
-            model = build(_spec({**_fields(converted), **says, **asked}))
+            sizes = {"in_dim": converted.in_dim, "n_classes": converted.n_classes}
+            own = {"name": converted.model, **sizes, "params": converted.params}
+            model = build(_spec({**own, **says, **overrides}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
-        told = " ".join(repr(error).split())[:300]
-        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({told}).") from None
+        reason = " ".join(repr(error).split())[:300]
+        raise CheckpointError(f"{weights.path}: its shapes do not fit together ({reason}).") from None
     _fill(model, converted, weights.path)
     model.background = weights.background
-    model.warnings = () if "task" in {**says, **asked} else (_assumed(model),)
+    if "task" not in {**says, **overrides}:
+        model.warnings = (
+            f"The {model.n_classes} outputs of the checkpoint are taken as classification: nothing in it or "
+            "beside it says what they mean; in Python load_model(path, task=...) does.",
+        )
     model.notes = (*converted.notes, *weights.notes, *model.warnings)
     return model, family
 
 
-def _recognise(weights: StoredWeights, asked: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
+def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
     """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
     if weights.spec is not None:
-        spec = _fields_of(_spec(weights.spec))
+        spec = dict(vars(_spec(weights.spec)))
         name, in_dim, n_classes = (spec.pop(key) for key in ("name", "in_dim", "n_classes"))
         return "xmil", Converted(name, in_dim, n_classes, spec.pop("params"), dict(weights.state)), spec
     family, state, notes = _find_family(weights)
@@ -145,10 +155,10 @@ def _recognise(weights: StoredWeights, asked: Mapping[str, Any]) -> tuple[str, C
     converted = replace(converted, notes=[*converted.notes, *notes])
     names = _tuple(weights.settings.get("class_names"))
     says = {} if names is None else {"class_names": names}
-    if "task" not in asked:
+    if "task" not in overrides:
         says |= outputs_beside(weights.path.parent, weights.settings, converted.n_classes)
-    elif asked["task"] in ("regression", "survival"):
-        says |= _settled(weights, asked["task"], converted.n_classes)
+    elif overrides["task"] in ("regression", "survival"):
+        says |= _settled(weights, overrides["task"], converted.n_classes)
     return family.name, converted, {**says, **converted.says}
 
 
@@ -159,22 +169,6 @@ def _settled(weights: StoredWeights, task: str, n_outputs: int) -> dict[str, Any
     except CheckpointError:
         return {}
     return beside if beside.get("task") == task else {}
-
-
-def _assumed(model: MILModel) -> str:
-    return (
-        f"The {model.n_classes} outputs of the checkpoint are taken as classification: nothing in it or "
-        "beside it says what they mean; in Python load_model(path, task=...) does."
-    )
-
-
-def _fields(converted: Converted) -> dict[str, Any]:
-    return {
-        "name": converted.model,
-        "in_dim": converted.in_dim,
-        "n_classes": converted.n_classes,
-        "params": converted.params,
-    }
 
 
 def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
@@ -189,14 +183,11 @@ def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, torch.Tensor
         for prefix in PREFIXES:
             inner, foreign = under_prefix(stored, prefix)
             if any(not FAMILIES[name].missing(inner) for name in FAMILIES):
-                return _family_of(inner), inner, _dropped(foreign, prefix)
+                note = f"dropped {listed(foreign)}: not under {prefix!r}, where the model is"
+                return _family_of(inner), inner, [note] if foreign else []
         if (advice := stamps_advice(weights.settings)) is not None:
             raise CheckpointError(advice) from None
         raise
-
-
-def _dropped(keys: list[str], prefix: str) -> list[str]:
-    return [f"dropped {listed(keys)}: not under {prefix!r}, where the model is"] if keys else []
 
 
 def _family_of(state: dict[str, torch.Tensor]) -> Family:
@@ -223,8 +214,8 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
     ]
     faults = [("missing", missing), ("not expected", extra), ("of the wrong shape", shapes)]
     if any(keys for _, keys in faults):
-        told = "; ".join(f"{fault}: {', '.join(keys)}" for fault, keys in faults if keys)
-        raise CheckpointError(f"{path}: the keys do not fit {converted.model}. {told}.")
+        listing = "; ".join(f"{fault}: {', '.join(keys)}" for fault, keys in faults if keys)
+        raise CheckpointError(f"{path}: the keys do not fit {converted.model}. {listing}.")
     if {value.dtype for value in converted.state.values() if value.is_floating_point()} == {torch.float64}:
         model.double()
     model.load_state_dict(converted.state)
@@ -237,9 +228,102 @@ def _spec(fields: Mapping[str, Any]) -> ModelSpec:
     return ModelSpec(**{**fields, **tuples, "class_names": _tuple(fields.get("class_names"))})
 
 
-def _fields_of(spec: ModelSpec) -> dict[str, Any]:
-    return {key: getattr(spec, key) for key in spec.__dataclass_fields__}
-
-
 def _tuple(names: Any) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, list | tuple) else None
+
+
+def one_output(converted: Converted, head: int) -> Converted:
+    """The conversion with the output `head` alone, such as the log risk beside an unused second output."""
+    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < converted.n_classes:
+        raise bad_parameter("head", "load_model", f"an int in the range [0, {converted.n_classes})", head)
+    layer = MODELS[converted.model].last_layer
+    if layer is None:
+        raise CheckpointError(f"the outputs of {converted.model} are not rows of one layer; leave out head=.")
+    state = dict(converted.state)
+    for key in (f"{layer}.weight", f"{layer}.bias"):
+        if key in state:
+            state[key] = state[key][head : head + 1]
+    notes = [*converted.notes, f"output {head} of {converted.n_classes} was kept"]
+    return replace(converted, n_classes=1, state=state, notes=notes)
+
+
+_WIDER = 4  # weights stored in 8 or 16 bits become float32
+_SLACK = 1 << 20
+
+
+@contextmanager
+def no_larger_than(state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Stop the building as soon as its parameters outgrow the stored ones; they are not filled by then."""
+    room = _SLACK + _WIDER * sum(value.numel() * value.element_size() for value in state.values())
+    most, here = 64 + 4 * len(state), threading.get_ident()
+    built = [0, 0]
+
+    def count(_module: Any, _name: str, parameter: Tensor | None) -> None:
+        if threading.get_ident() != here or parameter is None:
+            return
+        built[0] += parameter.numel() * parameter.element_size()
+        built[1] += 1
+        if built[0] > room or built[1] > most:
+            raise CheckpointError("its settings ask for a model larger than the stored weights fill.")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+
+
+def is_folder_name(path: str | PathLike[str]) -> bool:
+    """Whether a path names a folder to write: one that is there, or a name that ends with a slash.
+
+    >>> is_folder_name("hub/my-model/"), is_folder_name("hub/my-model"), is_folder_name("model.pt")
+    (True, False, False)
+    """
+    return os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir()
+
+
+def write_config(model: MILModel, folder: Path) -> None:
+    """The settings and the card beside the weights; a card that is there is left alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(not_made(folder, error, "name")) from None
+    write_text(folder / CONFIG, json.dumps(config(model.spec), indent=2) + "\n")
+    if not (folder / CARD).exists():
+        write_text(folder / CARD, card(model))
+
+
+def config(spec: ModelSpec) -> dict[str, Any]:
+    """What config.json says: the spec, and what hubs look for."""
+    names = spec.names
+    return {
+        "model_type": spec.name,
+        "library_name": "xmil",
+        "xmil_version": __version__,
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        SPEC_KEY: asdict(spec),
+    }
+
+
+def card(model: MILModel) -> str:
+    """A card to be completed: what the model is and how it is loaded."""
+    spec = model.spec
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    facts = {
+        "architecture": spec.name,
+        "task": spec.task,
+        "outputs": ", ".join(spec.names),
+        "features": f"{spec.in_dim} per patch" + (f", of {spec.encoder}" if spec.encoder else ""),
+        "weights": f"{weights:,}",
+    }
+    return (
+        "---\nlibrary_name: xmil\ntags:\n- multiple-instance-learning\n- pathology\n---\n\n"
+        f"# {spec.name} for {spec.task}\n\n{markdown_table(['', ''], list(facts.items()))}\n\n"
+        '```python\nimport xmil\n\nmodel = xmil.load_model("this folder")\n'
+        'explanation = xmil.explain(model, "slide.h5")\n```\n\n'
+        "Not said here: the cohort it was trained on, its results, its limits, its licence.\n"
+    )

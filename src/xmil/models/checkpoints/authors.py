@@ -7,9 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from xmil.core.errors import CheckpointError
-from xmil.models.checkpoints.families import Converted, State, count, drop, family, ordered, rename, shape
+from xmil.models.checkpoints.families import (
+    Converted,
+    State,
+    count,
+    drop,
+    family,
+    n_outputs,
+    ordered,
+    rename,
+    shape,
+    transmil_of,
+)
 from xmil.models.checkpoints.files import listed
-from xmil.models.checkpoints.shapes import n_outputs, transmil_of
 
 # settings of both codes that say nothing of a loaded model, or that shapes and `convert` have answered
 _TRAINING = """
@@ -124,7 +134,16 @@ def xmil_mambamil(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"attention\.2\.", "attention.w."),
         (r"linear_head\.", "classifier."),
     )
-    state, n_branches = _branches(state)
+    part = re.compile(  # `conv1d_a`, `A_b_log` and their like are branches 0, 1, ...
+        r"(layers\.\d+\.mamba\.)(conv1d|x_proj|dt_proj|A_log|A|D)(?:_([a-d]))?(_log)?((?:\.\w+)?)$"
+    )
+    scans = {key: match for key in state if (match := part.match(key))}
+    names = sorted({match[3] or "" for match in scans.values()})
+    renamed = {key: value for key, value in state.items() if key not in scans}
+    for key, match in scans.items():
+        own = {"conv1d": "conv", "A": "A_log"}.get(match[2], match[2])
+        renamed[f"{match[1]}branches.{names.index(match[3] or '')}.{own}{match[5]}"] = state[key]
+    state, n_branches = renamed, len(names)
     scan = {1: "simple", 2: "bidirectional", 4: "cross"}.get(n_branches)
     if scan is None or settings.get("scan", scan) != scan:
         raise CheckpointError(
@@ -142,20 +161,6 @@ def xmil_mambamil(state: State, settings: Mapping[str, Any]) -> Converted:
     }
     outputs = n_outputs(state, "classifier.weight")
     return Converted("mambamil", in_dim, outputs, params, state, notes + notes_on(settings))
-
-
-def _branches(state: State) -> tuple[dict[str, Any], int]:
-    """Keys of the scans, `conv1d_a`, `A_b_log` and their like, as branches 0, 1, ...; how many there are."""
-    part = re.compile(
-        r"(layers\.\d+\.mamba\.)(conv1d|x_proj|dt_proj|A_log|A|D)(?:_([a-d]))?(_log)?((?:\.\w+)?)$"
-    )
-    found = {key: match for key in state if (match := part.match(key))}
-    names = sorted({match[3] or "" for match in found.values()})
-    renamed = {key: value for key, value in state.items() if key not in found}
-    for key, match in found.items():
-        own = {"conv1d": "conv", "A": "A_log"}.get(match[2], match[2])
-        renamed[f"{match[1]}branches.{names.index(match[3] or '')}.{own}{match[5]}"] = state[key]
-    return renamed, len(names)
 
 
 def _positions(state: State, settings: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from xmil.core.errors import CheckpointError
 from xmil.core.registry import Registry
+from xmil.models.checkpoints.files import HYPER_PARAMETERS
 
 State = Mapping[str, Tensor]
 PREFIXES = (
@@ -114,10 +116,147 @@ def count(state: State, pattern: str) -> int:
 
 def ordered(state: State, pattern: str) -> list[str]:
     """The numbers in the first group of a key pattern, ascending, as they stand in the keys."""
-    found = {match[1] for key in state if (match := re.match(pattern, key))}
-    return sorted(found, key=int)
+    numbers = {match[1] for key in state if (match := re.match(pattern, key))}
+    return sorted(numbers, key=int)
 
 
 def shape(state: State, key: str) -> tuple[int, ...]:
     """Shape of a tensor of the state."""
     return tuple(state[key].shape)
+
+
+def abmil_of(state: dict[str, Tensor], *, n_layers: int, dropout: float) -> Converted:
+    """An AttnMIL with the keys of ours."""
+    dim, in_dim = shape(state, "instance.0.0.weight")
+    branches, attention_dim = shape(state, "attention.w.weight")
+    params = {
+        "dim": dim,
+        "attention_dim": attention_dim,
+        "gated": "attention.U.weight" in state,
+        "branches": branches,
+        "n_layers": n_layers,
+        "dropout": dropout,
+    }
+    return Converted("attnmil", in_dim, n_outputs(state, "classifier.weight"), params, state)
+
+
+def transmil_of(state: State, params: dict[str, Any], notes: list[str], *, default_heads: int) -> Converted:
+    """What the shapes of a TransMIL say, under the names of ours."""
+    state = rename(
+        state,
+        (r"_fc1\.", "instance.0."),
+        (r"_fc2\.", "classifier."),
+        (r"pos_layer\.", "ppeg."),
+        (r"cls_token", "class_token"),
+    )
+    if params.get("pool") == "sum":
+        state.pop("class_token", None)
+    dim, in_dim = shape(state, "instance.0.0.weight")
+    convolution = state.get("layers.0.attn.res_conv.weight")
+    heads = default_heads if convolution is None else int(convolution.shape[0])
+    sizes = {
+        "dim": dim,
+        "heads": heads,
+        "head_dim": shape(state, "layers.0.attn.to_qkv.weight")[0] // (3 * heads),
+        "n_layers": count(state, r"layers\.(\d+)\."),
+        "landmarks": max(1, dim // 2),
+        "residual_kernel": None if convolution is None else int(convolution.shape[2]),
+        "ppeg": "ppeg.proj.weight" in state,
+        "bias": "classifier.bias" in state,
+    }
+    return Converted(
+        "transmil", in_dim, n_outputs(state, "classifier.weight"), {**params, **sizes}, state, notes
+    )
+
+
+def n_outputs(state: State, key: str) -> int:
+    """The number of outputs: rows of the last layer."""
+    if key not in state:
+        raise CheckpointError(
+            f"the classifier is missing ({key}); a checkpoint without a head cannot be explained."
+        )
+    return int(state[key].shape[0])
+
+
+RESULTS = "net(x)[0]['logits']"  # what MIL-Lab's models give
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A network of others: the keys that tell it, the class to build, and how it gives logits."""
+
+    owner: str
+    build: str
+    needs: tuple[str, ...]
+    logits: str = "net(x)"
+    takes: str = "net, x"
+
+    def fits(self, state: State) -> bool:
+        """Whether each of the needed patterns is at the end of a key."""
+        return all(any(re.search(f"(^|\\.){need}$", key) for key in state) for need in self.needs)
+
+    def advice(self) -> str:
+        """The class and the two lines."""
+        return (
+            f"of {self.owner}'s {self.build.rpartition('.')[2]}, which is not rebuilt here. Build "
+            f"net = {self.build}(...), fill it with net.load_state_dict(...), and explain it as it is: "
+            f"xmil.explain(net.eval(), bag, forward=lambda {self.takes}: {self.logits})."
+        )
+
+
+KNOWN = (
+    Foreign("MIL-Lab", "src.models.ilra.ILRAModel", (r"gab_blocks\.0\.latent", r"pooling\.S"), RESULTS),
+    Foreign("MIL-Lab", "src.models.wikg.WIKGMILModel", (r"W_head\.weight", r"W_tail\.weight"), RESULTS),
+    Foreign("MIL-Lab", "src.models.dftd.DFTDModel", (r"attCls\..*weight", r"patch_embed\.fc1.*"), RESULTS),
+    Foreign(
+        "MIL-Lab", "src.models.rrt.RRTMILModel", (r"patch_embed.*weight", r"attn\.attn\.qkv\.weight"), RESULTS
+    ),
+    Foreign(
+        "MIL-Lab",
+        "src.models.transformer.TransformerModel",
+        (r"blocks\.0\.attention\.in_proj_weight", r"blocks\.0\.mlp\.0\.weight"),
+        RESULTS,
+    ),
+    Foreign(
+        "torchmil",
+        "torchmil.models.TransformerABMIL",
+        (r"transformer_encoder\.layers\.0\.norm1\.weight", r"pool\.fc1\.weight"),
+        "net(x).reshape(1, 1)",
+    ),
+    Foreign(
+        "torchmil",
+        "torchmil.models.TransMIL",
+        (r"layers\.0\.att_module\.qkv_nn\.weight", r"pos_layer\.proj\.weight"),
+        "net(x).reshape(1, 1)",
+    ),
+    Foreign(
+        "GigaPath",
+        "gigapath.slide_encoder.create_model",
+        (r"patch_embed\.proj\.weight", r"encoder\.layers\.0\.self_attn\.q_proj\.weight"),
+        "probe(net(x, coords)[-1])",
+        "net, x, *, coords",
+    ),
+    Foreign(
+        "MambaMIL",
+        "models.MambaMIL.MambaMIL",
+        (r"_fc1\.0\.weight", r"layers\.0\.1\.A_log", r"attention\.2\.weight"),
+        "net(x)[0]",
+    ),
+)
+
+
+def advice_for(state: State) -> str | None:
+    """What to do with a checkpoint whose keys are those of a network that is known but not rebuilt."""
+    return next((network.advice() for network in KNOWN if network.fits(state)), None)
+
+
+def stamps_advice(settings: Mapping[str, Any]) -> str | None:
+    """What to do with a model of STAMP's that no family of ours fits."""
+    hyper = settings.get(HYPER_PARAMETERS, {})
+    if "stamp_version" not in hyper or not isinstance(hyper.get("model_name"), str):
+        return None
+    return (
+        f"of STAMP's model {hyper['model_name']!r}, which is not rebuilt here. Build "
+        "net = stamp.modeling.deploy.load_model_from_ckpt(path).model and explain it as it is: "
+        "xmil.explain(net.eval(), bag, forward=lambda net, x: net(x))."
+    )

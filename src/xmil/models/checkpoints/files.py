@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import _compat_pickle
+import collections
+import io
+import math
 import pickle
 import re
+import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xmil.core.absence import absent, unreadable
 from xmil.core.background import Background
-from xmil.core.budget import check_budget
-from xmil.core.errors import CheckpointError, FileError
-from xmil.core.parsing import parse_json
-from xmil.core.pickles import check_torch_file
-from xmil.models.checkpoints.side_files import read_settings
-from xmil.models.checkpoints.stubs import read_lightning
+from xmil.core.budget import allowance, check_budget
+from xmil.core.errors import CheckpointError, FileError, absent, unreadable
+from xmil.core.pickles import PurePickle, check_torch_file
+from xmil.core.text import parse_json
 
 SPEC_KEY = "xmil"
 HYPER_PARAMETERS = "hyper_parameters"  # where Lightning keeps the settings of a model
@@ -51,15 +54,33 @@ class StoredWeights:
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The checkpoints a path stands for: itself, or the best models of a folder that `xmil train` wrote."""
+    """The checkpoints a path stands for: itself, or the best models of a folder that `xmil train` wrote.
+
+    Its best.json may come from anyone: what it names must be a file inside the folder.
+    """
     best = path / "best.json"
     if not path.is_dir() or not best.is_file():
         return [path]
     try:
         names = list(parse_json(best.read_text(encoding="utf-8"))["models"])
-        return [path / str(name) for name in names]
     except (ValueError, OSError, KeyError, TypeError):
         raise CheckpointError(f"{best}: names no models; name their checkpoints instead.") from None
+    for name in names:
+        if not isinstance(name, str) or not _is_inside(path, name):
+            raise CheckpointError(
+                f"{best}: names {str(name)[:200]!r}, which is not a file of weights in its folder; put the "
+                "models back, or name their checkpoints instead."
+            )
+    return [path / name for name in names]
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a name is that of a file in a folder, whatever links lead there."""
+    try:
+        place = (folder / name).resolve()
+        return place.is_relative_to(folder.resolve()) and place.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, links in a circle
+        return False
 
 
 def read_weights(path: Path) -> StoredWeights:
@@ -73,20 +94,15 @@ def read_weights(path: Path) -> StoredWeights:
         return _read_safetensors(path)
     content = _load_tensors(path)
     state, notes = _state_dict(content, path)
-    _check_state(state, path)
-    settings = read_settings(path.parent)
-    if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
-        settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
-    return StoredWeights(path, state, settings, notes=tuple(notes))
-
-
-def _check_state(state: Mapping[str, Tensor], path: Path) -> None:
-    """Views can claim shapes far beyond the stored bytes."""
     try:
         nbytes = sum(value.numel() * value.element_size() for value in state.values())
         check_budget(nbytes, "the weights", path)
     except FileError as error:
         raise CheckpointError(str(error)) from None
+    settings = read_settings(path.parent)
+    if isinstance(content, Mapping) and isinstance(content.get(HYPER_PARAMETERS), Mapping):
+        settings[HYPER_PARAMETERS] = dict(content[HYPER_PARAMETERS])
+    return StoredWeights(path, state, settings, notes=tuple(notes))
 
 
 def in_folder(folder: Path) -> Path:
@@ -110,8 +126,8 @@ def _read_safetensors(path: Path) -> StoredWeights:
         spec = dict(parse_json(metadata[SPEC_KEY])) if SPEC_KEY in metadata else None
         background = _background(state, metadata)
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        told = _first_line(error)
-        raise CheckpointError(f"{path}: not a readable safetensors file ({told}); {AGAIN}.") from None
+        reason = _first_line(error)
+        raise CheckpointError(f"{path}: not a readable safetensors file ({reason}); {AGAIN}.") from None
     settings = read_settings(path.parent)
     if spec is None and isinstance(settings.get(SPEC_KEY), Mapping):
         spec = settings[SPEC_KEY]  # the folder's config.json: another tool has written the weights anew
@@ -136,9 +152,11 @@ def _load_tensors(path: Path) -> Any:
     except FileError as error:
         raise CheckpointError(str(error)) from None
     except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) and (content := _inert(path)) is not None:
-            return content
-        reason = _reason(error)
+        with suppress(CheckpointError):  # a Lightning checkpoint, with stubs for the classes it names
+            if zipfile.is_zipfile(path) and (content := read_lightning(path)) is not None:
+                return content
+        match = _REFUSED.search(str(error))
+        reason = f"unsupported {match[1].lower()} {match[2]}" if match else UNKNOWN
         if reason == UNKNOWN and not _begins_as_checkpoint(path):
             raise _damaged(path, error, "") from None
         raise CheckpointError(
@@ -159,14 +177,6 @@ def _load_tensors(path: Path) -> Any:
         raise _damaged(path, error, "damaged") from None
 
 
-def _inert(path: Path) -> dict[str, Any] | None:
-    """A Lightning checkpoint with inert stubs for the classes it names; None for others, and harmful ones."""
-    try:
-        return read_lightning(path)
-    except CheckpointError:
-        return None
-
-
 def _numpy_scalars() -> list[Any]:
     scalar = np.float64(0).__reduce__()[0]  # numpy's own reconstructor of scalars
     kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")]
@@ -181,7 +191,14 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
     notes = []
     for name in _CONTAINERS:
         if isinstance(content.get(name), Mapping):
-            notes = _other_weights(content, name)
+            groups = {key: value for key, value in content.items() if isinstance(value, Mapping) and value}
+            others = [
+                str(key)
+                for key, values in groups.items()
+                if key != name and all(isinstance(value, Tensor) for value in values.values())
+            ]
+            if others:
+                notes = [f"left out {listed(others)}: other weights beside {name!r}, which was taken"]
             content = content[name]
             break
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
@@ -189,22 +206,8 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
         raise CheckpointError(
             f"{path}: holds no tensors; keys: {', '.join(map(str, list(content)[:8])) or 'none'}."
         )
-    strangers = [str(key) for key in content if str(key) not in state]
-    return state, notes + ([f"left out {listed(strangers)}: not tensors"] if strangers else [])
-
-
-def _other_weights(content: Mapping[Any, Any], chosen: str) -> list[str]:
-    """A note on further sets of weights beside the chosen one, such as an average over training."""
-    others = [
-        str(key)
-        for key, value in content.items()
-        if key != chosen and isinstance(value, Mapping) and value and _all_tensors(value)
-    ]
-    return [f"left out {listed(others)}: other weights beside {chosen!r}, which was taken"] if others else []
-
-
-def _all_tensors(values: Mapping[Any, Any]) -> bool:
-    return all(isinstance(value, Tensor) for value in values.values())
+    foreign = [str(key) for key in content if str(key) not in state]
+    return state, notes + ([f"left out {listed(foreign)}: not tensors"] if foreign else [])
 
 
 def listed(names: list[str], most: int = 6) -> str:
@@ -218,12 +221,6 @@ def listed(names: list[str], most: int = 6) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def _reason(error: BaseException) -> str:
-    """What torch refused, in few words; its advice to load without the check is never passed on."""
-    found = _REFUSED.search(str(error))
-    return f"unsupported {found[1].lower()} {found[2]}" if found else UNKNOWN
 
 
 def _check_head(path: Path) -> None:
@@ -248,8 +245,8 @@ def _damaged(path: Path, error: BaseException, fault: str) -> CheckpointError:
     if not _begins_as_checkpoint(path):
         return CheckpointError(f"{path}: not a checkpoint ({_beginning(path)}); {AGAIN}.")
     line = _first_line(error)
-    told = line if " " in line else f"{type(error).__name__} {line}"
-    return CheckpointError(f"{path}: {fault} ({told}); {AGAIN}.")
+    reason = line if " " in line else f"{type(error).__name__} {line}"
+    return CheckpointError(f"{path}: {fault} ({reason}); {AGAIN}.")
 
 
 def _beginning(path: Path) -> str:
@@ -265,3 +262,225 @@ def _begins_as_checkpoint(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(2)
     return head[:1] == b"\x80" or head == b"PK" or zipfile.is_zipfile(path)
+
+
+MARKS = ("state_dict", "pytorch-lightning_version")
+STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+HARMLESS = {
+    "collections": {"OrderedDict", "defaultdict", "deque", "Counter"},
+    "builtins": {"set", "frozenset", "slice", "range", "complex", "bytearray", "list", "dict", "tuple"},
+    "pathlib": {"Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"},
+    "datetime": {"datetime", "date", "time", "timedelta", "timezone"},
+    "_codecs": {"encode"},
+    "decimal": {"Decimal"},
+    "fractions": {"Fraction"},
+    "uuid": {"UUID"},
+    "copyreg": {"_reconstructor"},
+}  # of Python's own library: still stubs, but no reason to refuse a file
+
+
+class Stub:
+    """Stands in for an object of an unknown class."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Stub:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Whatever the arguments are, nothing is done with them."""
+
+    def __setstate__(self, _: Any) -> None:
+        """Nor with the state."""
+
+    def __setitem__(self, _key: Any, _value: Any) -> None:
+        """Nor with items, which dictionaries of unknown classes are given."""
+
+    def append(self, _: Any) -> None:
+        """Nor with those of lists."""
+
+    def extend(self, _: Any) -> None:
+        """Nor with several."""
+
+    def add(self, _: Any) -> None:
+        """Nor with those of sets."""
+
+
+def read_lightning(path: Path) -> dict[str, Any] | None:
+    """The content of a Lightning checkpoint with stubs for foreign objects; None for any other file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if len(names) != 1 or any(i.compress_type != zipfile.ZIP_STORED for i in archive.infolist()):
+                return None  # torch.save never compresses
+            content = _Reader(archive, names[0].removesuffix("data.pkl")).load()
+    except CheckpointError:
+        raise
+    except (zipfile.BadZipFile, OSError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
+    except Exception as error:  # a crafted pickle can fail in any way; none of them may pass as success
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
+    is_lightning = isinstance(content, Mapping) and all(mark in content for mark in MARKS)
+    return dict(content) if is_lightning else None
+
+
+class _Reader(PurePickle):
+    """Unpickles `data.pkl` of a zip that `torch.save` wrote."""
+
+    def __init__(self, archive: zipfile.ZipFile, folder: str) -> None:
+        super().__init__(io.BytesIO(archive.read(f"{folder}data.pkl")), encoding="utf-8")
+        self._archive, self._folder = archive, folder
+        self._storages: dict[str, Tensor] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Tensors and ordered dictionaries are made; all else is a stub, or refused."""
+        if module == "torch._utils" and name in _REBUILD:
+            return _REBUILD[name]
+        if module in ("torch", "torch.storage") and name in STORAGES:
+            return _Kind(STORAGES[name])
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        module, name = _of_today(module, name)
+        root = module.partition(".")[0]
+        if root in sys.stdlib_module_names and name.partition(".")[0] not in HARMLESS.get(module, set()):
+            raise CheckpointError(
+                f"refused, it names {module}.{name}, which no settings need and which could run code."
+            )
+        return type(name.rpartition(".")[2] or "Stub", (Stub,), {})
+
+    def persistent_load(self, pid: Any) -> Tensor:
+        """The bytes of a storage as a flat tensor."""
+        kind, key = pid[1], str(pid[2])
+        dtype = kind.dtype if isinstance(kind, _Kind) else torch.uint8
+        if key not in self._storages:
+            data = bytearray(self._archive.read(f"{self._folder}data/{key}"))
+            empty = torch.empty(0, dtype=dtype)
+            self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else empty
+        return self._storages[key]
+
+
+class _Kind:
+    """The type of a storage, by name."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+
+def _of_today(module: str, name: str) -> tuple[str, str]:
+    """The name that Python 3 has for one of Python 2, which older pickles use."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        return _compat_pickle.NAME_MAPPING[module, name]
+    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
+
+
+def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    """A view of a storage; torch refuses one that would reach beyond it."""
+    view = storage.as_strided(tuple(size), tuple(stride), int(offset))
+    if view.numel() * view.element_size() > allowance(storage.numel() * storage.element_size()):
+        raise CheckpointError("a tensor claims far more numbers than are stored.")
+    return view.clone()
+
+
+_REBUILD: dict[str, Callable[..., Tensor]] = {
+    "_rebuild_tensor_v2": _tensor,
+    "_rebuild_tensor": _tensor,
+    "_rebuild_parameter": lambda data, *_: data,
+}
+
+
+SETTINGS = ("args.json", "config.json")  # of xMIL and of MIL-Lab
+REFERENCE, BINS = "ref_value.json", "survival_bins.npy"
+HEAD_TYPES = ("classification", "regression", "survival")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings that xMIL (args.json) or MIL-Lab (config.json) wrote beside the weights."""
+    for name in SETTINGS:
+        if (folder / name).is_file():
+            settings = _json(folder / name)
+            return dict(settings) if isinstance(settings, Mapping) else {}
+    return {}
+
+
+def outputs_beside(folder: Path, settings: Mapping[str, Any], n_outputs: int) -> dict[str, Any]:
+    """What the files in a folder say of the outputs, as fields of a `ModelSpec`; nothing where they do not.
+
+    The paper's settings, which have no `head_type`, are those of a classifier.
+    """
+    task = _task(folder, settings)
+    if task == "regression":
+        return {"task": task, "reference": _reference(folder, settings), "relative": True}
+    if task == "survival":
+        return {"task": task, "time_bins": _time_bins(folder, n_outputs)}
+    return {} if task is None else {"task": task}
+
+
+def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    files = {"regression": (folder / REFERENCE).is_file(), "survival": (folder / BINS).is_file()}
+    beside = [task for task, there in files.items() if there]
+    head_type = settings.get("head_type")
+    if head_type is not None and head_type not in HEAD_TYPES:
+        types = ", ".join(HEAD_TYPES)
+        raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; give task=.")
+    tasks = {*beside, *([head_type] if head_type is not None else [])}
+    if len(tasks) > 1:
+        stated = f"head_type {head_type!r}" if head_type is not None else "no head_type"
+        names = " and ".join(name for name in (REFERENCE, BINS) if (folder / name).is_file())
+        raise CheckpointError(
+            f"the files beside it contradict each other: {stated} in args.json, and {names}; give task=."
+        )
+    if tasks:
+        return str(tasks.pop())
+    return "classification" if "aggregation_model" in settings else None
+
+
+def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float, ...] | None:
+    """The value that the outputs are deviations from."""
+    path = folder / REFERENCE
+    stored = _json(path) if path.is_file() else settings.get("ref_value")
+    values = stored if isinstance(stored, list) else [stored]
+    if stored is None:
+        return None
+    numbers = [
+        v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
+    ]
+    if not values or len(numbers) < len(values):
+        raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; give reference=.")
+    return tuple(map(float, values)) if isinstance(stored, list) else float(stored)
+
+
+def _time_bins(folder: Path, n_outputs: int) -> tuple[float, ...] | None:
+    """The times between the bins: the stored edges without the first and the last."""
+    path = folder / BINS
+    if not path.is_file():
+        return None
+    try:
+        edges = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckpointError(
+            f"{BINS} beside it is not an array of numbers ({type(error).__name__}); give time_bins=."
+        ) from None
+    if not isinstance(edges, np.ndarray) or edges.dtype.kind not in "fiu" or edges.shape != (n_outputs + 1,):
+        shape = getattr(edges, "shape", None)
+        raise CheckpointError(
+            f"{BINS} beside it has the shape {shape}, not {n_outputs + 1} edges of {n_outputs} bins; "
+            "give time_bins=."
+        )
+    return tuple(float(edge) for edge in edges[1:-1])
+
+
+def _json(path: Path) -> Any:
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{path}: not readable JSON ({line}).") from None

@@ -7,8 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from xmil.models.checkpoints.families import Converted, State, drop, family, ordered, rename, shape
-from xmil.models.checkpoints.shapes import abmil_of, n_outputs, transmil_of
+from xmil.models.checkpoints.families import (
+    Converted,
+    State,
+    abmil_of,
+    drop,
+    family,
+    n_outputs,
+    ordered,
+    rename,
+    shape,
+    transmil_of,
+)
 
 
 @family(
@@ -44,9 +54,9 @@ def mil_lababmil_of(state: State, settings: Mapping[str, Any]) -> Converted:
     )
     state, unused = drop(state, r"instance_loss_fn\.", r"instance_classifiers\.")
     n_layers = _patch_embed(state)
-    found = abmil_of(state, n_layers=n_layers, dropout=float(settings.get("dropout") or 0.0))
-    found.notes.extend([f"ignored {len(unused)} keys of the instance loss"] if unused else [])
-    return found
+    converted = abmil_of(state, n_layers=n_layers, dropout=float(settings.get("dropout") or 0.0))
+    converted.notes.extend([f"ignored {len(unused)} keys of the instance loss"] if unused else [])
+    return converted
 
 
 @family(

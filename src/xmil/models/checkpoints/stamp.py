@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from xmil.models.checkpoints.families import Converted, State, family, ordered, rename, shape
+from xmil.models.checkpoints.families import Converted, State, family, n_outputs, ordered, rename, shape
 from xmil.models.checkpoints.files import HYPER_PARAMETERS
-from xmil.models.checkpoints.shapes import n_outputs
 
 TASKS = {"classification": "classification", "regression": "regression", "survival": "cox"}
 HEADS = 8  # STAMP's own, where its settings do not say
@@ -24,7 +23,7 @@ HEADS = 8  # STAMP's own, where its settings do not say
 )
 def stamp_vit(state: State, settings: Mapping[str, Any]) -> Converted:
     """The vision transformer, with or without distances in its attention."""
-    said = settings.get(HYPER_PARAMETERS, {})
+    hyper = settings.get(HYPER_PARAMETERS, {})
     state = rename(
         state,
         (r"project_features\.", "instance."),
@@ -41,43 +40,38 @@ def stamp_vit(state: State, settings: Mapping[str, Any]) -> Converted:
     alibi, notes = any(heads), []
     if alibi:
         state, notes = _joined(state, layers, heads[0]), ["mean distances are part of each head's slope"]
-    elif "n_heads" not in said:
+    elif "n_heads" not in hyper:
         notes = [f"taken as {HEADS} heads: no settings in the file say how many"]
-    if said.get("task") not in (None, *TASKS):
-        notes = [*notes, f"its settings have the task {said['task']!r}, which is unknown here"]
+    if hyper.get("task") not in (None, *TASKS):
+        notes = [*notes, f"its settings have the task {hyper['task']!r}, which is unknown here"]
     dim, in_dim = shape(state, "instance.0.weight")
     params = {
         "dim": dim,
-        "heads": heads[0] if alibi else int(said.get("n_heads", HEADS)),
+        "heads": heads[0] if alibi else int(hyper.get("n_heads", HEADS)),
         "n_layers": len(layers),
         "feedforward": shape(state, "layers.0.feed.1.weight")[0],
         "alibi": alibi,
     }
     outputs = n_outputs(state, "classifier.weight")
-    return Converted("stamp_vit", in_dim, outputs, params, dict(state), notes, _says(said, outputs))
-
-
-def _says(said: Mapping[str, Any], outputs: int) -> dict[str, Any]:
-    """The task and the names of the classes, as the settings have them."""
-    names, task = said.get("categories"), said.get("task")
-    found: dict[str, Any] = {"task": TASKS[task]} if task in TASKS else {}
+    names, task = hyper.get("categories"), hyper.get("task")
+    says: dict[str, Any] = {"task": TASKS[task]} if task in TASKS else {}
     if isinstance(names, list | tuple) and len(names) == outputs and all(isinstance(n, str) for n in names):
-        found |= {"class_names": tuple(names), "task": found.get("task", "classification")}
-    return found
+        says |= {"class_names": tuple(names), "task": says.get("task", "classification")}
+    return Converted("stamp_vit", in_dim, outputs, params, dict(state), notes, says)
 
 
 def _joined(state: State, layers: list[str], heads: int) -> dict[str, torch.Tensor]:
     """The encoders of each head as one projection, and the slopes of the distances."""
-    kept = {key: value for key, value in state.items() if ".attn." not in key or ".to_out." in key}
+    joined = {key: value for key, value in state.items() if ".attn." not in key or ".to_out." in key}
     for i in layers:
         at = f"layers.{i}.attn."
         for part in ("weight", "bias"):
             rows = [state[f"{at}{kind}_encoders.{h}.{part}"] for kind in _KINDS for h in range(heads)]
-            kept[f"{at}to_qkv.{part}"] = torch.cat(rows)
+            joined[f"{at}to_qkv.{part}"] = torch.cat(rows)
         scales = [state[f"{at}attentions.{h}.bias_scale"] for h in range(heads)]
         means = [state[f"{at}attentions.{h}.scale_distance.running_mean"] for h in range(heads)]
-        kept[f"{at}slopes"] = torch.cat(scales) / torch.cat(means)
-    return kept
+        joined[f"{at}slopes"] = torch.cat(scales) / torch.cat(means)
+    return joined
 
 
 _KINDS = ("query", "key", "value")

@@ -10,21 +10,21 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from xmil.runs.feed.reader import FillReply, FillRequest, PatchSource
-from xmil.runs.feed.ring import Pixels, Ring
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from xmil.core.errors import StopError
+from xmil.encoders import Encoder
+from xmil.runs.feed.reader import FillReply, FillRequest, PatchSource, Pixels, Ring
 
 SLOTS = 3  # for each process
 TRIES = 2  # of a part whose process dies
@@ -107,9 +107,9 @@ class Feed(AbstractContextManager["Feed"]):
             if not lines:
                 return None
             for line in wait(list(lines)):
-                found = self._taken(lines[line])  # type: ignore[index]
-                if found is not None:
-                    return found
+                filled = self._receive(lines[line])  # type: ignore[index]
+                if filled is not None:
+                    return filled
 
     def release(self, slot: int) -> None:
         """Let a slot be filled again; its pixels are gone. What was never in a slot needs no release."""
@@ -145,26 +145,28 @@ class Feed(AbstractContextManager["Feed"]):
                 return None
             one.block = self.blocks.popleft()
 
-    def _taken(self, one: _Process) -> Filled | None:
+    def _receive(self, one: _Process) -> Filled | None:
         """A process's answer; None where it died and its work is begun again, or is not wanted any more."""
         try:
             reply: FillReply = one.line.recv()
         except (EOFError, OSError):
-            return self._replaced(one)
+            return self._replace(one)
         part = one.asked.pop(reply.slot)
         if reply.error is not None or part.slide in self._dropped:
             self.release(reply.slot)
             return None if part.slide in self._dropped else Filled(part, None, -1, reply.error)
         return Filled(part, self.ring.view(reply.slot, (len(part.rows), *part.source.shape)), reply.slot)
 
-    def _replaced(self, dead: _Process) -> Filled | None:
+    def _replace(self, dead: _Process) -> Filled | None:
         """Start another process in place of one that died; the part it worked on is tried once more."""
         dead.line.close()
         code = _end(dead.program)
         waiting = list(dead.asked.values())
-        held = [slot for slot in self._own(dead.number) if slot not in dead.free and slot not in dead.asked]
+        emptying = [
+            slot for slot in self._own(dead.number) if slot not in dead.free and slot not in dead.asked
+        ]
         new = self._started(dead.number)
-        new.free = [slot for slot in new.free if slot not in held]  # those are still being emptied
+        new.free = [slot for slot in new.free if slot not in emptying]  # those are still being emptied
         self._processes[dead.number] = new
         guilty = waiting[0]
         guilty.tries += 1
@@ -172,8 +174,10 @@ class Feed(AbstractContextManager["Feed"]):
         new.block = deque([*(waiting[1:] if lost else waiting), *dead.block])
         if not lost or guilty.slide in self._dropped:
             return None
-        told = f"{guilty.source.path}: the process that read it died twice (exit {code}), as happens when "
-        return Filled(guilty, None, -1, told + "memory runs out or the file is damaged.")
+        sentence = (
+            f"{guilty.source.path}: the process that read it died twice (exit {code}), as happens when "
+        )
+        return Filled(guilty, None, -1, sentence + "memory runs out or the file is damaged.")
 
     def _own(self, number: int) -> range:
         return range(number * SLOTS, (number + 1) * SLOTS)
@@ -201,3 +205,152 @@ def _end(program: subprocess.Popen[bytes]) -> int:
         return program.wait(timeout=1.0)
     program.kill()
     return program.wait()
+
+
+IN_FLIGHT = 2  # batches that the GPU has before the vectors of an earlier one are waited for
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRows:
+    """Vectors of some patches of a slide."""
+
+    slide: int
+    rows: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+
+
+class HostBatches:
+    """The encoder on a CPU: a part is a batch."""
+
+    def __init__(self, encoder: Encoder, feed: Feed) -> None:
+        self._encoder, self._feed = encoder, feed
+
+    def add(self, filled: Filled) -> Iterator[EncodedRows]:
+        """Encode a part."""
+        assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
+        batch = _tensor(filled.pixels).permute(0, 3, 1, 2).contiguous()
+        self._feed.release(filled.slot)
+        values = encoded(self._encoder, batch).cpu().numpy()
+        yield EncodedRows(filled.part.slide, filled.part.rows, values)
+
+    def flush(self) -> Iterator[EncodedRows]:
+        """Nothing is held back."""
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Pixels on the GPU that are being gathered: whose rows they are."""
+
+    pixels: Tensor
+    owners: list[tuple[int, npt.NDArray[np.int64]]] = field(default_factory=list)
+    used: int = 0
+
+
+@dataclass(eq=False)
+class _Sent:
+    """A batch that the GPU works on; its vectors arrive in pinned memory."""
+
+    values: Tensor
+    batch: _Batch
+    done: torch.cuda.Event
+
+
+class GpuBatches:
+    """The encoder on a GPU."""
+
+    def __init__(self, encoder: Encoder, feed: Feed, batch: int) -> None:
+        self._encoder, self._feed, self._size = encoder, feed, batch
+        self._copies = torch.cuda.Stream(encoder.device)
+        self._unpin = pinned(feed.ring.memory)
+        self._spare: list[Tensor] = []
+        self._batch: _Batch | None = None
+        self._sent: deque[_Sent] = deque()
+
+    def add(self, filled: Filled) -> Iterator[EncodedRows]:
+        """Copy a part to the GPU; whenever a batch is full, it is encoded."""
+        assert filled.pixels is not None  # noqa: S101  # parts that failed do not get here
+        pixels, rows = _tensor(filled.pixels), filled.part.rows
+        if self._batch is not None and self._batch.pixels.shape[1:] != pixels.shape[1:]:
+            yield from self._encode()
+        start = 0
+        while start < len(rows):
+            batch = self._batch = self._batch or _Batch(self._buffer(pixels))
+            some = slice(start, start + self._size - batch.used)
+            copied = pixels[some]
+            with torch.cuda.stream(self._copies):
+                batch.pixels[batch.used : batch.used + len(copied)].copy_(copied, non_blocking=True)
+            self._copies.synchronize()
+            batch.owners.append((filled.part.slide, rows[some]))
+            batch.used += len(copied)
+            start += len(copied)
+            if start == len(rows):
+                self._feed.release(filled.slot)
+            if batch.used == self._size:
+                yield from self._encode()
+
+    def flush(self) -> Iterator[EncodedRows]:
+        """Encode what is left, and wait for all vectors."""
+        yield from self._encode()
+        while self._sent:
+            yield from self._arrived()
+
+    def close(self) -> None:
+        """Let the pinned memory go."""
+        torch.cuda.synchronize(self._encoder.device)
+        self._unpin()
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        shape = (self._size, *like.shape[1:])
+        while self._spare:
+            spare = self._spare.pop()
+            if spare.shape == shape:
+                return spare
+        with torch.cuda.stream(self._copies):  # cleared before pixels are copied into it
+            return torch.zeros(shape, dtype=torch.uint8, device=self._encoder.device)
+
+    def _encode(self) -> Iterator[EncodedRows]:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return
+        vectors = encoded(self._encoder, batch.pixels.permute(0, 3, 1, 2))
+        values = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
+        values.copy_(vectors, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record(torch.cuda.current_stream(vectors.device))
+        self._sent.append(_Sent(values, batch, done))
+        while len(self._sent) > IN_FLIGHT:
+            yield from self._arrived()
+
+    def _arrived(self) -> Iterator[EncodedRows]:
+        sent = self._sent.popleft()
+        sent.done.synchronize()
+        self._spare.append(sent.batch.pixels)  # they may be overwritten now
+        values, start = sent.values.numpy(), 0
+        for slide, rows in sent.batch.owners:
+            yield EncodedRows(slide, rows, values[start : start + len(rows)])
+            start += len(rows)
+
+
+def _tensor(pixels: npt.NDArray[np.uint8] | Tensor) -> Tensor:
+    return pixels if isinstance(pixels, Tensor) else torch.from_numpy(pixels)
+
+
+def encoded(encoder: Encoder, batch: Tensor) -> Tensor:
+    """The vectors of a batch; a batch that the GPU cannot hold ends the run, as the next one would."""
+    try:
+        return encoder(batch)
+    except torch.cuda.OutOfMemoryError:
+        raise StopError(f"The GPU's memory is too small for {len(batch)} patches; lower batch=.") from None
+
+
+def pinned(memory: npt.NDArray[np.uint8]) -> Callable[[], Any]:
+    """Pin memory for copies that nobody waits for; gives what undoes it."""
+    runtime: Any = torch.cuda.cudart()
+    address = memory.ctypes.data
+    if int(runtime.cudaHostRegister(address, memory.nbytes, 0)) != 0:
+        return lambda: None  # not allowed here: copies are slower, and right
+    return lambda: runtime.cudaHostUnregister(address)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from xmil.core.errors import InputError, StopError
-from xmil.runs.workers.drivers import Driver, leave_with, this_process
 from xmil.runs.workers.pool import (
     Item,
     Line,
@@ -35,10 +39,10 @@ def process_on_ray(
     ray = _import_ray()
     with _connected(ray, workers):
         task = ray.remote(_run).options(
-            num_cpus=workers.cpus, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
+            num_cpus=1, num_gpus=workers.gpus, max_retries=workers.retries, name="xmil"
         )
-        made, driver = _pickled(make_worker), this_process()
-        tasks = _Tasks(ray, workers, lambda item: task.remote(made, item, driver))
+        pickled, driver = _pickled(make_worker), this_process()
+        tasks = _Tasks(ray, workers, lambda item: task.remote(pickled, item, driver))
         try:
             for item in items:
                 while len(tasks.running) >= _places(ray, workers):
@@ -114,10 +118,8 @@ def _places(ray: Any, workers: Workers) -> int:
     if workers.workers:
         return workers.workers if workers.address else QUEUED * workers.workers
     have = ray.cluster_resources()
-    by_cpu = have.get("CPU", 1) / workers.cpus if workers.cpus else float("inf")
     by_gpu = have.get("GPU", 0) / workers.gpus if workers.gpus else float("inf")
-    room = min(by_cpu, by_gpu)
-    return QUEUED * max(1, int(room) if room < float("inf") else 1)
+    return QUEUED * max(1, int(min(have.get("CPU", 1), by_gpu)))
 
 
 @contextmanager
@@ -128,7 +130,7 @@ def _connected(ray: Any, workers: Workers) -> Iterator[None]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if workers.address is None:
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        options |= {"num_cpus": max(1, round(workers.workers * workers.cpus))} if workers.workers else {}
+        options |= {"num_cpus": workers.workers} if workers.workers else {}
     else:
         options |= {"address": workers.address}
     try:
@@ -147,7 +149,7 @@ def _import_ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError:
-        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use --engine local.") from None
+        raise InputError("Ray is not installed; pip install 'xmil[ray]', or use engine=local.") from None
     return ray
 
 
@@ -157,15 +159,73 @@ def _pickled(make_worker: MakeWorker[Any, Any]) -> bytes:
     return bytes(cloudpickle.dumps(make_worker))  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _run(made: bytes, item: Any, driver: Driver) -> Reply:
+def _run(pickled: bytes, item: Any, driver: Driver) -> Reply:
     """One item in a worker process, with the worker of the items before it."""
     from ray import cloudpickle
 
     leave_with(driver)
     try:
-        if made not in _lines:
+        if pickled not in _lines:
             _lines.clear()  # a worker of another run holds a model: let it go
-            _lines[made] = make_line(cloudpickle.loads(made))
+            _lines[pickled] = make_line(cloudpickle.loads(pickled))
     except StopError as error:
         return Reply(error=str(error), stop=True)
-    return _lines[made].run(item, [])
+    return _lines[pickled].run(item, [])
+
+
+INTERVAL = 0.5  # seconds between looks
+
+_watched: set[Driver] = set()
+
+
+class Driver(NamedTuple):
+    """A process by its machine, number and start, since numbers are used again."""
+
+    host: str
+    pid: int
+    begun: str
+
+
+def this_process() -> Driver:
+    """The driver that this process is."""
+    return Driver(_machine(), os.getpid(), _begun(os.getpid()))
+
+
+def leave_with(driver: Driver) -> None:
+    """End this process once the driver has ended; nothing is known of drivers on other machines."""
+    if driver in _watched or driver.host != _machine() or not driver.begun:
+        return
+    _watched.add(driver)
+    threading.Thread(target=_watch, args=(driver,), name="xmil-driver", daemon=True).start()
+
+
+def is_alive(driver: Driver) -> bool:
+    """Whether the process of a driver on this machine still runs.
+
+    >>> is_alive(this_process())
+    True
+    """
+    return _begun(driver.pid) == driver.begun
+
+
+def _watch(driver: Driver) -> None:
+    while is_alive(driver):
+        time.sleep(INTERVAL)
+    os._exit(1)
+
+
+def _machine() -> str:
+    """The machine, and within it the space of process numbers."""
+    try:
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _begun(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where it is gone, a zombie, or nobody can tell."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if words[0] in "ZX" else words[19]

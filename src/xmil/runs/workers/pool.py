@@ -16,9 +16,8 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
-from xmil.core.absence import refused
 from xmil.core.durable import OPEN_FILES
-from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, unknown_name
+from xmil.core.errors import InputError, StopError, XmilError, bad_parameter, refused, unknown_name
 
 KINDS = ("local", "ray")
 WRITING = 4  # items whose results are written at the same time: each waits for the disk
@@ -31,14 +30,13 @@ class Workers:
     """Where and how wide to run.
 
     `workers` is the number of worker processes; one local worker is this process itself. For Ray, 0 means as
-    many as the cluster has room for. `cpus` and `gpus` are what one worker takes; a fraction of a GPU lets
-    several share it. `retries` counts how often an item is tried again when its worker dies.
+    many as the cluster has room for. `gpus` are what one worker takes; a fraction lets several share one.
+    `retries` counts how often an item is tried again when its worker dies.
     """
 
     kind: str = "local"
     workers: int = 1
     address: str | None = None
-    cpus: float = 1.0
     gpus: float = 0.0
     retries: int = 2
 
@@ -48,17 +46,19 @@ class Workers:
         least = 0 if self.kind == "ray" else 1
         if self.workers < least:
             raise bad_parameter("workers", "Workers", f"an int in the range [{least}, inf)", self.workers)
-        for name in ("cpus", "gpus", "retries"):
+        for name in ("gpus", "retries"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise bad_parameter(name, "Workers", "a number in the range [0, inf)", getattr(self, name))
         if self.address is not None and self.kind != "ray":
-            raise InputError("--address is for --engine ray; local workers have none.")
+            raise InputError("An address is for engine=ray:ADDRESS; local workers have none.")
 
 
-def checked_device(name: str) -> str:
-    """The name of a device that is there."""
+def find_device(name: str) -> str:
+    """The name of a device that is there; "auto" takes a GPU if there is one."""
     import torch
 
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         kind = torch.device(name).type
     except RuntimeError:
@@ -204,7 +204,7 @@ class Line(AbstractContextManager["Line"]):
             return Reply(error=str(error), stop=True)
         except Exception as error:  # an item must not end the run, whatever is wrong with it
             logger.debug("%r", item, exc_info=True)
-            return _starved(error) or Reply(error=told(error))
+            return _starved(error) or Reply(error=error_line(error))
 
     def _run(self, item: Any, upcoming: list[Any]) -> Any:
         if not isinstance(self._worker, Stages):
@@ -229,14 +229,14 @@ def _ready(reply: Reply) -> Future[Reply]:
 
 def _starved(error: BaseException) -> Reply | None:
     """A reply that ends the run where the process has no file handle left: that is no fault of the item's."""
-    words = told(error)
+    words = error_line(error)
     if not any(os.strerror(number) in words for number in OPEN_FILES):
         return None
-    way = "raise the limit (`ulimit -n`) or use fewer --workers, and run the same command to go on"
+    way = "raise the limit (`ulimit -n`) or use fewer workers=, and run the same command to go on"
     return Reply(error=f"Too many files are open at once; {way}.", stop=True)
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in one line; with its type where it is not one of ours."""
     words = " ".join(str(error).split())
     if isinstance(error, XmilError) and words:
@@ -251,4 +251,4 @@ def make_line(make_worker: MakeWorker[Any, Any]) -> Line:
     try:
         return Line(make_worker())
     except Exception as error:
-        raise StopError(told(error)) from error
+        raise StopError(error_line(error)) from error

@@ -128,7 +128,7 @@ def died(times: int) -> str:
     """The reason of an item whose workers died."""
     return (
         f"The worker process died {times} times without an error message, as happens when memory runs out; "
-        "use fewer --workers or a lower --memory."
+        "use fewer workers= or a lower memory=."
     )
 
 
@@ -140,9 +140,9 @@ def visible_gpus(number: int, gpus: float) -> str | None:
     """
     if gpus <= 0:
         return None
-    known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     wanted = range(int(number * gpus), max(int(number * gpus) + 1, int((number + 1) * gpus)))
-    return ",".join(known[i % len(known)] if known else str(i) for i in wanted)
+    return ",".join(visible[i % len(visible)] if visible else str(i) for i in wanted)
 
 
 def _begin(make: MakeWorker[Any, Any], threads: int, gpus: str | None, watched: Connection) -> None:

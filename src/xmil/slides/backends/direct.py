@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends.tiffs import ADOBE_RGB, JPEG, RGB, TiffSlide, _bytes
+from xmil.slides.backends.tiff import ADOBE_RGB, JPEG, RGB, TiffSlide, _bytes
 from xmil.slides.slide import Pixels, Size, Slide
 
 VENDORS = ("OpenSlide, aperio", "OpenSlide, generic-tiff")
@@ -105,26 +105,26 @@ def with_direct_tiles(slide: Slide) -> Slide:
     try:
         tiff = TiffSlide(slide.path, file, file.series[0], mpp=(None, None))
         tiff.keep = KEPT
-        made = DirectSlide(slide, tiff, _levels(slide, tiff))
+        direct = DirectSlide(slide, tiff, _levels(slide, tiff))
     except Exception:
         file.close()
         return slide
-    if not made.direct:
+    if not direct.direct:
         file.close()
         return slide
-    return made
+    return direct
 
 
 def _levels(slide: Slide, tiff: TiffSlide) -> dict[int, int]:
     """Levels of the slide to pages of the TIFF."""
-    found = {}
+    pages_of = {}
     for level, scale in enumerate(slide.level_downsamples):
         size = slide.level_dimensions[level]
         pages = [i for i, other in enumerate(tiff.level_dimensions) if other == size]
-        whole = float(scale).is_integer() and tuple(side * scale for side in size) == slide.dimensions
-        if len(pages) == 1 and (level == 0 or whole) and _is_plain_jpeg(tiff._pages[pages[0]]):
-            found[level] = pages[0]
-    return found
+        even = float(scale).is_integer() and tuple(side * scale for side in size) == slide.dimensions
+        if len(pages) == 1 and (level == 0 or even) and _is_plain_jpeg(tiff._pages[pages[0]]):
+            pages_of[level] = pages[0]
+    return pages_of
 
 
 def _is_plain_jpeg(page: Any) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from xmil.core.storage import write_text
-from xmil.heatmaps.registry import EXPORTS, Export, Exported
+from xmil.core.durable import write_text
+from xmil.heatmaps import EXPORTS, Export, Exported
 
 
 def write(path: Path, given: Exported) -> None:

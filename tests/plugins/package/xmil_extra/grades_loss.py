@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.training.config import Loss
-from xmil.training.losses import LOSSES, BagLoss
-from xmil.training.targets import GOALS, Goal, Learnable
+from xmil.training.fit import LOSSES, BagLoss
+from xmil.training.training_set import GOALS, Goal, Learnable
 
 
 @GOALS.register("grades")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.methods.outputs import TASK_OUTPUTS, AskedOutput, Output
+from xmil.methods import TASK_OUTPUTS, Output, OutputRequest
 
 
 @TASK_OUTPUTS.register("grades")
-def grades(asked: AskedOutput) -> Output:
+def grades(asked: OutputRequest) -> Output:
     """Steps up to the grade speak for it, the step beyond it against it."""
     kind, c = asked.kind_among(("logit", "probability")), asked.cls
 

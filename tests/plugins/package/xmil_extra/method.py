@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.methods.network import Network
-from xmil.methods.outputs import Question
-from xmil.methods.registry import Attribution, Attributions, register_method
+from xmil.methods import Attribution, Attributions, Question, register_method
+from xmil.network import Network
 
 
 @register_method("lengths", signed=False, cost="1")

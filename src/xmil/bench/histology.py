@@ -1,0 +1,244 @@
+"""Problems from published histology: nuclei of colon tissue, and the slides of CAMELYON16.
+
+Colon (Sirinukunwattana et al. 2016): images are bags, labelled nuclei instances.
+
+CAMELYON16: slides are bags of encoded patches, with lesions outlined by pathologists. A folder holds
+`features/` (any layout `read_bag` reads: CLAM, TRIDENT, ...), `annotations/` (ASAP's XML, one for each tumour
+slide) and `slides.csv` with the columns `slide_id`, `split` (train, validation, test) and, for slides without
+a file, `label`.
+"""
+
+from __future__ import annotations
+
+import csv
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.bench.digits import for_and_against
+from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem
+from xmil.bench.tissue import STATISTICS, embedder
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError, InputError
+from xmil.core.text import parse_xml
+from xmil.data import read_bag
+from xmil.evaluate import covered_by_polygons
+
+CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
+EPITHELIAL, INFLAMMATORY = 0, 1
+PATCH, FOLDS = 48, 5  # pixels around a nucleus; parts of the images
+COLON = {
+    "colon_epithelial": ("Epithelial nuclei", "an image is positive if it holds an epithelial nucleus"),
+    "colon_balance": ("More epithelial", "an image is positive if epithelial outnumber inflammatory nuclei"),
+}
+EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
+SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
+Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Nuclei = dict[str, tuple[Floats, Rows]]
+
+
+def nuclei(folder: Path) -> Nuclei:
+    """Read the nuclei's centres (n, 2) in pixels and cell types (n,) by the image's name."""
+    by_image: dict[str, list[tuple[float, float, int]]] = {}
+    with (folder / "nuclei.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            by_image.setdefault(row["image"], []).append(
+                (float(row["x"]), float(row["y"]), CELLS.index(row["cell"]))
+            )
+    tables = {name: np.array(rows) for name, rows in by_image.items()}
+    return {name: (rows[:, :2], rows[:, 2].astype(np.int64)) for name, rows in tables.items()}
+
+
+def folds(labels: npt.ArrayLike, *, seed: int, n_folds: int = FOLDS) -> list[Rows]:
+    """Test rows of each fold, the labels spread evenly."""
+    labels = np.asarray(labels)
+    rng = np.random.default_rng(seed)
+    fold = np.empty(len(labels), dtype=int)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        fold[rows] = np.arange(len(rows)) % n_folds
+    return [np.flatnonzero(fold == k) for k in range(n_folds)]
+
+
+def colon_problems(
+    folder: Path, *, features: Path | None = None, encoder: str = STATISTICS, runs: int = 10
+) -> list[ListedProblem]:
+    """Both tasks: run r tests on fold r mod 5 of the r div 5-th division of the images.
+
+    `features` is a file that `benchmarks.colon.features` wrote; without it the nuclei are embedded here.
+    """
+    if features is None:
+        names, parts, cells = _embed_nuclei(folder, encoder)
+        about: dict[str, Any] = {"encoder": encoder}
+    else:
+        names, parts, cells = _read_features(features)
+        about = {"encoder": features.name}
+    return [
+        ListedProblem(
+            task,
+            COLON[task][0],
+            COLON[task][1],
+            2,
+            bags := [
+                LabelledBag(name, x, label_of(task, kinds), evidence_of(task, kinds))
+                for name, x, kinds in zip(names, parts, cells, strict=True)
+            ],
+            [_split([bag.label for bag in bags], run) for run in range(runs)],
+            about,
+            scaled=features is None,
+        )
+        for task in COLON
+    ]
+
+
+def label_of(task: str, cells: Rows) -> int:
+    """colon_epithelial: holds an epithelial nucleus. colon_balance: more epithelial than inflammatory."""
+    rivals = 0 if task == "colon_epithelial" else int((cells == INFLAMMATORY).sum())
+    return int((cells == EPITHELIAL).sum() > rivals)
+
+
+def evidence_of(task: str, cells: Rows) -> npt.NDArray[np.int8]:
+    """What each nucleus says about both classes, (2, n)."""
+    against = (cells == INFLAMMATORY) & (task == "colon_balance")
+    support = (cells == EPITHELIAL).astype(np.int8) - against.astype(np.int8)
+    return for_and_against(support)
+
+
+def _split(labels: Sequence[int], run: int) -> dict[str, Rows]:
+    test = folds(labels, seed=run // FOLDS)[run % FOLDS]
+    rest = np.random.default_rng(run).permutation(np.setdiff1d(np.arange(len(labels)), test))
+    cut = max(1, len(rest) // FOLDS)
+    return {"train": np.sort(rest[cut:]), "validation": np.sort(rest[:cut]), "test": test}
+
+
+def _embed_nuclei(folder: Path, encoder: str) -> tuple[list[str], list[FloatArray], list[Rows]]:
+    embed, tables = embedder(encoder), nuclei(folder)
+    parts = [embed(cut(folder / f"{name}.jpg", centres)) for name, (centres, _) in tables.items()]
+    return list(tables), parts, [cells for _, cells in tables.values()]
+
+
+def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.uint8]:
+    """Squares around the centres (n, patch, patch, 3), reflected at the border."""
+    from PIL import Image
+
+    with Image.open(image) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+    half = patch // 2
+    padded = np.pad(pixels, ((half, half), (half, half), (0, 0)), mode="reflect")
+    limit = [pixels.shape[1] - 1, pixels.shape[0] - 1]
+    corners = np.clip(np.rint(centres).astype(int), 0, limit)
+    return np.stack([padded[y : y + patch, x : x + patch] for x, y in corners])
+
+
+def _read_features(path: Path) -> tuple[list[str], list[FloatArray], list[Rows]]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            image, cells, names = arrays["image"], arrays["cells"], arrays["names"]
+            features = arrays["features"].astype(np.float32)
+    except (OSError, KeyError, ValueError) as error:
+        raise FileError(f"{path}: not a file of colon features ({error}).") from None
+    rows = [np.flatnonzero(image == i) for i in range(len(names))]
+    return [str(name) for name in names], [features[r] for r in rows], [cells[r] for r in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A polygon (k, 2) in level-0 pixels; `tumour` is False for what is cut out of lesions."""
+
+    points: Floats
+    tumour: bool
+
+
+def read_asap(path: Path) -> list[Outline]:
+    """The polygons of an ASAP annotation."""
+    try:
+        root = parse_xml(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
+    except ValueError as error:
+        raise FileError(f"{path}: not an ASAP annotation ({error}).") from None
+    return [outline for node in root.iter("Annotation") if (outline := _outline(node, path)) is not None]
+
+
+def _outline(node: ET.Element, path: Path) -> Outline | None:
+    try:
+        corners = sorted(node.iter("Coordinate"), key=lambda c: float(c.get("Order", "0")))
+        points = np.array([[float(c.attrib[axis].replace(",", ".")) for axis in ("X", "Y")] for c in corners])
+    except (KeyError, ValueError) as error:
+        raise FileError(f"{path}: the annotation {node.get('Name')!r} is damaged ({error}).") from None
+    if len(points) < 3:  # points and lines mark no area
+        return None
+    return Outline(points, node.get("PartOfGroup", "") not in EXCLUDED)
+
+
+def lesions_of(outlines: Sequence[Outline], coords: npt.ArrayLike, patch_size: int) -> Rows:
+    """The lesion each patch lies in, -1 for none: the one that covers most of it, if enough of it."""
+    tumours = [o for o in outlines if o.tumour]
+    holes = [[o.points] for o in outlines if not o.tumour]
+    xy0 = np.asarray(coords, dtype=np.float64)
+    if not tumours:
+        return np.full(len(xy0), -1, dtype=np.int64)
+    shares = np.stack([covered_by_polygons([[o.points]], xy0, patch_size, without=holes) for o in tumours])
+    return np.where(shares.max(axis=0) >= SHARE, shares.argmax(axis=0), -1).astype(np.int64)
+
+
+class SlideBags(Sequence[LabelledBag]):
+    """Slides of a folder, read when they are needed."""
+
+    def __init__(self, folder: Path, rows: Sequence[dict[str, str]]) -> None:
+        self.folder, self.rows = folder, list(rows)
+        self.width = int(self[0].features.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, at: int) -> LabelledBag: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[LabelledBag]: ...
+    def __getitem__(self, at: int | slice) -> LabelledBag | list[LabelledBag]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        return self._bag(self.rows[at])
+
+    def _bag(self, row: dict[str, str]) -> LabelledBag:
+        name = row["slide_id"]
+        bag = read_bag(self._feature_file(name))
+        if bag.coords is None or bag.patch_size is None:
+            raise InputError(f"{name}: its features have no coordinates to lay annotations on.")
+        path = self.folder / "annotations" / f"{name}.xml"
+        outlines = read_asap(path) if path.is_file() else []
+        lesions = lesions_of(outlines, bag.coords, bag.patch_size)
+        support = (lesions >= 0).astype(np.int8)
+        label = int(row["label"]) if row.get("label") else int(path.is_file())
+        return LabelledBag(name, bag.features, label, for_and_against(support), lesions)
+
+    def _feature_file(self, name: str) -> Path:
+        files = sorted((self.folder / "features").glob(f"{name}.*"))
+        if not files:
+            raise FileError(f"{self.folder / 'features'}: has no features of the slide {name!r}.")
+        return files[0]
+
+
+def camelyon_problem(folder: Path) -> ListedProblem:
+    """The slides of a folder as one problem; it has one repetition, the published division."""
+    table = folder / "slides.csv"
+    try:
+        with table.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except OSError as error:
+        raise FileError(f"{table}: cannot be read ({error.strerror}).") from None
+    if not rows or not {"slide_id", "split"} <= set(rows[0]):
+        raise FileError(f"{table}: needs the columns slide_id and split.")
+    splits = {s: np.array([i for i, row in enumerate(rows) if row["split"] == s], np.int64) for s in SPLITS}
+    if not len(splits["test"]):
+        raise InputError(f"{table}: no slide has the split 'test'.")
+    about = {"folder": folder.name, "share": SHARE}
+    why = "lesions outlined by pathologists: does a slide's evidence lie in them?"
+    return ListedProblem("camelyon16", "CAMELYON16", why, 2, SlideBags(folder, rows), [splits], about)

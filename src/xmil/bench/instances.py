@@ -1,0 +1,416 @@
+"""Labelled digits as feature vectors: where they come from, what is planted on them, bags drawn from them.
+
+Instances lie in pools for training, validation and test. A variant (a mark, a tint, a blur, what a site
+leaves on all its instances) acts on images if there are any and they were encoded here, else on the features.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from xmil.bench.digits import BAG_SIZE, DIGITS, Codes, DigitTask, draw_rows
+from xmil.bench.problems import SHARES, SPLITS
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError, InputError, absent, unknown_name
+from xmil.core.registry import Registry
+
+T = TypeVar("T")
+Images = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
+OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
+OnFeatures = Callable[[FloatArray, np.random.Generator], FloatArray]
+VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
+ONE_HOT_NOISE = 0.3
+UNSIGNED_BYTES = 0x08  # the type of an IDX file's values
+STRENGTH = 1.0  # length of a direction, in mean lengths of a feature vector's deviation
+TINT, SITE, WEAK, SOFT = 0.35, 0.5, 0.25, 0.5
+
+Encoder = Callable[[Images], FloatArray]
+ENCODERS: Registry[Encoder] = Registry("encoder of digits", group="xmil.digit_encoders")
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Features (m, d) with their digits, and the rows of each pool; images (m, h, w) where there are any.
+
+    `embedded` data comes with the package: it is not what the paper's figures were measured on. `encode` made
+    the features from the images, where that was here.
+    """
+
+    features: FloatArray
+    digits: Codes
+    pools: dict[str, Codes]
+    name: str
+    images: Images | None = None
+    embedded: bool = False
+    encode: Encoder | None = None
+
+    def with_one_pool(self) -> Instances:
+        """The same with one pool for everything, as in the released code."""
+        rows = np.concatenate(list(self.pools.values()))
+        return replace(self, pools=dict.fromkeys(SPLITS, rows))
+
+    def rows_of(self, pool: str) -> list[Codes]:
+        """The rows of a pool for each digit; a digit without any is an error."""
+        rows = [self.pools[pool][self.digits[self.pools[pool]] == digit] for digit in range(DIGITS)]
+        missing = [digit for digit in range(DIGITS) if not len(rows[digit])]
+        if missing:
+            raise InputError(
+                f"{self.name}: the {pool} pool has no images of {missing[0]}; every digit needs some."
+            )
+        return rows
+
+
+def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0) -> Instances:
+    """Load scikit-learn's digits ("digits"), one-hot vectors with noise ("onehot"), or the data at a path.
+
+    A path is an .npz file (`x` features, `y` digits), or a folder with such files for training and test, or
+    with MNIST's IDX files, which the encoder turns into features.
+
+    >>> load_instances("digits").features.shape
+    (1797, 64)
+    """
+    if source == "digits":
+        return _sklearn_digits(encoder, seed)
+    if source == "onehot":
+        return _one_hot(seed)
+    path = Path(source)
+    if path.suffix == ".npz":
+        return _one_set(*read_npz(path), name=path.name, seed=seed)
+    if not path.is_dir():
+        choices = "'digits', 'onehot', an .npz file, or a folder of .npz or IDX files"
+        raise FileError(f"{source}: no such data. Data must be {choices}.")
+    return _from_folder(path, encoder, seed)
+
+
+def read_npz(path: Path) -> tuple[FloatArray, Codes]:
+    """Read features (m, d) and digits (m,) from a file of cached features."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            x, y = file["x"].astype(np.float32), file["y"].astype(np.int64)
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except KeyError:
+        raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
+    except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise FileError(f"{path}: not a readable .npz file ({error}).") from None
+    _check(x, y, path)
+    return x, y
+
+
+def _check(x: FloatArray, y: Codes, path: Path) -> None:
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise FileError(f"{path}: 'x' must be (m, d) and 'y' (m,). Got {x.shape} and {y.shape}.")
+    if not np.isfinite(x).all():
+        raise FileError(f"{path}: 'x' contains values that are not finite; extract the features again.")
+    if len(y) and not (y.min() >= 0 and y.max() < DIGITS):
+        raise FileError(f"{path}: 'y' must hold digits from 0 to 9. Got {y.min()} to {y.max()}.")
+
+
+@ENCODERS.register("pixels")
+def pixels(images: Images) -> FloatArray:
+    """The image's own values between 0 and 1, row by row."""
+    flat = images.reshape(len(images), -1).astype(np.float32)
+    return flat / max(1.0, float(flat.max(initial=0.0)))
+
+
+def _sklearn_digits(encoder: str, seed: int) -> Instances:
+    images, digits = sklearn_images()
+    instances = _one_set(ENCODERS[encoder](images), digits, name="scikit-learn digits", seed=seed)
+    return replace(instances, images=images, embedded=True, encode=ENCODERS[encoder])
+
+
+def sklearn_images() -> tuple[Images, Codes]:
+    """Load scikit-learn's images (1797, 8, 8) of handwritten digits, and the digits."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images.astype(np.uint8), data.target.astype(np.int64)
+
+
+def _one_hot(seed: int, per_digit: int = 400) -> Instances:
+    digits = np.repeat(np.arange(DIGITS), per_digit)
+    noise = np.random.default_rng(seed).normal(scale=ONE_HOT_NOISE, size=(len(digits), DIGITS))
+    features = (np.eye(DIGITS)[digits] + noise).astype(np.float32)
+    return replace(_one_set(features, digits, name="one-hot digits", seed=seed), embedded=True)
+
+
+def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
+    files = sorted(folder.glob("*.npz"))
+    if files:
+        return _join(files, [read_npz(path) for path in files], folder, seed)
+    images = sorted(folder.glob("*images*ubyte*"))
+    if not images:
+        raise FileError(
+            f"{folder}: holds neither .npz files of features nor IDX files (*-images-idx3-ubyte)."
+        )
+    encode = ENCODERS[encoder]
+    stacks = [_read_images(path) for path in images]
+    both = [(encode(pictures), digits) for pictures, digits in stacks]
+    instances = _join(images, both, folder, seed)
+    ordered = stacks if len(stacks) == 1 else _in_order(images, stacks)
+    return replace(instances, images=np.concatenate([pictures for pictures, _ in ordered]), encode=encode)
+
+
+def _join(paths: list[Path], sets: list[tuple[FloatArray, Codes]], folder: Path, seed: int) -> Instances:
+    """Split one file in three; of a training and a test file, split the first for validation."""
+    if len(paths) == 1:
+        return _one_set(*sets[0], name=paths[0].name, seed=seed)
+    (x, y), (x_test, y_test) = _in_order(paths, sets)
+    if x.shape[1] != x_test.shape[1]:
+        raise InputError(
+            f"{folder}: training features have width {x.shape[1]}, test features {x_test.shape[1]}; "
+            "use one encoder for both."
+        )
+    train, validation = _split(y, (1 - VALIDATION_SHARE, VALIDATION_SHARE), seed)
+    test = len(y) + np.arange(len(y_test))
+    pools = dict(zip(SPLITS, (train, validation, test), strict=True))
+    return Instances(np.concatenate([x, x_test]), np.concatenate([y, y_test]), pools, folder.name)
+
+
+def _in_order(paths: list[Path], sets: list[T]) -> list[T]:
+    """Order the sets by their files' names: training, then test."""
+    ordered = []
+    for names in (("train",), ("test", "t10k")):
+        at = [i for i, path in enumerate(paths) if any(name in path.name for name in names)]
+        if len(at) != 1:
+            listed = ", ".join(path.name for path in paths)
+            raise FileError(f"{paths[0].parent}: needs one file named *{names[0]}*. Found: {listed}.")
+        ordered.append(sets[at[0]])
+    return ordered
+
+
+def _read_images(path: Path) -> tuple[Images, Codes]:
+    images = read_idx(path)
+    label_path = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+    labels = read_idx(label_path).astype(np.int64)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise FileError(
+            f"{path}: {images.shape} images do not go with {labels.shape} labels in {label_path.name}."
+        )
+    if len(labels) and labels.max() >= DIGITS:
+        raise FileError(f"{label_path}: labels must be digits from 0 to 9. Got {labels.max()}.")
+    return images, labels
+
+
+def _one_set(features: FloatArray, digits: Codes, *, name: str, seed: int) -> Instances:
+    return Instances(features, digits, dict(zip(SPLITS, _split(digits, SHARES, seed), strict=True)), name)
+
+
+def _split(digits: Codes, shares: tuple[float, ...], seed: int) -> list[Codes]:
+    """Split rows in disjoint parts, each digit in the same shares."""
+    rng = np.random.default_rng(seed)
+    parts: list[list[Codes]] = [[] for _ in shares]
+    ends = np.cumsum(shares)[:-1]
+    for digit in range(DIGITS):
+        rows = rng.permutation(np.flatnonzero(digits == digit))
+        for part, piece in zip(parts, np.split(rows, np.rint(ends * len(rows)).astype(int)), strict=True):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
+
+
+def mark_images(images: Images) -> Images:
+    """Draw a mark on the images: a bright corner."""
+    marked = images.copy()
+    edge = max(1, images.shape[1] // 5)
+    marked[:, :edge, :edge] = images.max(initial=1)
+    return marked
+
+
+def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of unsigned bytes, plain or gzipped."""
+    data = _read(Path(path))
+    if len(data) < 4 or data[:2] != b"\x00\x00":
+        raise FileError(f"{path}: not an IDX file (its first two bytes must be zero); download it again.")
+    if data[2] != UNSIGNED_BYTES:
+        raise FileError(
+            f"{path}: an IDX file of type 0x{data[2]:02x}; only unsigned bytes (0x08) are images or labels."
+        )
+    start = 4 + 4 * data[3]
+    if len(data) < start:
+        raise FileError(f"{path}: cut off within the header; download it again.")
+    shape = tuple(int(n) for n in np.frombuffer(data, dtype=">u4", count=data[3], offset=4))
+    expected = int(np.prod(shape, dtype=np.int64))
+    if len(data) - start != expected:
+        raise FileError(
+            f"{path}: {shape} declares {expected:,} bytes, but {len(data) - start} follow the header; "
+            "the file is damaged, download it again."
+        )
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileError(f"{path}: cannot be read ({error}).") from None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to change instances; without `on_images` it changes features alone, and `shown` is drawn."""
+
+    on_features: OnFeatures
+    on_images: OnImages | None = None
+    shown: Callable[[Images], Images] | None = None
+
+
+def with_variants(instances: Instances, names: Sequence[str], seed: int) -> Instances:
+    """Append to the instances a copy of all for each variant, changed by it."""
+    if not names:
+        return instances
+    copies = [_change(instances, name, seed) for name in names]
+    images = None
+    if instances.images is not None:
+        images = np.concatenate([instances.images, *(c.images for c in copies if c.images is not None)])
+    features = np.concatenate([instances.features, *(c.features for c in copies)])
+    digits = np.concatenate([instances.digits] * (1 + len(names)))
+    return replace(instances, features=features, digits=digits, images=images)
+
+
+def _change(instances: Instances, name: str, seed: int) -> Instances:
+    if name not in VARIANTS:
+        raise unknown_name("variant", name, VARIANTS)
+    variant, images = VARIANTS[name], instances.images
+    if variant.on_images is not None and images is not None and instances.encode is not None:
+        top = max(1, int(images.max(initial=1)))
+        drawn = np.rint(np.clip(variant.on_images(images / top), 0, 1) * top).astype(images.dtype)
+        return replace(instances, images=drawn, features=instances.encode(drawn))
+    features = variant.on_features(instances.features, np.random.default_rng(seed))
+    shown = images if images is None or variant.shown is None else variant.shown(images)
+    return replace(instances, features=features, images=shown)
+
+
+def _along(index: int, share: float = 1.0) -> OnFeatures:
+    """Add one fixed direction to the features, the index-th drawn from the seed."""
+
+    def add(features: FloatArray, rng: np.random.Generator) -> FloatArray:
+        direction = rng.standard_normal((index + 1, features.shape[1]))[index]
+        deviation = features - features.mean(axis=0)
+        length = share * STRENGTH * np.linalg.norm(deviation, axis=1).mean()
+        step = (direction / np.linalg.norm(direction) * length).astype(np.float32)
+        return np.asarray(features + step, dtype=np.float32)
+
+    return add
+
+
+def _towards_mean(features: FloatArray, rng: np.random.Generator) -> FloatArray:
+    del rng
+    mean = features.mean(axis=0)
+    return np.asarray(mean + SOFT * (features - mean), dtype=np.float32)
+
+
+def _blur(images: Floats) -> Floats:
+    """Average each pixel with its eight neighbours, the border repeated."""
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    h, w = images.shape[1:]
+    parts = [padded[:, i : i + h, j : j + w] for i in range(3) for j in range(3)]
+    return np.asarray(np.mean(parts, axis=0))
+
+
+def _ramp(share: float, *, across: bool) -> OnImages:
+    """Add light that rises from one edge to the other, across or down."""
+
+    def add(images: Floats) -> Floats:
+        rise = np.linspace(0, SITE * share, images.shape[2 if across else 1])
+        return np.asarray(images + (rise if across else rise[:, None]))
+
+    return add
+
+
+VARIANTS = {
+    "mark": Variant(_along(0), shown=mark_images),
+    "tint": Variant(_along(1), lambda images: images + TINT * (1 - images)),
+    "blur": Variant(_towards_mean, _blur),
+    "site_a_weak": Variant(_along(2, WEAK), _ramp(WEAK, across=True)),
+    "site_a_strong": Variant(_along(2), _ramp(1.0, across=True)),
+    "site_b_weak": Variant(_along(3, WEAK), _ramp(WEAK, across=False)),
+    "site_b_strong": Variant(_along(3), _ramp(1.0, across=False)),
+}
+
+
+@dataclass(frozen=True)
+class BagSet:
+    """Bags as rows of the instance table (..., b, n), their codes (..., b, n) and labels (..., b)."""
+
+    rows: Codes
+    codes: Codes
+    labels: Codes
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[-1])
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The bags of each split."""
+
+    train: BagSet
+    validation: BagSet
+    test: BagSet
+
+
+def draw_bags(
+    task: DigitTask, instances: Instances, pool: str, *, n_bags: int, n: int, seed: tuple[int, ...]
+) -> BagSet:
+    """Draw bags of a task from one pool of instances; the same seed gives the same bags."""
+    rng = np.random.default_rng(seed)
+    codes = task.draw(rng, n_bags, n)
+    by_digit = instances.rows_of(pool)
+    rows = draw_rows(rng, codes % DIGITS, by_digit)
+    variant = codes // DIGITS  # rows of each variant follow those of the one before
+    n_plain = len(instances.digits) // (1 + len(task.variants))
+    return BagSet(rows + variant * n_plain, codes, task.label(codes).astype(np.int64))
+
+
+def draw_splits(
+    task: DigitTask,
+    instances: Instances,
+    sizes: tuple[int, int, int],
+    *,
+    seed: int,
+    repetition: int,
+    n: int = BAG_SIZE,
+) -> Splits:
+    """Draw the training, validation and test bags of one repetition."""
+    return Splits(
+        *(
+            draw_bags(task, instances, pool, n_bags=size, n=n, seed=(seed, repetition, i))
+            for i, (pool, size) in enumerate(zip(SPLITS, sizes, strict=True))
+        )
+    )
+
+
+def stack_sets(sets: list[BagSet]) -> BagSet:
+    """Stack the bag sets of several repetitions, repetitions first."""
+    return BagSet(*(np.stack([getattr(s, key) for s in sets]) for key in ("rows", "codes", "labels")))
+
+
+@dataclass(frozen=True)
+class Table:
+    """The instances' features (m, d) on a device, from which bags are gathered by rows."""
+
+    features: Tensor
+
+    def bags(self, rows: Tensor) -> Tensor:
+        """Features (..., n, d) of rows (..., n)."""
+        return self.features.index_select(0, rows.flatten()).view(*rows.shape, -1)
+
+    def to_rows(self, rows: Codes) -> Tensor:
+        """Rows as a tensor on the table's device."""
+        return torch.from_numpy(rows).to(self.features.device)

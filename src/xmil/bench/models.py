@@ -1,0 +1,211 @@
+"""The models of the benchmark: ours in the sizes of each suite, a builder of yours, a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from xmil.bench.problems import Problem
+from xmil.bench.training import QUICK_TRAINING, Training
+from xmil.core.errors import FileError, InputError, absent, unknown_name
+from xmil.core.identity import file_digest
+from xmil.core.registry import Registry, load_function, load_module, source_file
+from xmil.models import create_model, load_model
+
+PAPER_MODELS = ("attnmil", "transmil", "addmil")
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors")
+SETTINGS = "TRAINING"  # what a builder's file may hold
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model for bags of digits: its parameters and how it is trained."""
+
+    name: str
+    title: str
+    params: Mapping[str, Any]
+    training: Training
+
+
+_SLOW = Training(optimizer="sgd", epochs=1000, patience=100)
+SETUPS: Registry[Setup] = Registry("model of the benchmark", group="xmil.toy_models")
+for _setup in (
+    Setup("attnmil", "AttnMIL", {"dim": 20, "attention_dim": 20, "n_out_layers": 1}, _SLOW),
+    Setup("transmil", "TransMIL", {"dim": 20}, Training(optimizer="sgd", epochs=200, patience=40)),
+    Setup("addmil", "AddMIL", {"hidden": 20}, Training(optimizer="adam", epochs=1000, patience=100)),
+    Setup(
+        "mambamil",
+        "MambaMIL",
+        {"dim": 20, "attention_dim": 20},
+        Training(optimizer="adam", lr=3e-3, epochs=200, patience=40),
+    ),
+):
+    SETUPS.add(_setup.name, _setup)
+MORE_SETUPS = (  # as wide as the paper's
+    Setup("meanpool", "Mean pooling", {"dim": 20}, _SLOW),
+    Setup("maxpool", "Max pooling", {"dim": 20}, _SLOW),
+    Setup("clam_sb", "CLAM-SB", {"dim": 20, "attention_dim": 20}, _SLOW),
+    Setup("clam_mb", "CLAM-MB", {"dim": 20, "attention_dim": 20}, _SLOW),
+    Setup("dsmil", "DSMIL", {"query_dim": 20}, _SLOW),
+)
+TISSUE_TRAINING = Training(optimizer="adam", lr=1e-3, batch=8, epochs=60, patience=12, warmup=5)
+TISSUE_PARAMS: dict[str, dict[str, Any]] = {
+    "attnmil": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "transmil": {"dim": 32, "heads": 4, "landmarks": 16, "dropout": 0.2},
+    "addmil": {"hidden": 64, "dropout": 0.2},
+    "meanpool": {"dim": 64, "dropout": 0.2},
+    "maxpool": {"dim": 64, "dropout": 0.2},
+    "clam_sb": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "clam_mb": {"dim": 64, "attention_dim": 32, "dropout": 0.2},
+    "dsmil": {"query_dim": 32, "dropout": 0.2},
+}
+
+
+def all_setups() -> dict[str, Setup]:
+    """Every model the suites know, with its sizes for bags of digits."""
+    return {name: SETUPS[name] for name in SETUPS} | {setup.name: setup for setup in MORE_SETUPS}
+
+
+@dataclass(frozen=True)
+class OurModel:
+    """A model of the package in the size of the problem's family."""
+
+    setup: Setup
+
+    @property
+    def name(self) -> str:
+        """The registered name."""
+        return self.setup.name
+
+    @property
+    def title(self) -> str:
+        """What readers know it by."""
+        return self.setup.title
+
+    @property
+    def digest(self) -> str:
+        """The package's version goes with the run: the name is enough."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """Build a fresh model for the problem."""
+        params = dict(self.setup.params) if problem.family == "digits" else TISSUE_PARAMS.get(self.name, {})
+        return create_model(
+            self.name, in_dim=problem.in_dim, n_classes=problem.n_classes, seed=seed, **params
+        )
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """How it is trained: the paper's way on digits, one way on tissue, less what the protocol changes."""
+        base = self.setup.training if problem.family == "digits" else TISSUE_TRAINING
+        return replace(base, **changes)
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A builder `(in_dim, n_classes) -> nn.Module` of the user's; its file may hold a dict `TRAINING`."""
+
+    source: str
+    builder: Callable[[int, int], nn.Module]
+    digest: str
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, source: str) -> OwnModel:
+        """Load the builder that `file.py:function` names, with the training settings beside it."""
+        builder = load_function(source, kind="model")
+        settings = getattr(load_module(source.rpartition(":")[0], kind="model"), SETTINGS, {})
+        choices = [f.name for f in fields(Training)]
+        for name in settings:
+            if name not in choices:
+                raise unknown_name(f"setting in {SETTINGS} of {source}", name, choices)
+        return cls(source, builder, source_digest(source), dict(settings))
+
+    @property
+    def name(self) -> str:
+        """The builder's name with its file's."""
+        place, _, function = self.source.rpartition(":")
+        return f"{Path(place).stem}:{function}"
+
+    @property
+    def title(self) -> str:
+        """As the name."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """Build a fresh model for the problem, its weights from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: Any = self.builder(problem.in_dim, problem.n_classes)
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"The model {self.name} must build a torch.nn.Module. Got {type(model).__name__} instead."
+            )
+        return model.eval()
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """The quick way, with the file's settings; the protocol changes only how long it may take."""
+        base = Training(**QUICK_TRAINING) if problem.family == "digits" else TISSUE_TRAINING
+        shorter = {key: value for key, value in changes.items() if key in ("epochs", "patience")}
+        return replace(base, **{**shorter, **self.settings})
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A checkpoint, explained as it is: for problems whose features it was trained on."""
+
+    path: Path
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    @property
+    def title(self) -> str:
+        """As the name."""
+        return self.name
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """Load the model in the file."""
+        del seed
+        model = load_model(self.path)
+        if (model.in_dim, model.n_classes) != (problem.in_dim, problem.n_classes):
+            raise InputError(
+                f"{self.path}: takes features of width {model.in_dim} to {model.n_classes} outputs, but "
+                f"{problem.title} has {problem.in_dim} and {problem.n_classes}; name the task as well."
+            )
+        return model
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """The same for all: it was not trained here."""
+        del problem, changes
+        return Training()
+
+
+ModelEntry = OurModel | OwnModel | TrainedModel
+
+
+def model_entry(text: str) -> ModelEntry:
+    """Find the entry that a text names: one of ours, a checkpoint, or `file.py:builder`."""
+    if Path(text).suffix in CHECKPOINTS:
+        if not Path(text).is_file():
+            raise FileError(absent(text))
+        return TrainedModel(Path(text), file_digest(Path(text)))
+    if ":" in text:
+        return OwnModel.load(text)
+    setups = all_setups()
+    if text not in setups:
+        raise unknown_name("model of the benchmark", text, [*setups, "file.py:builder", "a checkpoint"])
+    return OurModel(setups[text])
+
+
+def source_digest(source: str) -> str:
+    """SHA-256 of the file of `file.py:function`; empty if it cannot be located."""
+    path = source_file(source)
+    return "" if path is None else file_digest(path)

@@ -1,0 +1,214 @@
+"""Plots of a run: bars with spread, and example bags coloured by their scores beside the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from xmil.bench.digits import DIGITS, Codes, Signs
+from xmil.bench.folder import Folder
+from xmil.bench.instances import BagSet, mark_images, sklearn_images
+from xmil.bench.protocol import Configuration
+from xmil.bench.scoring import MethodSpec, score_bags
+from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
+from xmil.bench.verdicts import base_of
+from xmil.evaluate import auprc2
+from xmil.heatmaps import method_colour
+from xmil.methods import METHODS
+from xmil.models import MILModel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANELS_IN_A_ROW = 3
+COLUMNS = 10  # digits side by side in a bag
+LEGEND = ("red: evidence for", "blue: evidence against", "purple: a score without a sign")
+NARROW = 3  # columns: what a title on one line needs
+Array = npt.NDArray[Any]
+
+
+def draw_all(
+    table: ResultTable, configurations: Sequence[Configuration], methods: Sequence[str], folder: Folder
+) -> list[Path]:
+    """Draw every plot of a run; a model that is not in the folder has no example bags."""
+    paths = [folder.path / "bars.png"]
+    draw_bars(table, paths[0])
+    for model in dict.fromkeys(c.setup.name for c in configurations):
+        path = folder.path / f"bags-{model}.png"
+        here = [c for c in configurations if c.setup.name == model]
+        if draw_examples(here, methods, path, folder=folder):
+            paths.append(path)
+    return paths
+
+
+def draw_bars(table: ResultTable, path: Path) -> None:
+    """Draw AUPRC-2 of every method (mean, deviation, repetitions) in a panel for each task and model."""
+    from matplotlib.figure import Figure
+
+    wide = min(PANELS_IN_A_ROW, len(table.columns))
+    high = -(-len(table.columns) // wide)
+    size = (4.2 * wide + 0.6, (0.26 * len(table.methods) + 0.9) * high + 0.6)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    axes = figure.subplots(high, wide, squeeze=False, sharex=True).ravel()
+    for axis, column in zip(axes, table.columns, strict=False):
+        _bars(axis, table, column)
+    for axis in axes[len(table.columns) :]:
+        axis.set_visible(False)
+    cells = [cell for (*_, method), cell in table.cells.items() if method != AUROC]
+    has_paper = any(cell.paper is not None for cell in cells)
+    marks = "dots: repetitions" + (", diamonds: the paper" if has_paper else "")
+    figure.suptitle(f"AUPRC-2, mean and standard deviation ({marks})", fontsize=11)
+    figure.savefig(path)
+
+
+def _bars(axis: Axes, table: ResultTable, column: tuple[str, str]) -> None:
+    methods = [method for method in table.methods if table.cell(method, column) is not None]
+    for place, method in enumerate(methods):
+        cell = table.cells[(*column, method)]
+        colour, alpha = method_colour(base_of(method)), 1.0 if base_of(method) == method else 0.55
+        axis.barh(place, cell.mean, xerr=cell.std, color=colour, alpha=alpha, error_kw={"elinewidth": 1.0})
+        axis.scatter(cell.values, np.full(len(cell.values), place), s=3, color="black", alpha=0.35, zorder=3)
+        if cell.paper is not None:
+            axis.scatter(cell.paper, place, s=26, marker="D", color="white", edgecolor="black", zorder=4)
+    axis.set_yticks(range(len(methods)), [title_of(method) for method in methods], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1)
+    axis.tick_params(axis="x", labelbottom=True, labelsize=8)
+    axis.set_title(column_title(*column), fontsize=9)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def draw_examples(
+    configurations: Sequence[Configuration], methods: Sequence[str], path: Path, *, folder: Folder
+) -> bool:
+    """Draw a test bag of each task in a column: the true evidence, and below it each method's estimate."""
+    panels: dict[tuple[str, str], TilePanel] = {}
+    for c in configurations:
+        fitted = folder.stack(c)
+        if fitted is not None:
+            example = _example(c, fitted.models.model(0), _first_specs(methods))
+            panels |= {(row, c.task.name): panel for row, panel in example.items()}
+    if panels:
+        draw_grid(panels, path, title=[configurations[0].setup.title, *LEGEND])
+    return bool(panels)
+
+
+def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:
+    """The panels of one bag by their row."""
+    assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
+    test = c.splits(0).test
+    evidence = c.task.evidence(test.codes)
+    bag, target = clearest_bag(evidence)
+    truth, images = evidence[bag, target], _pictures(c, test, bag)
+    panels = {"truth": TilePanel(images, truth, signed=True, title=f"{c.task.title}, class {target}")}
+    table = c.table()
+    x = table.bags(table.to_rows(test.rows[bag : bag + 1]))
+    for spec in [spec for spec in specs if spec.supports(model)]:
+        scores = score_bags(model, x, spec)[0, target].double().cpu().numpy()
+        title = f"AUPRC-2 {auprc2(truth, scores):.2f}"
+        panels[title_of(str(spec))] = TilePanel(images, scores, METHODS[spec.name].signed, title)
+    return panels
+
+
+def clearest_bag(evidence: Signs) -> tuple[int, int]:
+    """Find the bag and class whose evidence (b, c, n) has most kinds of signs, in like numbers."""
+    counts = np.stack([(evidence == sign).sum(axis=-1) for sign in (-1, 0, 1)])  # (3, b, c)
+    kinds, least = (counts > 0).sum(axis=0), np.where(counts > 0, counts, counts.max() + 1).min(axis=0)
+    order = np.lexsort((least.ravel(), (counts[2] > 0).ravel(), kinds.ravel()))
+    bag, target = np.unravel_index(order[-1], kinds.shape)
+    return int(bag), int(target)
+
+
+def _first_specs(methods: Sequence[str]) -> list[MethodSpec]:
+    """Each method once, with its first options; chance has nothing to show."""
+    first = {base_of(text): text for text in reversed(methods)}
+    return [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
+
+
+def _pictures(configuration: Configuration, test: BagSet, bag: int) -> npt.NDArray[Any]:
+    """The images of a bag; if the data has none, scikit-learn's digits stand for them."""
+    images: npt.NDArray[Any] | None = configuration.prepared.images
+    return _symbols(test.codes[bag]) if images is None else images[test.rows[bag]]
+
+
+def _symbols(codes: Codes) -> npt.NDArray[Any]:
+    images, digits = sklearn_images()
+    symbols = np.stack([_typical(images[digits == digit]) for digit in range(DIGITS)])
+    drawn: npt.NDArray[Any] = np.concatenate([symbols, mark_images(symbols)])[codes]
+    return drawn
+
+
+def _typical(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The image nearest to the mean of all."""
+    far = np.square(images - images.mean(axis=0)).sum(axis=(1, 2))
+    typical: npt.NDArray[Any] = images[far.argmin()]
+    return typical
+
+
+@dataclass(frozen=True)
+class TilePanel:
+    """Images (n, h, w) of a bag's digits, their scores (n,), and what stands above them."""
+
+    images: Array
+    scores: Array
+    signed: bool
+    title: str
+
+
+def draw_grid(panels: Mapping[tuple[str, str], TilePanel], path: Path, *, title: Sequence[str]) -> None:
+    """A picture of panels by row and column; rows carry their names, phrases of the title stand on top."""
+    from matplotlib.figure import Figure
+
+    rows, columns = (list(dict.fromkeys(key[side] for key in panels)) for side in (0, 1))
+    lines = len(title) if len(columns) < NARROW else 1
+    deep = max(-(-len(panel.scores) // COLUMNS) for panel in panels.values())
+    size = (3.1 * len(columns) + 0.3, (0.3 * deep + 0.3) * len(rows) + 0.2 * lines + 0.25)
+    figure = Figure(figsize=size, dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.08)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    for i, row in enumerate(rows):
+        for axis, column in zip(axes[i], columns, strict=True):
+            _draw(axis, panels.get((row, column)))
+        axes[i, 0].set_ylabel(row, fontsize=10, fontweight="bold")
+    figure.suptitle(("\n" if lines > 1 else "   ").join(title), fontsize=10 if lines > 1 else 11)
+    figure.savefig(path)
+
+
+def _draw(axis: Axes, panel: TilePanel | None) -> None:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for side in axis.spines.values():
+        side.set_visible(False)
+    if panel is None:
+        axis.text(0.5, 0.5, "not for this model", ha="center", va="center", color="0.5", fontsize=8)
+        return
+    axis.imshow(colour_tiles(panel.images, panel.scores, signed=panel.signed), interpolation="nearest")
+    axis.set_title(panel.title, fontsize=9)
+
+
+def colour_tiles(images: Array, scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
+    """An RGB picture of the digits on tiles whose colour is the score, ink in black."""
+    tiles = _colours(scores, signed=signed)
+    ink = np.pad(images / (images.max() or 1), ((0, 0), (1, 1), (1, 1)))[..., None]
+    cells = tiles[:, None, None, :] * (1 - 0.92 * ink)
+    cells = np.pad(cells, ((0, -len(cells) % COLUMNS), (0, 1), (0, 1), (0, 0)), constant_values=1.0)
+    rows = [np.concatenate(cells[i : i + COLUMNS], axis=1) for i in range(0, len(cells), COLUMNS)]
+    return np.concatenate(rows, axis=0)
+
+
+def _colours(scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
+    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest."""
+    from matplotlib import colormaps
+
+    if signed:
+        limit = np.abs(scores).max() or 1.0
+        return np.asarray(colormaps["RdBu_r"](0.5 + 0.38 * scores / limit))[:, :3]
+    low, span = scores.min(), np.ptp(scores) or 1.0
+    return np.asarray(colormaps["Purples"](0.7 * (scores - low) / span))[:, :3]

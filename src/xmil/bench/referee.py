@@ -1,0 +1,293 @@
+"""The referee: train what is not trained, measure what is not measured, keep every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xmil.bench.entries import Exam, MethodEntry, export_exam
+from xmil.bench.folder import Folder, Unit
+from xmil.bench.measures import bag_auroc, probabilities
+from xmil.bench.models import ModelEntry, OurModel, TrainedModel
+from xmil.bench.problems import Problem, checksum
+from xmil.bench.protocol import BACKGROUND_BAGS, SEEDS_APART, DigitProblem, train_stacked
+from xmil.bench.suites import Plan, Request, Suite
+from xmil.bench.training import Fitted, learn
+from xmil.core.background import Background, background_of
+from xmil.core.errors import InputError
+from xmil.models import MILModel
+from xmil.storage import RUN, RunFolder, provenance, read_run
+
+
+def ignore(text: str, done: int = 0, total: int = 0) -> None:
+    """Show nothing of a run's progress."""
+    del text, done, total
+
+
+Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much (0: unknown)
+
+
+def measure(request: Request, out: Path, say: Say = ignore) -> tuple[bool, list[str]]:
+    """Fill the folder; tell whether all was done, and why suites were left out."""
+    request.check_tasks()
+    with _folder(out, request).open({}):
+        until = None if request.minutes is None else time.monotonic() + 60 * request.minutes
+        models, plan = request.model_entries(), request.plan()
+        suites, left_out = request.chosen_suites(), []
+        for suite in suites:
+            referee = Referee(
+                plan, request.entries(suite), models, Folder(out), request.device, say=say, until=until
+            )
+            problems = suite.problems(plan)
+            if not problems:
+                left_out.append(f"{suite.name}: {suite.absent}")
+            elif not referee.run(suite, problems):
+                return False, left_out
+        if len(left_out) == len(suites):
+            raise InputError(f"There is nothing to measure. {' '.join(left_out)}")
+        return True, left_out
+
+
+def export(request: Request, out: Path, folder: Path, say: Say = ignore) -> list[Path]:
+    """Write the bags and models of the suites for programs elsewhere; train models that are missing."""
+    models, plan, run = request.model_entries(), request.plan(), _folder(out, request)
+    with run.claim():
+        if not (out / RUN).is_file():
+            run.write({})
+        return [
+            path
+            for suite in request.chosen_suites()
+            for path in Referee(plan, (), models, Folder(out), request.device, say=say).export(suite, folder)
+        ]
+
+
+def _folder(out: Path, request: Request) -> RunFolder:
+    """The folder of a benchmark: each unit in it carries its own settings, run.json the last request."""
+    return RunFolder(out, "bench", request.settings(), mixed=True)
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """Read what a folder's last call requested; empty if it is not there."""
+    try:
+        return dict((read_run(out) or {}).get("settings", {}))
+    except InputError:
+        return {}
+
+
+@dataclass(frozen=True)
+class Referee:
+    """One run: the plan, the entries, the folder it fills, and when to stop for now.
+
+    Columns measured with other settings are refused, or with `replace` measured anew.
+    """
+
+    plan: Plan
+    methods: Sequence[MethodEntry]
+    models: Sequence[ModelEntry]
+    folder: Folder
+    device: str = "cpu"
+    say: Say = ignore
+    until: float | None = None  # by time.monotonic()
+    replace: bool = False
+
+    def run(self, suite: Suite, problems: Sequence[Problem] | None = None) -> bool:
+        """Measure every problem and model of a suite; False if time ran out before the end."""
+        return all(self._measure_column(suite, trained) for trained in self._columns(suite, problems))
+
+    def units(self, suite: Suite, problems: Sequence[Problem] | None = None) -> list[Unit]:
+        """Read what was measured of a suite, a unit for each problem and model."""
+        return [self._unit(suite, trained) for trained in self._columns(suite, problems)]
+
+    def export(self, suite: Suite, folder: Path) -> list[Path]:
+        """Write the bags and the weights of every exam of a suite, for programs that are not Python's."""
+        return [
+            export_exam(suite.bags(self._exam(trained, r), self.plan), folder)
+            for trained in self._columns(suite)
+            for r in range(self._repetitions(trained.problem))
+        ]
+
+    def _columns(self, suite: Suite, problems: Sequence[Problem] | None = None) -> Iterator[Trained]:
+        """Every problem with every model."""
+        for problem in suite.problems(self.plan) if problems is None else problems:
+            changes = self.plan.protocol.training if problem.family == "digits" else self.plan.training
+            for entry in self.models:
+                seed = self.plan.protocol.seed
+                yield Trained(problem, entry, self.folder, seed, changes, self.device, self.say)
+
+    def _unit(self, suite: Suite, trained: Trained) -> Unit:
+        """What two calls must share to fill one file."""
+        problem, entry = trained.problem, trained.entry
+        settings = {
+            "suite": suite.name,
+            "problem": problem.settings(),
+            "model": {"name": entry.name, "digest": entry.digest},
+            "training": vars(entry.training(problem, trained.changes)),
+            "bags": self.plan.curve_bags if suite.name == "faithfulness" else None,
+        }
+        names = [measure.name for measure in suite.measures]
+        return self.folder.unit(settings, names, replace=self.replace)
+
+    def _measure_column(self, suite: Suite, trained: Trained) -> bool:
+        """Measure all repetitions of one problem and model, each kept as soon as it is done."""
+        unit, repetitions = self._unit(suite, trained), self._repetitions(trained.problem)
+        title = f"{suite.name}: {trained.problem.title}, {trained.entry.title}"
+        for r in range(repetitions):
+            tried = unit.facts.get(r, {}).get("tried", {})
+            missing = [m for m in self.methods if tried.get(m.name) != m.digest]
+            if not missing:
+                continue
+            if self.until is not None and time.monotonic() > self.until:
+                return False
+            self.say(f"{title}, repetition {r + 1}", r, repetitions)
+            self._measure(suite, trained, unit, r, missing)
+            # some may not go with the model
+            unit.facts[r]["tried"] = {**tried, **{m.name: m.digest for m in missing}}
+            unit.save()
+        return True
+
+    def _measure(
+        self, suite: Suite, trained: Trained, unit: Unit, repetition: int, methods: Sequence[MethodEntry]
+    ) -> None:
+        exam = self._exam(trained, repetition)
+        chances = np.concatenate([probabilities(exam.model, block.x) for block in exam.blocks])
+        labels = np.concatenate([block.labels for block in exam.blocks])
+        facts = {
+            "seed": exam.seed,
+            "checksum": checksum(trained.problem, repetition),
+            "auroc": bag_auroc(chances, labels),
+        }
+        exam = suite.bags(exam, self.plan)
+        names = [name for block in exam.blocks for name in block.names]
+        unit.check(repetition, {**facts, "bags": names, "forward": _forward_seconds(exam)})
+        if not names:
+            return
+        for entry in methods:
+            if entry.supports(exam.model):
+                scores, seconds = _time_scores(exam, entry)
+                about = {"digest": entry.digest, "seconds": seconds, "measured": _machine(self.device)}
+                unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)
+
+    def _exam(self, trained: Trained, repetition: int) -> Exam:
+        problem, seed = trained.problem, trained.seed_of(repetition)
+        blocks = tuple(problem.blocks("test", repetition, self.device))
+        model = trained.model(repetition)
+        return Exam(problem.name, trained.entry.name, repetition, seed, problem.n_classes, model, blocks)
+
+    def _repetitions(self, problem: Problem) -> int:
+        if problem.family == "digits":
+            return self.plan.protocol.repetitions
+        splits = getattr(problem, "splits", None)  # a published division has no repetitions
+        return self.plan.fold_runs if splits is None else min(self.plan.fold_runs, len(splits))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of one problem and entry, trained when they are first needed, and kept in the folder.
+
+    All repetitions of our models on digits are trained at once, others one by one.
+    """
+
+    problem: Problem
+    entry: ModelEntry
+    folder: Folder
+    seed: int
+    changes: Mapping[str, Any]
+    device: str = "cpu"
+    say: Say = ignore
+
+    def seed_of(self, repetition: int) -> int:
+        """The seed of a repetition's weights."""
+        return self.seed * SEEDS_APART + repetition
+
+    def model(self, repetition: int) -> nn.Module:
+        """The model of a repetition, in eval mode on the device; ours know their training instances' mean."""
+        if isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel):
+            model = self.stack.models.model(repetition)
+        else:
+            model = self._alone(repetition)
+        if isinstance(model, MILModel) and not isinstance(self.entry, TrainedModel):
+            model.background = self._background(repetition)
+        return model
+
+    @cached_property
+    def stack(self) -> Fitted:
+        """All repetitions of one of our models, from the folder or trained now."""
+        assert isinstance(self.problem, DigitProblem) and isinstance(self.entry, OurModel)  # noqa: S101, PT018
+        configuration = self.problem.configuration(self.entry.setup, self.device)
+        fitted = self.folder.stack(configuration)
+        if fitted is None:
+            text = f"training {self.entry.title} on {self.problem.title}"
+            epochs = configuration.protocol.training_of(configuration.setup).epochs
+            self.say(text, 0, epochs)
+            fitted = train_stacked(configuration, on_epoch=lambda epoch, _: self.say(text, epoch, epochs))
+            self.folder.save_stack(configuration, fitted)
+        return fitted
+
+    def _background(self, repetition: int) -> Background:
+        blocks = self.problem.blocks("train", repetition)
+        bags = [x for block in blocks for x in block.x[:BACKGROUND_BAGS].numpy()]
+        return background_of([np.concatenate(bags[:BACKGROUND_BAGS])])
+
+    def _alone(self, repetition: int) -> nn.Module:
+        problem, entry, seed = self.problem, self.entry, self.seed_of(repetition)
+        model = entry.build(problem, seed).to(self.device)
+        if isinstance(entry, TrainedModel):
+            return model.eval()
+        training = entry.training(problem, self.changes)
+        names = (problem.name, entry.name, str(repetition))
+        settings = {
+            "problem": problem.settings(),
+            "test": checksum(problem, repetition),
+            "model": entry.digest,
+            "training": vars(training),
+            "seed": seed,
+        }
+        if self.folder.load_weights(model, names, settings):
+            return model.eval()
+        self.say(f"training {entry.title} on {problem.title}, repetition {repetition + 1}", 0, 0)
+        train, validation = (
+            problem.blocks(split, repetition, self.device) for split in ("train", "validation")
+        )
+        model = learn(model, train, validation, training=training, seed=seed)
+        self.folder.save_weights(model, names, settings)
+        return model
+
+
+@cache
+def _machine(device: str) -> dict[str, Any]:
+    """Versions, machine and commit of what is measured in this call."""
+    on_gpu = torch.device(device).type == "cuda"
+    return {**provenance(), "device": torch.cuda.get_device_name(device) if on_gpu else device}
+
+
+def _time_scores(exam: Exam, entry: MethodEntry) -> tuple[list[Tensor], float]:
+    """Scores of every block, and the seconds they took."""
+    started = time.perf_counter()
+    scores = [entry.scores(exam, block) for block in exam.blocks]
+    _wait(exam)
+    return scores, time.perf_counter() - started
+
+
+def _forward_seconds(exam: Exam) -> float:
+    """The time of a forward pass over the bags, the shorter of two."""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        for block in exam.blocks:
+            probabilities(exam.model, block.x)
+        _wait(exam)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _wait(exam: Exam) -> None:
+    if exam.blocks and exam.blocks[0].x.is_cuda:
+        torch.cuda.synchronize()

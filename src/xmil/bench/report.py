@@ -1,0 +1,319 @@
+"""What a run leaves for readers: `results.json`, `bags.parquet` and the page; and two runs side by side.
+
+The page is one HTML file that needs nothing else, for a browser or a frame in the documentation.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.bench.folder import Folder, Unit
+from xmil.bench.verdicts import draws_of, learned_repetitions, summary_of
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import FileError, InputError
+from xmil.core.explanation import CARDS
+from xmil.evaluate.statistics import Interval
+from xmil.heatmaps import Html, bullets, join, method_colour, page, table, tag
+from xmil.storage import provenance
+
+RESULTS, BAGS, PAGE = "results.json", "bags.parquet", "index.html"
+FEW = 8  # columns whose plots are open from the start
+DRAWN = ("tools", "table", "plot", "agreement", "cost")  # what the page's script fills
+FILES = (
+    ', <a href="results.json" download>results.json</a> with all settings, '
+    '<a href="bags.parquet" download>bags.parquet</a> with every measure of every bag'
+)
+
+STYLE = """
+body { font-size: 15px; max-width: 1500px; } p, li, summary { max-width: 110ch; } ul { margin: .3rem 0; }
+h3 { margin: 1.3rem 0 .3rem; } details { margin: .15rem 0; } summary { cursor: pointer; }
+.table, .agreement, .cost { overflow-x: auto; }
+table { font-size: .86rem; } th, td { padding: .28rem .6rem; white-space: nowrap; }
+th:first-child, td:first-child { position: sticky; left: 0; background: Canvas; }
+thead th, thead th:first-child { background: var(--soft); cursor: pointer; user-select: none; }
+th small, td small { display: block; color: var(--dim); font-weight: normal; }
+td.best { background: #2e8b5730; font-weight: 600; }
+tr.control td, tr.oracle td { color: var(--dim); font-style: italic; } td.none { color: var(--dim); }
+.tools { margin: .6rem 0; display: flex; gap: .8rem; align-items: center; flex-wrap: wrap; }
+select, .tools a { font: inherit; padding: .2rem .6rem; border: 1px solid var(--line); border-radius: 4px;
+  background: Canvas; color: inherit; text-decoration: none; cursor: pointer; }
+.plot { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin-top: .8rem; } .plot figure { margin: 0; }
+.plot text { font-size: 10px; fill: currentColor; } li.failed { color: var(--mind); font-weight: 600; }
+"""
+
+
+def write_report(folder: Folder, settings: dict[str, Any]) -> dict[str, Any]:
+    """Sum up what is in the folder, write the files, and give back what `results.json` holds."""
+    about = {"command": "bench", "settings": settings, "measured": measured_on(folder), **provenance()}
+    summary = json.loads(json.dumps(summary_of(folder, about), default=str))
+    if not summary["suites"]:
+        raise InputError(f"{folder.path}: nothing was measured yet.")
+    write_text(folder.path / RESULTS, json.dumps(summary, indent=1) + "\n")
+    write_bags(folder)
+    write_text(folder.path / PAGE, page_of(summary))
+    return dict(summary)
+
+
+def measured_on(folder: Folder) -> list[dict[str, Any]]:
+    """List where rows were measured: every distinct set of versions, machine and commit, in order."""
+    rows = [row.get("measured") for unit in folder.units() for row in unit.rows.values()]
+    return [
+        json.loads(text) for text in dict.fromkeys(json.dumps(row, sort_keys=True) for row in rows if row)
+    ]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Read the summary in a run's folder."""
+    file = path / RESULTS if path.is_dir() else path
+    try:
+        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if summary["command"] != "bench":
+            raise KeyError("command")
+    except FileNotFoundError:
+        raise FileError(f"{file}: no such file; only folders of 'xmil bench' can be compared.") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{file}: not the results of a benchmark ({error}).") from None
+    return summary
+
+
+def write_bags(folder: Folder) -> None:
+    """Write one row for each bag and method, with every measure, in one Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = [_table(unit) for unit in folder.units() if unit.rows]
+    table = pa.concat_tables(tables, promote_options="default")
+    write_atomically(
+        folder.path / BAGS, lambda temporary: pq.write_table(table, temporary, compression="zstd")
+    )
+
+
+def _table(unit: Unit) -> Any:
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {name: [] for name in ("repetition", "method", "bag")}
+    for (r, method), values in unit.values.items():
+        columns["repetition"] += [r] * len(values)
+        columns["method"] += [method] * len(values)
+        columns["bag"] += unit.facts[r]["bags"]
+    n = len(columns["bag"])
+    names = {"suite": unit.suite, "problem": unit.problem, "model": unit.model}
+    grid = np.concatenate(list(unit.values.values()))
+    fields = {key: pa.array([value] * n).dictionary_encode() for key, value in names.items()}
+    fields |= {"repetition": pa.array(columns["repetition"], pa.int32())}
+    fields |= {key: pa.array(columns[key]).dictionary_encode() for key in ("method", "bag")}
+    fields |= {m: pa.array(grid[:, k].astype(np.float32)) for k, m in enumerate(unit.measures)}
+    return pa.table(fields)
+
+
+def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
+    """Write the page of a run's summary; `beside`: it lies in the run's folder, and links its files."""
+    script = files("xmil.bench").joinpath("page.js").read_text(encoding="utf-8")
+    intro = Html(
+        "Means with 95 % intervals, bags and repetitions drawn with replacement. Green: the best method of a "
+        "column; the oracle and the rows that are wrong on purpose (random, constant, lrp_flipped) cannot "
+        'win. Click a heading to sort. Download: <a id="save" href="#" download="results.json">these '
+        f"figures</a>{FILES if beside else ''}."
+    )
+    return page(
+        "xmil bench",
+        tag("h1", "Explanations of multiple instance learning, measured"),
+        tag("p", _about(summary)),
+        tag("p", intro),
+        tag("noscript", "The tables and plots need JavaScript; the sentences below do not."),
+        *(_suite(suite) for suite in summary["suites"]),
+        _across(summary["across"]),
+        _json({name: method_colour(name) for name in CARDS}, "colours"),
+        _json(slim(summary), "data"),
+        tag("script", Html(script)),
+        style=STYLE,
+    )
+
+
+def slim(value: Any) -> Any:
+    """The summary as the page needs it: five digits, without the settings that results.json has."""
+    if isinstance(value, dict):
+        return {key: slim(part) for key, part in value.items() if key != "settings"}
+    if isinstance(value, list):
+        return [slim(part) for part in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _json(value: Any, name: str) -> Html:
+    text = json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
+    return tag("script", Html(text), type="application/json", id=name)
+
+
+def _about(summary: dict[str, Any]) -> str:
+    """With what rows were measured, by which protocol, and which models count."""
+    sentences = []
+    for place in summary.get("measured") or [summary]:  # older runs name the machine of the report alone
+        versions = ", ".join(f"{name} {number}" for name, number in place["versions"].items())
+        commit = f", commit {place['commit'][:12]}" if place.get("commit") else ""
+        device = f" on {place['device']}" if place.get("device") else ""
+        sentences.append(f"{versions}{commit}{device}, Python {place['python']}, {place['system']}.")
+    columns = [column for suite in summary["suites"] for column in suite["columns"]]
+    seeds = ", ".join(str(n) for n in sorted({n for column in columns for n in column["seeds"].values()}))
+    protocol = summary["settings"].get("protocol_name", "").capitalize()
+    sentences.append(f"{protocol} protocol; seeds of the models: {seeds}.")
+    sentences.append(f"Only models with a bag AUROC of {summary['threshold']['auroc']} or more count.")
+    return " ".join(sentences)
+
+
+def _suite(suite: dict[str, Any]) -> Html:
+    name, drawn = suite["name"], {key: tag("div", kind=key) for key in DRAWN}
+    means = [
+        join((tag("b", m["title"]), f" ({'more' if m['better'] > 0 else 'less'} is better): {m['means']}"))
+        for m in suite["measures"]
+    ]
+    checks = sorted(suite["controls"], key=lambda check: bool(check["passed"]))  # those that fail first
+    failed = sum(not check["passed"] for check in checks)
+    state = f"{len(checks) - failed} of {len(checks)} checks hold."
+    return tag(
+        "section",
+        tag("h2", suite["title"]),
+        _details("What is measured", bullets(means)),
+        drawn["tools"],
+        drawn["table"],
+        _details("Plots", drawn["plot"], is_open=len(suite["columns"]) <= FEW),
+        tag("h3", "Who leads"),
+        *_verdicts(suite),
+        tag("h3", "Where lrp, the default, is behind"),
+        bullets(suite["weak_spots"]) or tag("p", "In no column of this suite."),
+        tag("h3", "The suite tested on itself"),
+        _details(state, tag("ul", *map(_check, checks)), is_open=failed > 0),
+        tag("h3", "Do the measures agree?"),
+        drawn["agreement"],
+        tag("h3", "Cost"),
+        drawn["cost"],
+        id=name,
+        **{"data-suite": name},
+    )
+
+
+def _verdicts(suite: dict[str, Any]) -> list[Html]:
+    titles = {m["name"]: m["title"] for m in suite["measures"]}
+    parts = []
+    for column in suite["columns"]:
+        where = tag("b", f"{column['problem']}, {column['model']}")
+        if not column["verdicts"]:
+            parts.append(_details(join((where, f": {column['status']}")), is_open=True))
+            continue
+        lead, *rest = [f"{titles[v['measure']]}: {v['sentence']}" for v in column["verdicts"]]
+        parts.append(_details(join((where, f", {lead}")), bullets(rest)))
+    return parts
+
+
+def _check(check: dict[str, Any]) -> Html:
+    verb, kind = ("holds", "") if check["passed"] else ("fails", "failed")
+    return tag("li", f"{verb}: {check['what']} ({check['detail']})", kind=kind)
+
+
+def _details(summary: str, *parts: object, is_open: bool = False) -> Html:
+    return tag("details", tag("summary", summary), *parts, open="open" if is_open else "")
+
+
+def _across(pairs: list[dict[str, Any]]) -> Html:
+    if not pairs:
+        return Html()
+    rows = [
+        [
+            p["problem"],
+            p["model"],
+            " / ".join(p["measures"]),
+            "none" if p["tau"] is None else f"{p['tau']:.2f}",
+            p["rows"],
+        ]
+        for p in pairs
+    ]
+    return tag(
+        "section",
+        tag("h2", "Do truth and faithfulness agree?"),
+        tag(
+            "p",
+            "Rankings of all rows but the oracle, by the leading measure of each suite, on the same models.",
+        ),
+        table(rows, head=["problem", "model", "measures", "Kendall's tau", "rows"]),
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row in two runs: the second less the first, or the reason why they are not paired."""
+
+    suite: str
+    problem: str
+    model: str
+    method: str
+    measure: str
+    first: float
+    second: float
+    difference: Interval | None
+    reason: str = ""
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval keeps to one side of zero."""
+        d = self.difference
+        return d is not None and bool(d.low > 0 or d.high < 0)
+
+
+def compare_runs(first: Path, second: Path) -> list[Change]:
+    """Compare every row that both runs have, by every measure."""
+    units = [_units(path) for path in (first, second)]
+    return [
+        change for key in units[0] if key in units[1] for change in _changes(units[0][key], units[1][key])
+    ]
+
+
+def _units(path: Path) -> dict[tuple[str, str, str], Unit]:
+    units = {(u.suite, u.problem, u.model): u for u in Folder(path).units() if u.rows}
+    if not units:
+        raise FileError(f"{path}: holds no results of 'xmil bench'.")
+    return units
+
+
+def _changes(a: Unit, b: Unit) -> list[Change]:
+    counted = [r for r in learned_repetitions(a) if r in learned_repetitions(b)]
+    # faithfulness looks at the bags a model has right, which another model may not
+    same = [r for r in counted if all(a.facts[r][key] == b.facts[r][key] for key in ("checksum", "bags"))]
+    methods = [m for m in a.methods if m in b.methods]
+    if not counted or not methods:
+        return []
+    if len(same) == len(counted):
+        return _paired(a, b, same, methods)
+    reason = "the bags differ" if not same else "some repetitions have other bags"
+    means = [draws_of(u, counted, draws=2) for u in (a, b)]
+    return [
+        Change(a.suite, a.problem, a.model, m, k, means[0].mean(m, k), means[1].mean(m, k), None, reason)
+        for m in methods
+        for k in a.measures
+        if k in b.measures
+    ]
+
+
+def _paired(a: Unit, b: Unit, repetitions: list[int], methods: list[str]) -> list[Change]:
+    """Both runs' rows as rows of one column, so that they share their draws."""
+    joined = Unit(a.path, a.settings, a.measures)
+    joined.facts = a.facts
+    for r in repetitions:
+        for m in methods:
+            for mark, unit in (("A", a), ("B", b)):
+                if (r, m) in unit.values:
+                    joined.values[r, f"{mark} {m}"] = unit.values[r, m]
+                    joined.rows[r, f"{mark} {m}"] = unit.rows[r, m]
+    draws = draws_of(joined, repetitions)
+    changes = []
+    for m in (m for m in methods if f"A {m}" in draws.methods and f"B {m}" in draws.methods):
+        for k in a.measures:
+            means = (draws.mean(f"A {m}", k), draws.mean(f"B {m}", k))
+            gap = draws.difference(f"B {m}", f"A {m}", k)
+            if np.isfinite(gap.estimate):
+                changes.append(Change(a.suite, a.problem, a.model, m, k, *means, gap))
+    return changes

@@ -1,0 +1,275 @@
+"""Table 1: units of the evidence suite as text, CSV, Markdown and LaTeX, the paper's figures beside ours.
+
+Repetitions whose model did not learn the task do not count, as on the referee's page, unless none did;
+`notes` says so. `rows_of` gives every repetition, for a Parquet file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.bench.digits import TASKS
+from xmil.bench.folder import STACK_KEY, Unit
+from xmil.bench.models import all_setups
+from xmil.bench.protocol import paper_figure
+from xmil.bench.suites import LEARNED
+from xmil.bench.training import Fitted
+from xmil.bench.verdicts import base_of, is_comparable, learned_repetitions, repetition_means
+from xmil.core.budget import read_parquet
+from xmil.core.durable import write_atomically
+from xmil.core.errors import FileError
+from xmil.core.explanation import CARDS, card_of
+from xmil.core.text import markdown_table, parse_json, text_table
+from xmil.storage import make_folder
+
+AUROC = "auroc"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """A value for each repetition that counts, the paper's mean, and the place in its column, from 1."""
+
+    values: tuple[float, ...]
+    paper: float | None
+    place: int | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean over the repetitions."""
+        return float(np.mean(self.values))
+
+    @property
+    def std(self) -> float:
+        """The standard deviation over the repetitions."""
+        return float(np.std(self.values))
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.paper is None else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Cells by row (the test AUROC, then methods) and column (task, model)."""
+
+    methods: list[str]
+    columns: list[tuple[str, str]]
+    cells: dict[tuple[str, str, str], ResultCell]
+    measure: str
+
+    def cell(self, method: str, column: tuple[str, str]) -> ResultCell | None:
+        """The cell, or None if the method does not go with the model."""
+        return self.cells.get((*column, method))
+
+
+def summarise(
+    units: Sequence[Unit], methods: Sequence[str], measure: str = "auprc2", *, repetitions: int | None = None
+) -> ResultTable:
+    """Make the table of a measure: some methods, the first repetitions, columns in the order of the units."""
+    kinds = list(CARDS)
+    shown = [method for method in methods if any(method in unit.methods for unit in units)]
+    shown.sort(key=lambda m: kinds.index(base_of(m)) if base_of(m) in kinds else len(kinds))
+    cells: dict[tuple[str, str, str], ResultCell] = {}
+    for unit in units:
+        column = (unit.problem, unit.model)
+        rows = [method for method in shown if method in unit.methods]
+        every = _first(unit.repetitions, repetitions)
+        counted = _first(learned_repetitions(unit), repetitions) or every
+        aurocs = tuple(unit.facts[r][AUROC] for r in every)
+        cells[*column, AUROC] = ResultCell(aurocs, _paper(unit, AUROC))
+        values = repetition_means(unit, counted, rows)[:, :, unit.measures.index(measure)]  # (r, m)
+        order = list(np.argsort(-values.mean(axis=0), kind="stable"))
+        for i, method in enumerate(rows):
+            paper = _paper(unit, base_of(method)) if measure == "auprc2" else None
+            cells[*column, method] = ResultCell(tuple(values[:, i].tolist()), paper, 1 + order.index(i))
+    return ResultTable(shown, [(unit.problem, unit.model) for unit in units], cells, measure)
+
+
+def _first(repetitions: list[int], n: int | None) -> list[int]:
+    return [r for r in repetitions if n is None or r < n]
+
+
+def _paper(unit: Unit, row: str) -> float | None:
+    return paper_figure(unit.problem, unit.model, row) if is_comparable(unit) else None
+
+
+def notes(units: Sequence[Unit], *, repetitions: int | None = None) -> list[str]:
+    """Say of which columns some models, or all, did not learn the task."""
+    sentences = []
+    for unit in units:
+        n = len(_first(unit.repetitions, repetitions))
+        learned = len(_first(learned_repetitions(unit), repetitions))
+        bar = f"the task (test AUROC below {LEARNED})"
+        if learned < n:
+            column = column_title(unit.problem, unit.model)
+            sentences.append(
+                f"{column}: {n - learned} of {n} models did not learn {bar} and do not count."
+                if learned
+                else f"{column}: no model learned {bar}; its figures say nothing about methods."
+            )
+    return sentences
+
+
+def rows_of(unit: Unit, fitted: Fitted) -> list[Row]:
+    """A row for each repetition and method: the mean of each measure over bags, AUROC, training and time."""
+    rows = []
+    for (r, method), about in unit.rows.items():
+        if r >= len(fitted.epochs):  # of an earlier call for more repetitions
+            continue
+        means = repetition_means(unit, [r], [method])[0, 0].tolist()
+        rows.append(
+            {
+                "task": unit.problem,
+                "model": unit.model,
+                "repetition": r,
+                "seed": unit.facts[r]["seed"],
+                AUROC: unit.facts[r][AUROC],
+                "method": method,
+                **dict(zip(unit.measures, means, strict=True)),
+                "seconds": about["seconds"],
+                "best_epoch": fitted.best_epoch[r],
+                "epochs": fitted.epochs[r],
+            }
+        )
+    return rows
+
+
+def write_rows(path: Path, rows: list[Row], settings: dict[str, Any]) -> None:
+    """Write rows as Parquet with the settings of the training, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({STACK_KEY: json.dumps(settings)})
+    make_folder(path.parent)
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+
+
+def read_rows(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Read the settings and rows of a file."""
+    import pyarrow as pa
+
+    try:
+        table = read_parquet(path)
+        settings: dict[str, Any] = parse_json(table.schema.metadata[STACK_KEY.encode()])
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path}: not a results file ({error}); delete it to compute it again.") from None
+    return settings, table.to_pylist()
+
+
+def as_text(table: ResultTable) -> str:
+    """Columns for a terminal; best *, second +; the paper's figure and the difference below in brackets."""
+    lines = [["", *(column_title(t, m) for t, m in table.columns)]]
+    for method in [AUROC, *table.methods]:
+        cells = [table.cell(method, column) for column in table.columns]
+        lines.append([title_of(method), *(_text_cell(cell) for cell in cells)])
+        if any(cell is not None and cell.paper is not None for cell in cells):
+            lines.append(["", *(_paper_note(cell) for cell in cells)])
+    return text_table(lines)
+
+
+def as_records(table: ResultTable) -> list[Row]:
+    """One record for each cell."""
+    return [
+        {
+            "task": task,
+            "model": model,
+            "method": method,
+            "measure": AUROC if method == AUROC else table.measure,
+            "mean": cell.mean,
+            "std": cell.std,
+            "repetitions": len(cell.values),
+            "paper": cell.paper,
+            "difference": cell.difference,
+            "place": cell.place,
+        }
+        for task, model in table.columns
+        for method in [AUROC, *table.methods]
+        if (cell := table.cell(method, (task, model))) is not None
+    ]
+
+
+def as_csv(table: ResultTable) -> str:
+    """One line for each cell."""
+    records, out = as_records(table), io.StringIO()
+    writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        numbers = {name: record[name] for name in ("mean", "std", "paper", "difference")}
+        writer.writerow({**record, **{name: v if v is None else f"{v:.6f}" for name, v in numbers.items()}})
+    return out.getvalue()
+
+
+def as_markdown(table: ResultTable) -> str:
+    """A Markdown table; best bold, second underlined."""
+    rows = [
+        [title_of(method), *(_markdown_cell(table.cell(method, c)) for c in table.columns)]
+        for method in [AUROC, *table.methods]
+    ]
+    return markdown_table(["", *(column_title(t, m) for t, m in table.columns)], rows) + "\n"
+
+
+def as_latex(table: ResultTable) -> str:
+    """A LaTeX tabular with booktabs rules; best bold, second underlined."""
+    heads = [TASKS[t].title for t, _ in table.columns], [all_setups()[m].title for _, m in table.columns]
+    lines = [f"\\begin{{tabular}}{{l{'c' * len(table.columns)}}}", "\\toprule"]
+    lines += [" & ".join(["", *head]) + " \\\\" for head in heads]
+    for method in [AUROC, *table.methods]:
+        lines += ["\\midrule"] if method in (AUROC, table.methods[0]) else []
+        cells = [_latex_cell(table.cell(method, c)) for c in table.columns]
+        title = title_of(method).replace("G x I", "G$\\times$I").replace("Grad^2", "Grad$^2$")
+        lines.append(" & ".join([title.replace("_", "\\_"), *cells]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+
+
+FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
+
+
+def title_of(method: str) -> str:
+    """A method's name in tables."""
+    if method == AUROC:
+        return "Test AUROC"
+    base = base_of(method)
+    return card_of(base).short + method[len(base) :].replace(":", " ")
+
+
+def column_title(task: str, model: str) -> str:
+    """A task's and a model's name in tables."""
+    return f"{TASKS[task].title} {all_setups()[model].title}"
+
+
+def _text_cell(cell: ResultCell | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell.mean:.3f} ± {cell.std:.3f}" + {1: " *", 2: " +"}.get(cell.place or 0, "")
+
+
+def _paper_note(cell: ResultCell | None) -> str:
+    if cell is None or cell.paper is None:
+        return ""
+    return f"[{cell.paper:.2f}, {cell.mean - cell.paper:+.3f}]"
+
+
+def _markdown_cell(cell: ResultCell | None) -> str:
+    if cell is None:
+        return "–"  # noqa: RUF001  # the dash of an empty cell
+    value = f"{cell.mean:.3f} ± {cell.std:.3f}"
+    value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(cell.place or 0, value)
+    return f"{value} {_paper_note(cell)}".strip()
+
+
+def _latex_cell(cell: ResultCell | None) -> str:
+    if cell is None:
+        return "--"
+    value = f"{cell.mean:.3f} $\\pm$ {cell.std:.3f}"
+    value = {1: f"\\textbf{{{value}}}", 2: f"\\underline{{{value}}}"}.get(cell.place or 0, value)
+    return f"{value} {_paper_note(cell)}".strip()

@@ -1,0 +1,451 @@
+"""Training of a problem's models: all repetitions of one architecture at once, or any module by itself.
+
+Either way the epoch with the lowest validation loss wins. A stack trains on rows of one table, each model
+with its own bags in their order, its own early stop and its own best checkpoint; a module by itself takes
+bags of any lengths, shuffled by its seed in every epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from xmil.bench.instances import BagSet, Table
+from xmil.bench.problems import Block
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.models import MILModel
+from xmil.training.loop import Stopping, class_loss, make_optimizer
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 29}  # features of one validation pass
+GRAPH_WARMUP = 3  # runs that CUDA needs before a recording
+WEIGHT_DECAY = 1e-4  # of modules trained by themselves
+OnEpoch = Callable[[int, int], None]  # epochs done, models still training
+LabelledBags = list[tuple[Tensor, int]]  # features (n, d) and label
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train: the optimizer, and when to stop.
+
+    The first `warmup` epochs never count as best; training ends after `patience` epochs without a lower
+    validation loss.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = 1e-4
+    batch: int = 16
+    epochs: int = 1000
+    patience: int = 100
+    warmup: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise bad_parameter(name, "Training", "an int in the range [1, inf)", getattr(self, name))
+
+    @property
+    def stopping(self) -> Stopping:
+        """When to stop."""
+        return Stopping(self.warmup, self.patience)
+
+    def counts(self, epoch: int) -> bool:
+        """Whether an epoch, from 1, may be the best: after the warm-up, or because it is the last."""
+        return self.stopping.counts(epoch) or epoch == self.epochs
+
+
+QUICK_TRAINING: dict[str, Any] = {"optimizer": "adam", "lr": 3e-3, "epochs": 60, "patience": 20}
+
+
+class Stacked:
+    """R models: one flat tensor (R, p), of which `parameters` are views, and buffers (R, ...)."""
+
+    def __init__(self, template: nn.Module, flat: Tensor, buffers: dict[str, Tensor]) -> None:
+        self.template = template
+        self.flat = flat
+        self.buffers = buffers
+        self.parameters = _views(template, flat)
+        self._forward = vmap(self._call, in_dims=(0, 0, 0), randomness="error")
+
+    @classmethod
+    def of(cls, models: Sequence[MILModel], device: torch.device | str = "cpu") -> Stacked:
+        """Stack copies of the models on a device."""
+        parameters, buffers = stack_module_state(list(models))
+        flat = torch.cat([p.detach().flatten(1) for p in parameters.values()], dim=1)
+        template = copy.deepcopy(models[0]).to(device)
+        return cls(template, flat.to(device), {name: b.clone().to(device) for name, b in buffers.items()})
+
+    def __len__(self) -> int:
+        return len(self.flat)
+
+    def __call__(self, x: Tensor, *, train: bool = False) -> Tensor:
+        """Outputs (R, b, c) of bags (R, b, n, d), each model with its own bags."""
+        self.template.train(train)
+        out: Tensor = self._forward(self.parameters, self.buffers, x)
+        return out
+
+    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(self.template, (parameters, buffers), (x,))
+        return out
+
+    def state(self) -> dict[str, Tensor]:
+        """The flat parameters and the buffers, by name; in-place changes of these change the models."""
+        return {"": self.flat, **self.buffers}
+
+    def select(self, keep: Tensor) -> Stacked:
+        """The models at some places."""
+        return Stacked(self.template, self.flat[keep], {name: b[keep] for name, b in self.buffers.items()})
+
+    def models(self) -> list[nn.Module]:
+        """The models one by one, in eval mode."""
+        return [self.model(i) for i in range(len(self))]
+
+    def model(self, i: int) -> nn.Module:
+        """A copy of the i-th model, in eval mode."""
+        model = copy.deepcopy(self.template).eval()
+        values = {**self.parameters, **self.buffers}
+        model.load_state_dict({name: value[i].detach() for name, value in values.items()})
+        return model
+
+
+def _views(template: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """The parameters as leaves (R, ...) that share the flat tensor's memory."""
+    views, start = {}, 0
+    for name, parameter in template.named_parameters():
+        end = start + parameter.numel()
+        views[name] = flat[:, start:end].view(len(flat), *parameter.shape).detach().requires_grad_(True)
+        start = end
+    return views
+
+
+class SGD:
+    """SGD with momentum for a stack, as torch.optim.SGD without dampening.
+
+    Its state is tensors with one row per model, so that models can leave and a CUDA graph can replay a step.
+    """
+
+    def __init__(self, flat: Tensor, *, lr: float, momentum: float = 0.9) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.state = {"velocity": torch.zeros_like(flat)}
+
+    def step(self, flat: Tensor, gradient: Tensor) -> None:
+        """Change the parameters in place."""
+        flat.sub_(self.state["velocity"].mul_(self.momentum).add_(gradient), alpha=self.lr)
+
+
+class Adam:
+    """Adam for a stack, with torch.optim.Adam's defaults; its state is as SGD's."""
+
+    def __init__(
+        self, flat: Tensor, *, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        self.lr, self.betas, self.eps = lr, betas, eps
+        zeros = torch.zeros_like
+        ones = torch.ones(len(flat), 1, dtype=torch.float64, device=flat.device)
+        self.state = {"mean": zeros(flat), "square": zeros(flat), "decay1": ones, "decay2": ones.clone()}
+
+    def step(self, flat: Tensor, gradient: Tensor) -> None:
+        """Change the parameters in place."""
+        s, (beta1, beta2) = self.state, self.betas
+        s["mean"].lerp_(gradient, 1 - beta1)
+        s["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        correction1 = (1 - s["decay1"].mul_(beta1)).to(flat.dtype)
+        correction2 = (1 - s["decay2"].mul_(beta2)).sqrt().to(flat.dtype)
+        denominator = (s["square"].sqrt() / correction2).add_(self.eps)
+        flat.addcdiv_(s["mean"] / correction1, denominator, value=-self.lr)
+
+
+OPTIMIZERS: dict[str, Callable[..., SGD | Adam]] = {"sgd": SGD, "adam": Adam}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The best checkpoint of every model, and when it was reached."""
+
+    models: Stacked
+    best_epoch: list[int]
+    best_loss: list[float]
+    epochs: list[int]
+
+
+def fit(
+    models: Stacked,
+    train: BagSet,
+    validation: BagSet,
+    table: Table,
+    *,
+    training: Training,
+    on_epoch: OnEpoch | None = None,
+) -> Fitted:
+    """Train stacked models, each on its own bags (R, b, n); the models passed in are changed.
+
+    Models that have stopped leave the stack once half of it is done.
+    """
+    if len(models) != len(train.rows) or len(models) != len(validation.rows):
+        raise InputError(
+            f"{len(models)} models need as many sets of bags. "
+            f"Got {len(train.rows)} and {len(validation.rows)}."
+        )
+    race = _Race(models, training)
+    lap = Lap(models, train, validation, table, training)
+    for epoch in range(1, training.epochs + 1):
+        lap.train_epoch()
+        race.record(lap.models, lap.validation_losses(), epoch)
+        if on_epoch is not None:
+            on_epoch(epoch, race.running)
+        if not race.running:
+            break
+        if race.running <= len(lap.models) // 2:
+            lap = lap.select(race.leave())
+    return race.result()
+
+
+class Lap:
+    """The models still in training with their bags, optimizer and, on a GPU, recorded step."""
+
+    def __init__(
+        self, models: Stacked, train: BagSet, validation: BagSet, table: Table, training: Training
+    ) -> None:
+        self.models, self.table, self.training = models, table, training
+        self._sets = (train, validation)
+        self._rows, self._labels = table.to_rows(train.rows), table.to_rows(train.labels)
+        self._val_rows, self._val_labels = table.to_rows(validation.rows), table.to_rows(validation.labels)
+        if training.optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", training.optimizer, OPTIMIZERS)
+        self.optimizer = OPTIMIZERS[training.optimizer](models.flat, lr=training.lr)
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=models.flat.device)
+        self._offsets = torch.arange(training.batch, device=models.flat.device)
+        self._step = _Repeated(
+            self._full_step, [*models.state().values(), *self.optimizer.state.values(), self._cursor]
+        )
+
+    def select(self, keep: Tensor) -> Lap:
+        """The same with some of the models."""
+        at = keep.cpu().numpy()
+        train, validation = (BagSet(s.rows[at], s.codes[at], s.labels[at]) for s in self._sets)
+        lap = Lap(self.models.select(keep), train, validation, self.table, self.training)
+        for name, value in self.optimizer.state.items():
+            lap.optimizer.state[name].copy_(value[keep])
+        return lap
+
+    def train_epoch(self) -> None:
+        """Make one pass over the training bags, in their order."""
+        n_bags, batch = self._labels.shape[1], self.training.batch
+        self._cursor.zero_()
+        for _ in range(n_bags // batch):
+            self._step()
+        if n_bags % batch:
+            self._learn(self._rows[:, -(n_bags % batch) :], self._labels[:, -(n_bags % batch) :])
+
+    def _full_step(self) -> None:
+        at = self._cursor + self._offsets
+        self._learn(self._rows.index_select(1, at), self._labels.index_select(1, at))
+        self._cursor.add_(self.training.batch)
+
+    def _learn(self, rows: Tensor, labels: Tensor) -> None:
+        logits = self.models(self.table.bags(rows), train=True)
+        loss = class_loss(logits, labels).mean(dim=1).sum()  # a model's gradient knows its own loss alone
+        gradients = torch.autograd.grad(loss, list(self.models.parameters.values()))
+        with torch.no_grad():
+            self.optimizer.step(self.models.flat, torch.cat([g.flatten(1) for g in gradients], dim=1))
+
+    @torch.no_grad()
+    def validation_losses(self) -> Tensor:
+        """Mean loss of each model over its validation bags, (R,) on the CPU."""
+        r, _, n = self._val_rows.shape
+        width = self.table.features.shape[1]
+        step = max(1, VALIDATION_NUMBERS[self.models.flat.device.type] // (r * n * width))
+        losses = [
+            class_loss(self.models(self.table.bags(rows)), labels)
+            for rows, labels in zip(
+                self._val_rows.split(step, 1), self._val_labels.split(step, 1), strict=True
+            )
+        ]
+        return torch.cat(losses, dim=1).double().mean(dim=1).cpu()
+
+
+class _Race:
+    """The best checkpoint of each model so far, and which models still run; epochs count from 1."""
+
+    def __init__(self, models: Stacked, training: Training) -> None:
+        n = len(models)
+        self._best = models.select(torch.arange(n, device=models.flat.device))
+        self._training = training
+        self._in_lap = torch.arange(n)  # the model at each place of the lap
+        self._loss = torch.full((n,), float("inf"), dtype=torch.float64)
+        self._best_epoch, self._epochs = [0] * n, [0] * n
+        self._done = torch.zeros(n, dtype=torch.bool)
+
+    @property
+    def running(self) -> int:
+        """How many models have not stopped."""
+        return int((~self._done).sum())
+
+    def record(self, models: Stacked, losses: Tensor, epoch: int) -> None:
+        """Keep what became better; stop what has not for too long."""
+        ids = self._in_lap
+        still = ~self._done[ids]
+        better = still & (losses < self._loss[ids]) & self._training.counts(epoch)
+        self._loss[ids[better]] = losses[better]
+        for i in ids[better].tolist():
+            self._best_epoch[i] = epoch
+        for i in ids[still].tolist():
+            self._epochs[i] = epoch
+        device = models.flat.device
+        for best, now in zip(self._best.state().values(), models.state().values(), strict=True):
+            best[ids[better].to(device)] = now[better.to(device)]
+        stopping = self._training.stopping
+        self._done |= torch.tensor([stopping.is_over(epoch, best) for best in self._best_epoch])
+
+    def leave(self) -> Tensor:
+        """Places in the lap of the models that go on; the others leave it."""
+        keep = (~self._done[self._in_lap]).nonzero().squeeze(1)
+        self._in_lap = self._in_lap[keep]
+        return keep
+
+    def result(self) -> Fitted:
+        """What the training came to; `best_epoch` counts from 0, as files of models have it."""
+        if not torch.isfinite(self._loss).all():
+            raise InputError("Training diverged: a validation loss was never finite; use a smaller lr.")
+        logger.info("trained %d models in %s epochs", len(self._loss), self._epochs)
+        return Fitted(self._best, [e - 1 for e in self._best_epoch], self._loss.tolist(), self._epochs)
+
+
+class _Repeated:
+    """A function of no arguments that changes `state` in place, without anything the host must wait for.
+
+    Steps of small models are bound by launching kernels; a graph launches them all at once.
+    """
+
+    def __init__(self, function: Callable[[], None], state: Sequence[Tensor]) -> None:
+        self._function = function
+        self._state = state
+        self._recordable = state[0].is_cuda
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._graph is None and self._recordable:
+            self._graph = self._record()
+        if self._graph is None:
+            self._function()
+        else:
+            self._graph.replay()
+
+    def _record(self) -> torch.cuda.CUDAGraph | None:
+        """Record one run and put the state back; a step that cannot be recorded is run as it is."""
+        before = [tensor.detach().clone() for tensor in self._state]
+        try:
+            return self._capture()
+        except RuntimeError as error:
+            logger.warning("The training step runs without a CUDA graph: %s", str(error).splitlines()[0])
+            self._recordable = False
+            return None
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(self._state, before, strict=True):
+                    tensor.copy_(value)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(GRAPH_WARMUP):
+                self._function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._function()
+        return graph
+
+
+def learn(
+    model: nn.Module, train: list[Block], validation: list[Block], *, training: Training, seed: int
+) -> nn.Module:
+    """Train one module and give it back in eval mode, with the weights of its best epoch."""
+    sgd = training.optimizer == "sgd"
+    optimizer = make_optimizer(
+        model, name="sgd" if sgd else "adam", lr=training.lr, weight_decay=0.0 if sgd else WEIGHT_DECAY
+    )
+    rng = np.random.default_rng(seed)
+    bags, validation_bags = _label_bags(train), _label_bags(validation)
+    best, lowest, best_epoch = copy.deepcopy(model.state_dict()), float("inf"), 0
+    with torch.random.fork_rng(devices=[bags[0][0].device] if bags[0][0].is_cuda else []):
+        torch.manual_seed(seed)  # dropout
+        for epoch in range(1, training.epochs + 1):
+            model.train()
+            shuffled = [bags[int(i)] for i in rng.permutation(len(bags))]
+            for part in _batches(shuffled, training.batch):
+                optimizer.zero_grad()
+                _mean_loss(model, part).backward()
+                optimizer.step()
+            loss = _validation_loss(model, validation_bags, training.batch)
+            if loss < lowest and training.counts(epoch):
+                best, lowest, best_epoch = copy.deepcopy(model.state_dict()), loss, epoch
+            elif training.stopping.is_over(epoch, best_epoch):
+                break
+    if not np.isfinite(lowest):
+        raise InputError("Training diverged: no validation loss was finite; use a smaller lr.")
+    model.load_state_dict(best)
+    return model.eval()
+
+
+def logits_of(model: nn.Module, bags: list[Tensor]) -> Tensor:
+    """Outputs (b, c) of bags of any lengths.
+
+    Our models take them padded, with a mask; others in a batch if the lengths agree, else one by one.
+    """
+    if len({len(bag) for bag in bags}) == 1:
+        return _check_logits(model, model(torch.stack(bags)), len(bags))
+    if isinstance(model, MILModel):
+        lengths = torch.tensor([len(bag) for bag in bags], device=bags[0].device)
+        x = pad_sequence(bags, batch_first=True)
+        mask = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
+        return model(x, mask)  # type: ignore[no-any-return]
+    return torch.cat([_check_logits(model, model(bag.unsqueeze(0)), 1) for bag in bags])
+
+
+def _check_logits(model: nn.Module, out: object, n: int) -> Tensor:
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != n:
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(
+            f"{type(model).__name__} must map bags (b, n, d) to logits (b, c). Got {shape} for {n} bags."
+        )
+    return out
+
+
+@torch.no_grad()
+def _validation_loss(model: nn.Module, bags: LabelledBags, batch: int) -> float:
+    model.eval()
+    losses = [_mean_loss(model, part) * len(part) for part in _batches(bags, batch)]
+    return float(torch.stack(losses).sum()) / len(bags)
+
+
+def _mean_loss(model: nn.Module, bags: LabelledBags) -> Tensor:
+    labels = torch.tensor([label for _, label in bags], device=bags[0][0].device)
+    return class_loss(logits_of(model, [x for x, _ in bags]), labels, reduction="mean")
+
+
+def _batches(bags: LabelledBags, batch: int) -> Iterator[LabelledBags]:
+    """Batches; a last one of a single bag joins the one before, for batch norm needs two."""
+    starts = list(range(0, len(bags), batch))
+    if len(starts) > 1 and len(bags) - starts[-1] == 1:
+        starts.pop()
+    return (bags[start:end] for start, end in zip(starts, [*starts[1:], len(bags)], strict=True))
+
+
+def _label_bags(blocks: list[Block]) -> LabelledBags:
+    return [
+        (x, int(label))
+        for block in blocks
+        for x, label in zip(block.x.unbind(), block.labels.tolist(), strict=True)
+    ]

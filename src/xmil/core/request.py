@@ -1,0 +1,244 @@
+"""Requests: what a command is asked to do, as one frozen object whose options are declared once.
+
+A field carries its type, its default and its help. The Python function builds the request from its keywords,
+the command line from its options; run.json keeps it, and workers receive it as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from difflib import get_close_matches
+from functools import wraps
+from os import PathLike
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Concatenate,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from xmil.core.errors import InputError, bad_parameter
+
+KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says of itself beside its type and default.
+
+    `panel` groups options in the help; `flag` is the spelling on the command line if it is not the field's
+    name; `argument` makes it positional there; `choices` are the only values; `parse` reads its text, whose
+    default is `text`; `least` is the smallest number. `decides` marks what changes results: a run goes on
+    only with the same values.
+    """
+
+    help: str
+    panel: str | None = None
+    flag: str = ""
+    argument: bool = False
+    choices: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    text: str = ""
+    decides: bool = False
+    least: float | None = None
+
+
+def option(
+    help: str,  # noqa: A002 - the word of every command line
+    default: Any = MISSING,
+    **about: Any,
+) -> Any:
+    """Declare a field of a request: `steps: int = option("Steps per curve.", 100, panel="Advanced")`."""
+    return field(default=default, metadata={KEY: Option(help, **about)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request; subclasses are frozen dataclasses whose fields are declared with `option`."""
+
+    @classmethod
+    def build(cls, **values: Any) -> Self:
+        """Make a request from a caller's values: names are checked, values brought to the fields' types.
+
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Draw(Request):
+        ...     out: Path = option("Folder.")
+        ...     names: tuple[str, ...] = option("Slides.", ())
+        >>> Draw.build(out="maps", names=["a", "b"])
+        Draw(out=PosixPath('maps'), names=('a', 'b'))
+        """
+        types, values = field_types(cls), cls.upgrade(values)
+        for name in values:
+            if name not in types:
+                near = get_close_matches(name, types, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f". Those it has: {', '.join(types)}."
+                raise InputError(f"There is no parameter {name!r}{hint}")
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        if missing:
+            raise InputError(f"The parameter {missing[0]!r} is missing: {options(cls)[missing[0]].help}")
+        return cls(**{name: _convert(types[name], value, name, cls) for name, value in values.items()})
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Turn parameters of the version before into those of today; see `pop_old`."""
+        return values
+
+    def __post_init__(self) -> None:
+        for name, about in options(type(self)).items():
+            value = getattr(self, name)
+            if about.choices:
+                for one in value if isinstance(value, tuple) else (value,):
+                    if one not in about.choices:
+                        must = f"one of {', '.join(about.choices)}"
+                        raise bad_parameter(name, owner(type(self)), must, one)
+            if about.least is not None and value is not None and value < about.least:
+                must = f"in the range [{about.least:g}, inf)"
+                raise bad_parameter(name, owner(type(self)), must, value)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The request in plain types, as run.json keeps it."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The values that decide results."""
+        values = self.as_dict()
+        return {name: values[name] for name, about in options(type(self)).items() if about.decides}
+
+
+R = TypeVar("R", bound=Request)
+T = TypeVar("T")
+
+
+def options(request: type[Request]) -> dict[str, Option]:
+    """The options of a request by name: its own first, then those it shares with others."""
+    about = {f.name: f.metadata[KEY] for f in fields(request)}
+    names = [name for kind in request.__mro__ for name in inspect.get_annotations(kind)]
+    return {name: about[name] for name in dict.fromkeys(names) if name in about}
+
+
+def field_types(request: type[Request]) -> dict[str, Any]:
+    """The types of a request's fields by name."""
+    hints = get_type_hints(request)
+    return {f.name: hints[f.name] for f in fields(request)}
+
+
+def pop_old(values: dict[str, Any], name: str, advice: str) -> Any:
+    """Take a parameter of the version before out of the values, with a warning; None if it is not there."""
+    if name not in values:
+        return None
+    warnings.warn(
+        f"The parameter {name!r} goes in the next version: {advice}", DeprecationWarning, stacklevel=5
+    )
+    return values.pop(name)
+
+
+def owner(request: type[Request]) -> str:
+    """The name of what a request is for, in errors.
+
+    >>> owner(type("ExplainRequest", (Request,), {}))
+    'explain'
+    """
+    return request.__name__.removesuffix("Request").lower()
+
+
+class Verb(Protocol[T]):
+    """A function of a request's options; `run` takes the request itself, as the command line builds it."""
+
+    run: Callable[..., T]
+
+    def __call__(self, *values: Any, **named: Any) -> T: ...
+
+
+def takes(request: type[R], *positional: str) -> Callable[[Callable[Concatenate[R, ...], T]], Verb[T]]:
+    """Turn a function of a request into one of its options: the first ones by position, the rest by name.
+
+    Its signature, as `help` shows it, is made from the request's fields. What the function takes beside the
+    request is passed on by name.
+    """
+
+    def decorate(function: Callable[Concatenate[R, ...], T]) -> Verb[T]:
+        others = list(inspect.signature(function).parameters)[1:]
+
+        @wraps(function)
+        def verb(*values: Any, **named: Any) -> T:
+            if len(values) > len(positional):
+                raise InputError(f"{function.__name__} takes {len(positional)} values by position.")
+            beside = {name: named.pop(name) for name in others if name in named}
+            return function(request.build(**dict(zip(positional, values, strict=False)), **named), **beside)
+
+        made = cast(Any, verb)
+        made.run, made.__signature__ = function, _signature(request, positional)
+        return cast(Verb[T], verb)
+
+    return decorate
+
+
+def _signature(request: type[Request], positional: tuple[str, ...]) -> inspect.Signature:
+    by_name = {f.name: f for f in fields(request)}
+    order = [*positional, *(name for name in options(request) if name not in positional)]
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = []
+    for name in order:
+        default = by_name[name].default
+        shown = inspect.Parameter.empty if default is MISSING else default
+        kind = kinds[name not in positional]
+        parameters.append(inspect.Parameter(name, kind, default=shown, annotation=field_types(request)[name]))
+    required = [p for p in parameters if p.kind is kinds[1] and p.default is inspect.Parameter.empty]
+    first = [p for p in parameters if p.kind is kinds[0]]
+    rest = [p for p in parameters if p.kind is kinds[1] and p not in required]
+    return inspect.Signature([*first, *required, *rest])
+
+
+def _convert(wanted: Any, value: Any, name: str, request: type[Request]) -> Any:
+    """A value in the type of its field; what does not fit is refused by the parameter's name."""
+    choices = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    if value is None and NoneType in choices:
+        return None
+    kind = next(one for one in choices if one is not NoneType)
+    if get_origin(kind) is tuple:
+        return _tuple(get_args(kind)[0], value, name, request)
+    if kind not in (Path, str, bool, int, float):
+        return value
+    accepted: dict[Any, Any] = {
+        Path: (str, PathLike),
+        str: (str, PathLike, int),
+        bool: bool,
+        int: SupportsIndex,
+        float: (int, float, SupportsIndex),
+    }
+    if isinstance(value, accepted[kind]) and (kind is bool) == isinstance(value, bool):
+        return kind(value)
+    raise bad_parameter(name, owner(request), f"of type {kind.__name__}", value)
+
+
+def _tuple(kind: Any, value: Any, name: str, request: type[Request]) -> tuple[Any, ...]:
+    """Several values from one or from a list; text with commas, as on the command line, warns."""
+    if isinstance(value, str) and kind is str and "," in value:
+        text = f"{name}={value!r}: pass a list, such as {[part.strip() for part in value.split(',')]}."
+        warnings.warn(text, DeprecationWarning, stacklevel=5)
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if kind is str and value in ("", "none"):
+        return ()
+    if isinstance(value, str | PathLike) or not isinstance(value, Iterable) or kind is Any:
+        value = value if isinstance(value, list | tuple) else [value]
+    return tuple(_convert(kind, one, name, request) for one in value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,140 @@
+"""Texts: JSON and XML of others that may be traps, numbers, names of slides, lists, plain tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from xmil.core.errors import InputError
+
+NAMED_SLIDES = 3  # that a line on several names
+SLIDE_SUFFIXES: tuple[str, ...] = (
+    *(".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm"),
+    *(".qptiff", ".png", ".jpg", ".jpeg", ".ome.tif", ".ome.tiff", ".czi", ".isyntax"),
+)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says; ValueError for whatever is wrong with it.
+
+    >>> parse_json('{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
+
+
+def parse_xml(text: str | bytes) -> ElementTree.Element:
+    """The root of an XML text in UTF-8; ValueError for whatever is wrong with it.
+
+    A document type is refused: its entities could blow the text up. So are other encodings, in which one
+    could hide.
+
+    >>> parse_xml(b"<a><b/></a>").tag
+    'a'
+    """
+    plain = text if isinstance(text, str) else text.decode("utf-8-sig")
+    if "\0" in plain:  # UTF-16, which the parser would know by itself
+        raise ValueError("it is not in UTF-8")
+    if "<!DOCTYPE" in plain or "<!ENTITY" in plain:
+        raise ValueError("it has a document type")
+    try:
+        return ElementTree.fromstring(plain)  # noqa: S314 - no document type, so no entities
+    except ElementTree.ParseError as error:
+        raise ValueError(str(error)) from None
+
+
+def small_number(text: str) -> int | None:
+    """The number that a short text of digits stands for, else None.
+
+    >>> small_number("12"), small_number("-1"), small_number("9" * 5000), small_number("²")
+    (12, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+
+
+def bare_name(slide_id: str) -> str:
+    """A slide's name without its image suffix; names that could leave a folder are refused.
+
+    >>> bare_name("a.b.svs"), bare_name("a.b")
+    ('a.b', 'a.b')
+    """
+    if not is_plain(slide_id):
+        raise InputError(f"The slide name {slide_id!r} must not hold a path or '..'; give the bare name.")
+    lower = slide_id.lower()
+    for suffix in sorted(SLIDE_SUFFIXES, key=len, reverse=True):
+        if lower.endswith(suffix):
+            return slide_id[: -len(suffix)]
+    return slide_id
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name stays in its folder: no separators, no `..`, no zero byte."""
+    return bool(name) and name not in (".", "..") and not set(name) & {"/", "\\", "\0"}
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "slide"), counted(0, "slide"), counted(1200, "patch")
+    ('1 slide', '0 slides', '1,200 patches')
+    """
+    ending = "" if n == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{n:,} {noun}{ending}"
+
+
+def listed(names: str | Iterable[str] | None) -> list[str]:
+    """The parts of a text between commas, or of a list, each once; "none" is no part.
+
+    >>> listed("lrp, ig,lrp"), listed(("lrp", "ig")), listed("none"), listed(None)
+    (['lrp', 'ig'], ['lrp', 'ig'], [], [])
+    """
+    if names == "none":
+        return []
+    parts = names.split(",") if isinstance(names, str) else list(names or ())
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
+    r"""Rows of cells as lines of text, the columns two blanks apart.
+
+    >>> text_table([["method", "AUPC"], ["lrp", "0.2"]])
+    'method  AUPC\nlrp     0.2'
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    )
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    r"""Rows of cells as a Markdown table.
+
+    >>> markdown_table(["method", "AUPC"], [["lrp", "0.2"]])
+    '| method | AUPC |\n|---|---|\n| lrp | 0.2 |'
+    """
+    lines = [f"| {' | '.join(row)} |" for row in [head, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def merge_notes(notes: Mapping[str, str]) -> list[str]:
+    """Merge identical notes into one line each, with the slides they are on.
+
+    >>> merge_notes({"a": "a.svs: blank", "b": "b.svs: blank", "c": "mpp given"})
+    ['a, b: a.svs: blank', 'c: mpp given']
+    """
+    by_note: dict[str, list[str]] = {}
+    for name, note in notes.items():
+        own = rf"(?<!\w){re.escape(name)}(?!\w)"  # a name inside a word is not the name
+        by_note.setdefault(re.sub(own, "\0", note), []).append(name)
+    lines = []
+    for names in by_note.values():
+        more = f" and {len(names) - NAMED_SLIDES} more" if len(names) > NAMED_SLIDES else ""
+        lines.append(f"{', '.join(names[:NAMED_SLIDES])}{more}: {notes[names[0]]}")
+    return lines

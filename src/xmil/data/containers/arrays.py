@@ -1,0 +1,251 @@
+"""NumPy files: `.npy` by memory map, `.npz` member by member, never a pickle."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError
+from xmil.core.pickles import check_torch_file
+from xmil.data.containers.container import (
+    ArrayInfo,
+    ArrayRows,
+    Contents,
+    Index,
+    Rows,
+    check_memory,
+    check_stored,
+)
+
+ARRAY = "array"  # the name of the array in a `.npy`, which has none of its own
+_HEADER = 10_000  # bytes a header may take; NumPy's own limit
+
+
+class NpyContents(Contents):
+    """The one array of a `.npy` file."""
+
+    kind = "npy"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with _Readable(path), open(path, "rb") as stream:
+            info = _header(stream, ARRAY, path)
+            check_stored(
+                info.nbytes, path.stat().st_size - stream.tell(), packed=False, name=ARRAY, path=path
+            )
+        self.arrays = {ARRAY: info}
+
+    def _read(self, name: str) -> npt.NDArray[Any]:  # noqa: ARG002 - there is one array
+        with _Readable(self.path):
+            return np.asarray(np.load(self.path, allow_pickle=False))
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return NpyRows(self.path, shape, self.arrays[name].dtype)
+
+
+class NpyRows(Rows):
+    """Rows of a `.npy` by memory map, opened for each reading."""
+
+    def __init__(self, path: Path, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        self.path, self.shape, self.dtype = path, shape, dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        with _Readable(self.path):
+            array = np.load(self.path, mmap_mode="r" if self.shape[0] else None, allow_pickle=False)
+            return ArrayRows(array.reshape(self.shape)).read(index)
+
+
+class NpzContents(Contents):
+    """The arrays of a `.npz`, their headers read without the data."""
+
+    kind = "npz"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with _Readable(path), zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(".npy"):
+                    packed = member.compress_type != zipfile.ZIP_STORED
+                    stored = min(member.compress_size, self.path.stat().st_size)
+                    check_stored(
+                        member.file_size, stored, packed=packed, name=member.filename, path=self.path
+                    )
+                    with archive.open(member) as stream:
+                        info = _header(stream, member.filename, self.path)
+                    check_stored(
+                        info.nbytes, member.file_size, packed=False, name=member.filename, path=self.path
+                    )
+                    self.arrays[member.filename[:-4]] = info
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        check_memory(self.arrays[name].nbytes, name, self.path)
+        with _Readable(self.path), np.load(self.path, allow_pickle=False) as archive:
+            return np.asarray(archive[name])
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return NpzRows(self, [name], shape, self.arrays[name].dtype)
+
+    def stacked(self, names: list[str]) -> Rows:
+        """One row per member: the vectors of the given names, in that order."""
+        widths = {int(np.prod(self.arrays[name].shape, dtype=object)) for name in names}
+        if len(widths) != 1:
+            raise FileError(
+                f"{self.path}: its vectors have several widths: {sorted(widths)[:8]}; one is needed."
+            )
+        shape = (len(names), widths.pop())
+        check_memory(shape[0] * shape[1] * 4, "the bag", self.path)
+        return NpzRows(self, names, shape, self.arrays[names[0]].dtype)
+
+
+class NpzRows(Rows):
+    """Rows of one member, or one row from each of several members."""
+
+    def __init__(
+        self, contents: NpzContents, names: list[str], shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
+        self.contents, self.names, self.shape, self.dtype = contents, names, shape, dtype
+        self.by_member = len(names) != 1 or contents.arrays[names[0]].shape[-2:] != shape
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        if not self.by_member:
+            return ArrayRows(self.contents._read(self.names[0]).reshape(self.shape)).read(index)
+        picked = self.names if index is None else [self.names[i] for i in index]
+        out = np.empty((len(picked), self.shape[1]), np.float32)
+        with _Readable(self.contents.path), np.load(self.contents.path, allow_pickle=False) as archive:
+            for row, name in enumerate(picked):
+                out[row] = archive[name].reshape(-1)
+        return out
+
+
+def _header(stream: IO[bytes], name: str, path: Path) -> ArrayInfo:
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream, max_header_size=_HEADER)
+    if dtype.hasobject:
+        raise FileError(f"{path}: {name!r} holds Python objects, which could run code, and is not read.")
+    if any(length < 0 for length in shape):
+        raise FileError(f"{path}: {name!r} declares the impossible shape {shape}; the file is damaged.")
+    return ArrayInfo(tuple(shape), dtype)
+
+
+class _Readable:
+    """Whatever NumPy or zipfile find wrong, as one sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, FileError) or not isinstance(error, Exception):
+            return
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(
+            f"{self.path}: not a readable NumPy file ({first[:200]}); write or copy it again."
+        ) from None
+
+
+TENSOR = "tensor"  # the name of a bare tensor, which has none of its own
+
+
+class TorchContents(Contents):
+    """A tensor, a NumPy array, or a flat dict of them, memory-mapped where the file allows."""
+
+    kind = "pt"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._tensors = {name: _numpy(value, name, path) for name, value in _flat(load(path)).items()}
+        self.arrays = {name: ArrayInfo(a.shape, a.dtype) for name, a in self._tensors.items()}
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        return np.array(self._tensors[name])
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return ArrayRows(self._tensors[name].reshape(shape))
+
+
+def load(path: Path) -> Any:
+    """What a torch file holds, by torch's restricted unpickler."""
+    import torch
+
+    with open(path, "rb") as stream:
+        zipped = stream.read(2) == b"PK"
+    if zipped:
+        _check_zip(path)
+    check_torch_file(path)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_safe_globals()):
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except MemoryError:
+        raise FileError(f"{path}: declares more data than memory can hold; it is damaged.") from None
+    except Exception as error:  # the unpickler raises any type on damaged or foreign input
+        raise FileError(f"{path}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "Unsupported global" in text or "weights_only" in text.lower() or "Unsupported operand" in text:
+        return (
+            "holds Python objects beyond tensors, which could run code, and is not loaded; "
+            "save the tensor alone with torch.save."
+        )
+    first = text.splitlines()[0] if text else type(error).__name__
+    return f"not a readable torch file ({first[:200]}); write or copy it again."
+
+
+def _check_zip(path: Path) -> None:
+    """Torch stores its zip members plain; packed or overlong ones are not torch's."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
+        raise FileError(f"{path}: not a readable torch file ({error}); write or copy it again.") from None
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise FileError(f"{path}: a packed zip, which torch does not write; it is not loaded.")
+    total = sum(member.file_size for member in members)
+    check_stored(total, path.stat().st_size, packed=False, name="the archive", path=path)
+
+
+def _safe_globals() -> list[Any]:
+    """What unpickling a plain NumPy array needs (TRIDENT's `.pt` mode stores one)."""
+    from numpy._core.multiarray import _reconstruct, scalar
+
+    kinds = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.bool_]
+    named = [(_reconstruct, f"numpy.{home}.multiarray._reconstruct") for home in ("core", "_core")]
+    named += [(scalar, f"numpy.{home}.multiarray.scalar") for home in ("core", "_core")]
+    return [*named, np.ndarray, np.dtype, *[type(np.dtype(kind)) for kind in kinds]]
+
+
+def _flat(loaded: Any) -> dict[str, Any]:
+    if isinstance(loaded, dict):
+        return {str(key): value for key, value in loaded.items() if hasattr(value, "shape")}
+    if isinstance(loaded, list | tuple) and loaded and all(hasattr(value, "shape") for value in loaded):
+        return {f"{TENSOR}{i}": value for i, value in enumerate(loaded)}
+    return {TENSOR: loaded} if hasattr(loaded, "shape") else {}
+
+
+def _numpy(value: Any, name: str, path: Path) -> npt.NDArray[Any]:
+    """The tensor as an array without copying; expanded or sparse ones declare more than they store."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+            raise FileError(f"{path}: {name!r} must be a dense tensor. Got layout {value.layout} instead.")
+        nbytes = value.numel() * value.element_size()
+        check_stored(nbytes, path.stat().st_size, packed=False, name=name, path=path)
+        if value.dtype == torch.bfloat16:
+            value = value.float()
+        return np.asarray(value.detach().resolve_conj().resolve_neg().numpy())
+    array = np.asarray(value)
+    check_stored(array.nbytes, path.stat().st_size, packed=False, name=name, path=path)
+    return array

@@ -1,0 +1,337 @@
+"""Zarr stores on disk (extra `zarr`): plain codecs only, nothing outside the store, rows on demand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray
+from xmil.core.errors import FileError, XmilError
+from xmil.core.text import parse_json, small_number
+from xmil.data.containers.container import (
+    ArrayInfo,
+    Contents,
+    Index,
+    Rows,
+    check_chunks,
+    check_memory,
+    check_stored,
+)
+from xmil.data.containers.packing import check_zarr_chunks
+
+MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
+# Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
+CODECS = {
+    "blosc",
+    "zstd",
+    "lz4",
+    "gzip",
+    "zlib",
+    "bz2",
+    "lzma",
+    "bytes",
+    "crc32c",
+    "transpose",
+    "shuffle",
+    "delta",
+}
+CODECS |= {"fletcher32", "adler32", "crc32", "sharding_indexed", "vlen-utf8"}
+_FILES = 2_000_000
+
+
+class ZarrContents(Contents):
+    """The arrays of a zarr group, two levels deep by default, found by their metadata files."""
+
+    kind = "zarr"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        _check_store(path)
+        self._checked = set[str]()
+        self.attrs = _attributes(path)
+        self.groups = sorted(
+            str(p.parent.relative_to(path)) for p in _metadata_files(path) if not _is_array(p)
+        )
+        for mark in _metadata_files(path):
+            if _is_array(mark):
+                name = str(mark.parent.relative_to(path))
+                self.arrays[name] = _array_info(mark, self.path)
+
+    def group_attrs(self, name: str) -> dict[str, Any]:
+        """Attributes of a group or array below the root."""
+        return _attributes(self.path / name)
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        with _readable(self.path):
+            return np.asarray(self._open(name)[...])
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return ZarrRows(self, name, shape, self.arrays[name].dtype)
+
+    def _open(self, name: str) -> Any:
+        folder = self.path / name
+        stored = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+        check_stored(self.arrays[name].nbytes, stored, packed=True, name=name, path=self.path)
+        try:
+            import zarr
+        except ImportError:
+            raise FileError(
+                f"{self.path}: a zarr store; install the extra to read it: pip install 'xmil[zarr]'."
+            ) from None
+        array = zarr.open_array(str(folder), mode="r")
+        edges = getattr(array, "shards", None) or array.chunks
+        chunk = math.prod(int(edge) for edge in edges) * self.arrays[name].dtype.itemsize
+        for nbytes, what in ((self.arrays[name].nbytes, name), (chunk, f"a chunk of {name}")):
+            check_memory(nbytes, what, self.path, stored=stored)
+        if name not in self._checked and self.arrays[name].dtype != object:
+            mark = next(folder / mark for mark in ("zarr.json", ".zarray") if (folder / mark).is_file())
+            check_zarr_chunks(folder, _codec_names(_json(mark)), chunk, name=name, path=self.path)
+        self._checked.add(name)
+        return array
+
+
+class ZarrRows(Rows):
+    """Rows of a zarr array; only the chunks that hold them are read."""
+
+    def __init__(
+        self, contents: ZarrContents, name: str, shape: tuple[int, int], dtype: np.dtype[Any]
+    ) -> None:
+        self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        with _readable(self.contents.path):
+            array, path = self.contents._open(self.name), self.contents.path
+            check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=self.name, path=path)
+            if index is not None and array.ndim == 2 and len(index):
+                values = np.asarray(array.oindex[index, :])
+            else:
+                values = np.asarray(array[...]).reshape(self.shape)
+                values = values if index is None else values[index]
+            return np.ascontiguousarray(values, dtype=np.float32)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Whatever zarr and its codecs find wrong, as one sentence."""
+    try:
+        yield
+    except XmilError:
+        raise
+    except Exception as error:  # almost any type on damaged stores
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(
+            f"{path}: not a readable zarr store ({first[:200]}); write or copy it again."
+        ) from None
+
+
+def _check_store(path: Path) -> None:
+    """Refuse stores that reach outside themselves through symbolic links."""
+    root = path.resolve()
+    for count, (folder, folders, files) in enumerate(os.walk(path)):
+        for name in folders + files:
+            entry = Path(folder, name)
+            if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+                raise FileError(f"{entry}: a link out of the store, which is not followed; copy the data in.")
+        if count > _FILES:
+            raise FileError(f"{path}: has more than {_FILES:,} folders; it is not a feature store.")
+
+
+def _metadata_files(path: Path) -> list[Path]:
+    marks = [Path(folder, name) for folder, _, files in os.walk(path) for name in files if name in MARKS]
+    return sorted(mark for mark in marks if mark.name != ".zmetadata")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > 1 << 24:
+            raise FileError(f"{path}: metadata of more than 16 MiB; it is not read.")
+        loaded = parse_json(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(
+            f"{path}: not readable zarr metadata ({error}); write or copy the store again."
+        ) from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _attributes(folder: Path) -> dict[str, Any]:
+    if (folder / "zarr.json").is_file():
+        attributes = _json(folder / "zarr.json").get("attributes", {})
+    else:
+        attributes = _json(folder / ".zattrs") if (folder / ".zattrs").is_file() else {}
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _is_array(mark: Path) -> bool:
+    return mark.name == ".zarray" or (mark.name == "zarr.json" and _json(mark).get("node_type") == "array")
+
+
+def _array_info(mark: Path, store: Path) -> ArrayInfo:
+    meta = _json(mark)
+    name = str(mark.parent.relative_to(store))
+    codecs = _codec_names(meta)
+    if not codecs <= CODECS:
+        strange = ", ".join(sorted(codecs - CODECS))
+        raise FileError(
+            f"{store}: {name!r} uses the codec {strange}, which is not allowed here; it is not read."
+        )
+    try:
+        shape = tuple(int(length) for length in meta["shape"])
+        kind = meta["dtype"] if mark.name == ".zarray" else meta["data_type"]
+        dtype = np.dtype(kind if isinstance(kind, str) and kind != "string" else object)
+    except (KeyError, TypeError, ValueError, OverflowError, SyntaxError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FileError(
+            f"{store}: the metadata of {name!r} is damaged ({reason}); write the store again."
+        ) from None
+    if any(length < 0 for length in shape):
+        raise FileError(f"{store}: {name!r} declares the impossible shape {shape}; the store is damaged.")
+    return ArrayInfo(shape, dtype)
+
+
+def _codec_names(meta: dict[str, Any]) -> set[str]:
+    """Every codec, filter and compressor a metadata document names, however deep."""
+    several = [meta.get(name) for name in ("filters", "codecs")]
+    listed = [
+        meta.get("compressor"),
+        *(codec for entry in several if isinstance(entry, list) for codec in entry),
+    ]
+    names: set[str] = set()
+    for codec in listed:
+        if isinstance(codec, dict):
+            names.add(str(codec.get("id") or codec.get("name")))
+            inner = codec.get("configuration")
+            names |= _codec_names(inner) if isinstance(inner, dict) else set()
+    return names
+
+
+_CELL = 1 << 22  # characters of one cell; longer ones are damage, not data
+
+
+class CsvContents(Contents):
+    """A text table; its columns are arrays of numbers where they can be."""
+
+    kind = "csv"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.columns = read_csv(path)
+        for name, values in self.columns.items():
+            self.arrays[name] = ArrayInfo((len(values),), np.dtype(object))
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """One column as floats."""
+        self.info(name)
+        return self._read(name)
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        try:
+            return np.array([float(value or "nan") for value in self.columns[name]])
+        except (ValueError, TypeError):
+            raise FileError(f"{self.path}: the column {name!r} must hold numbers.") from None
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:  # noqa: ARG002 - the base's signature
+        raise FileError(f"{self.path}: a text table holds no features.")
+
+
+class FolderContents(Contents):
+    """A folder of `<id>.pt` vectors, one instance each, in ascending order of the id."""
+
+    kind = "folder"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.ids = sorted(n for entry in path.glob("*.pt") if (n := small_number(entry.stem)) is not None)
+        vector = _vector(path, self.ids[0]) if self.ids else None
+        if vector is not None and vector.ndim == 1:  # else a folder of bags whose slides are numbered
+            self.arrays["vectors"] = ArrayInfo((len(self.ids), len(vector)), vector.dtype)
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        return self.rows(name).read()
+
+    def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
+        return FolderRows(self.path, self.ids, shape, self.arrays[name].dtype)
+
+
+class FolderRows(Rows):
+    """One row from each file."""
+
+    def __init__(self, path: Path, ids: list[int], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+        self.path, self.ids, self.shape, self.dtype = path, ids, shape, dtype
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        picked = self.ids if index is None else [self.ids[i] for i in index]
+        out = np.empty((len(picked), self.shape[1]), np.float32)
+        for row, name in enumerate(picked):
+            vector = _vector(self.path, name)
+            if vector.shape != self.shape[1:]:
+                entry = self.path / f"{name}.pt"
+                raise FileError(f"{entry}: has shape {vector.shape}, the others ({self.shape[1]},).")
+            out[row] = vector
+        return out
+
+
+def is_bag_folder(path: Path) -> bool:
+    """Whether a folder is one bag: single vectors in numbered files."""
+    numbered = path.is_dir() and any(small_number(entry.stem) is not None for entry in path.glob("*.pt"))
+    return numbered and bool(FolderContents(path).arrays)
+
+
+def _vector(path: Path, name: int) -> npt.NDArray[Any]:
+    from xmil.data.containers.arrays import TENSOR, TorchContents
+
+    entry = path / f"{name}.pt"
+    if not entry.resolve().is_relative_to(path.resolve()):
+        raise FileError(f"{entry}: a link out of the folder, which is not followed; copy the file in.")
+    contents = TorchContents(entry)
+    values = contents.read(TENSOR)
+    return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
+
+
+def read_csv(path: Path) -> dict[str, list[str | None]]:
+    """Columns of a text table as text; empty cells are None. Comma, semicolon or tab."""
+    check_memory(path.stat().st_size * 8, "the table", path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: not a text table in UTF-8; save it as CSV in UTF-8.") from None
+    if "\0" in text:
+        raise FileError(f"{path}: not a text table (it holds zero bytes); save it as CSV in UTF-8.")
+    csv.field_size_limit(_CELL)
+    try:
+        first = text.split("\n", 1)[0]
+        rows = list(
+            csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+        )
+    except csv.Error as error:
+        raise FileError(f"{path}: not a readable CSV table ({error}); save it again.") from None
+    rows = [row for row in rows if any(cell.strip() for cell in row)]
+    if not rows:
+        raise FileError(f"{path}: the table is empty; a header and one row at least are needed.")
+    return _columns(rows, path)
+
+
+def _columns(rows: list[list[str]], path: Path) -> dict[str, list[str | None]]:
+    header = [name.strip() for name in rows[0]]
+    doubled = sorted({name for name in header if name and header.count(name) > 1})
+    if doubled:
+        raise FileError(
+            f"{path}: the header names {', '.join(doubled)} more than once; name each column once."
+        )
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header):
+            raise FileError(
+                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; fix the row."
+            )
+    cells = zip(*rows[1:], strict=True) if len(rows) > 1 else [()] * len(header)
+    return {
+        name: [cell.strip() or None for cell in column] for name, column in zip(header, cells, strict=True)
+    }

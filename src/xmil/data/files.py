@@ -1,0 +1,386 @@
+"""Feature files of many slides: find them, join them with a cohort, average and compare them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.background import KEPT, Background, background_of
+from xmil.core.bag import Bag
+from xmil.core.errors import FileError, InputError, XmilError, absent
+from xmil.core.text import bare_name, counted, is_plain
+from xmil.data.bags import open_bag, read_bag
+from xmil.data.cohort import PATH, Cohort
+from xmil.data.containers.stores import is_bag_folder
+from xmil.data.header import FEATURE_SUFFIXES, Header, inside, slide_name
+
+StrPath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class JoinReport:
+    """What did not match: slides without features, files without a row, doubles, links not followed."""
+
+    matched: int
+    without_features: tuple[str, ...] = ()
+    without_row: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
+    not_followed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"{counted(self.matched, 'slide')} matched"]
+        mismatches = {
+            "slides without features": self.without_features,
+            "feature files without a row": self.without_row,
+            "slides with several files, of which the first was used": self.doubled,
+            "links not followed (out of the folder, or to a device; see follow_links=)": self.not_followed,
+        }
+        for what, names in mismatches.items():
+            if names:
+                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+                parts.append(f"{len(names)} {what}: {', '.join(names[:5])}{more}")
+        return "; ".join(parts) + "."
+
+
+def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[Path], list[Path]]:
+    """The feature files of a folder in order of name, and the links in it that were left out.
+
+    Links are followed, but for those to a device or pipe; one that leads nowhere or in a circle cannot be
+    read, and is reported as such. Without `follow_links`, those that lead out of the folder are left out. A
+    feature file, or a store that is a folder, stands for itself.
+    """
+    root = Path(folder)
+    if root.is_file() or (root.is_dir() and (root.name.lower().endswith(".zarr") or _is_bag(root))):
+        return [root], []
+    if not root.is_dir():
+        raise FileError(absent(root, "folder or file of features"))
+    files = sorted(_bags(root))
+    usable = [path for path in files if not _to_device(path) and (follow_links or inside(path, root))]
+    return usable, sorted(set(files) - set(usable))
+
+
+def join_features(
+    cohort: Cohort, folder: StrPath, *, among: Cohort | None = None, follow_links: bool = True
+) -> tuple[Cohort, JoinReport]:
+    """The slides that have features, with the file in the column `path`, and a report of the rest.
+
+    `among` is the table that the cohort is a part of: its files have a row. Of one feature file, the cohort
+    is the slide of its name.
+
+    A `path` column in the table is used as it is, relative to the folder; else names must be equal, image and
+    feature suffixes aside.
+    """
+    files, links = feature_files(folder, follow_links=follow_links)
+    by_name: dict[str, list[Path]] = {}
+    for file in files:
+        by_name.setdefault(slide_name(file), []).append(file)
+    if files == [Path(folder)]:
+        cohort = cohort.take(i for i, slide in enumerate(cohort.slides) if bare_name(slide) in by_name)
+    paths = [
+        next(iter(by_name.get(bare_name(slide), ())), None)
+        if cell is None
+        else _named(cell, Path(folder), follow_links=follow_links)
+        for slide, cell in zip(cohort.slides, cohort.columns.get(PATH, (None,) * len(cohort)), strict=True)
+    ]
+    rows = [i for i, path in enumerate(paths) if path is not None]
+    used = {path for path in paths if path is not None}
+    named = {slide_name(path) for path in used} | {bare_name(slide) for slide in (among or cohort).slides}
+    pairs = list(zip(cohort.slides, paths, strict=True))
+    report = JoinReport(
+        matched=len(rows),
+        without_features=tuple(slide for slide, path in pairs if path is None),
+        without_row=tuple(file.name for file in files if file not in used and slide_name(file) not in named),
+        doubled=tuple(slide for slide, path in pairs if path and len(by_name.get(bare_name(slide), ())) > 1),
+        not_followed=tuple(path.name for path in links),
+    )
+    if not files:
+        unread = f" ({len(links)} links not followed; see follow_links=)" if links else ""
+        raise InputError(f"{folder}: no feature files in this folder{unread}; {folder_advice(Path(folder))}.")
+    if not rows:
+        raise InputError(f"{folder}: no feature file has the name of a slide in the cohort; {report}")
+    return cohort.with_column(PATH, [path and str(path) for path in paths]).take(rows), report
+
+
+def _named(cell: str, folder: Path, *, follow_links: bool) -> Path | None:
+    path = Path(cell)
+    if "\0" in cell or ".." in path.parts:
+        raise InputError(f"The path {cell!r} in the cohort must not lead out of the folder by '..'.")
+    full = path if path.is_absolute() else folder / path
+    if not follow_links and not path.is_absolute() and full.exists() and not inside(full, folder):
+        raise InputError(
+            f"The path {cell!r} in the cohort is a link out of {folder}; name the file itself, or pass "
+            "follow_links=True."
+        )
+    return full if full.exists() else None
+
+
+def _bags(root: Path) -> Iterator[Path]:
+    """Files and stores with a feature suffix; Slideflow's index files and hidden ones are not bags."""
+    for path in root.iterdir():
+        name = path.name.lower()
+        if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
+            continue
+        if name.endswith(FEATURE_SUFFIXES) or _is_bag(path):
+            yield path
+
+
+def _to_device(path: Path) -> bool:
+    """Whether a link leads to what is neither a file nor a folder."""
+    try:
+        return path.is_symlink() and path.exists() and not path.is_file() and not path.is_dir()
+    except (OSError, RuntimeError):  # links in a circle
+        return False
+
+
+def _is_bag(path: Path) -> bool:
+    try:
+        return is_bag_folder(path)
+    except (FileError, OSError):  # numbered files, the first of them damaged, foreign or named otherwise
+        return False
+
+
+LEVELS = 3  # folders are looked for so far down
+SHOWN = 12  # folders named in a hint
+
+
+@dataclass(frozen=True)
+class FeatureFolder:
+    """A folder with feature files, how many, and what its first readable one is."""
+
+    path: Path
+    files: int
+    first: Header | None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether its files hold features, and not patches alone."""
+        return self.first is not None and self.first.dim > 0
+
+    @property
+    def has_places(self) -> bool:
+        """Whether its files know where the patches lie."""
+        return self.first is not None and (self.first.coords is not None or self.first.raw_coords is not None)
+
+
+def folders_below(path: Path, levels: int = LEVELS) -> list[FeatureFolder]:
+    """The nearest folders below that hold feature files, those to explain first."""
+    folders = [FeatureFolder(folder, len(files), _first(files)) for folder, files in _below(path, levels)]
+    return sorted(folders, key=lambda each: (not each.has_features, not each.has_places, str(each.path)))
+
+
+def only_folder(path: Path) -> Path | None:
+    """The one folder below that is meant where a folder above it is named; None where several may be."""
+    featured = [each for each in folders_below(path) if each.has_features]
+    placed = [each for each in featured if each.has_places]
+    # CLAM has each slide twice: h5_files know the places, pt_files take them from there
+    candidates = [each for each in placed or featured if each.path.name != "pt_files"] or placed or featured
+    return candidates[0].path if len(candidates) == 1 else None
+
+
+def folder_advice(path: Path) -> str:
+    """What to name in place of a folder without feature files of its own."""
+    folders = folders_below(path)
+    if not folders:
+        return "name the folder that holds them"
+    one = only_folder(path)
+    if one is not None:
+        return f"use features={str(one)!r}"
+    named = [f"{each.path} ({counted(each.files, 'file')})" for each in folders if each.has_features]
+    named = named or [f"{each.path} ({counted(each.files, 'file')}, without features)" for each in folders]
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    return f"use features= with one of {', '.join(named[:SHOWN])}{more}"
+
+
+def is_features(path: Path) -> bool:
+    """Whether a file, or the first file of a folder, holds features."""
+    try:
+        first = _first(feature_files(path)[0])
+    except XmilError:
+        return False
+    return first is not None and first.dim > 0
+
+
+def _below(path: Path, levels: int) -> Iterator[tuple[Path, list[Path]]]:
+    try:
+        folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except OSError:
+        return
+    for folder in folders:
+        files = feature_files(folder)[0]
+        if files and files != [folder]:
+            yield folder, files
+        elif not files and levels > 1:
+            yield from _below(folder, levels - 1)
+
+
+def _first(files: list[Path]) -> Header | None:
+    """The header of the first file that can be read."""
+    for file in files[:3]:
+        try:
+            return open_bag(file)
+        except (FileError, OSError):
+            continue
+    return None
+
+
+MOST_FILES = 200  # of a folder; evenly spaced by name
+
+
+def background(
+    features: StrPath | Bag | Iterable[Any], *, keep: int = KEPT, seed: int = 0, files: int = MOST_FILES
+) -> Background:
+    """The mean of many patches and a few of them, as a baseline to explain against.
+
+    `features` is a folder or file of features, a bag, or several bags, files or arrays (n, d). Of a folder at
+    most `files` are read, evenly spaced by name. `model.background = background(...)` goes with the model
+    when it is saved.
+
+    >>> import numpy as np
+    >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
+    [0.25, 0.25]
+    """
+    return background_of(_read_bags(features, files), keep=keep, seed=seed)
+
+
+def background_of_files(
+    files: Sequence[Path], width: int, reading: Mapping[str, Any], *, most: int = MOST_FILES
+) -> Background | None:
+    """The background of feature files, evenly spaced; None where no file can be read.
+
+    Those that cannot be read, or have another width, are left out: who works on them says why.
+    """
+
+    def bags() -> Iterator[Bag]:
+        for file in files[:: max(1, -(-len(files) // most))]:
+            with suppress(XmilError):
+                bag = read_bag(file, **reading)
+                if bag.features.shape[1] == width and len(bag) and np.isfinite(bag.features).all():
+                    yield bag
+
+    with suppress(InputError):
+        return background_of(bags())
+    return None
+
+
+def _read_bags(features: Any, files: int) -> Iterator[Any]:
+    if isinstance(features, str | PathLike):
+        path = Path(features)
+        paths = feature_files(path)[0] if path.is_dir() else [path]
+        for file in paths[:: max(1, -(-len(paths) // files))]:
+            yield read_bag(file)
+        return
+    if isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:
+        yield features
+        return
+    for bag in features:
+        yield read_bag(bag) if isinstance(bag, str | PathLike) else bag
+
+
+Facts = Mapping[str, Any]
+CLOSE = 0.05  # resolutions that differ by less are the same: scanners differ, and patches are whole pixels
+_DIGEST = re.compile(r"sha256 ([0-9a-f]{8,64})")
+_SAID = {
+    "encoder": "{!r}",
+    "weights": "an encoder with the weights {}",
+    "patch_px": "patches of {} px",
+    "mpp": "patches at {} µm/px",
+    "stain_norm": "stain normalisation {}",
+    "precision": "the precision {}",
+}
+
+
+def same_encoder(model: str | None, features: str | None) -> bool:
+    """Whether two names mean one encoder; a name that is not known contradicts none.
+
+    >>> same_encoder("UNI_v2", "uni-v2"), same_encoder("uni_v2", "conch_v15"), same_encoder(None, "uni")
+    (True, False, True)
+    """
+    return model is None or features is None or _plain(model) == _plain(features)
+
+
+def feature_facts(source: Bag | Header) -> dict[str, Any]:
+    """How a file's features were made, as far as it says: encoder, weights, patch, mpp, stains, precision."""
+    record = source.extra.get("encoder")
+    record = record if isinstance(record, dict) else {}
+    px, edge, mpp = source.extra.get("patch_size"), source.patch_size, source.mpp
+    px = int(px) if isinstance(px, int | float) and px >= 1 else None
+    facts = {
+        "encoder": source.encoder,
+        "weights": _weights(record.get("weights")),
+        "patch_px": px,
+        "mpp": round(edge * mpp / px, 4) if edge and mpp and px else None,
+        "stain_norm": record.get("stain_norm"),
+        "precision": record.get("precision"),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def differing(trained: Facts, features: Facts) -> list[str]:
+    """The facts that both know and that differ; equal weights are one encoder, whatever its name.
+
+    >>> differing({"encoder": "uni", "weights": "a1"}, {"encoder": "mine", "weights": "a1"})
+    []
+    >>> differing({"encoder": "uni", "weights": "a1"}, {"encoder": "uni", "weights": "b2"})
+    ['weights']
+    """
+    both = [name for name in _SAID if trained.get(name) is not None and features.get(name) is not None]
+    differences = [name for name in both if not _same(name, trained[name], features[name])]
+    if "weights" in both:
+        differences = [name for name in differences if name != "encoder"]
+    return differences
+
+
+def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
+    """One sentence where slides have features made otherwise than the model's, else None.
+
+    >>> print(features_warning({"encoder": "uni_v2"}, [{"encoder": "conch_v15"}, {"encoder": "UNI-v2"}]))
+    The model was trained on features of 'uni_v2', but 1 slide has those of 'conch_v15': its outputs and
+    explanations do not hold for them. Use features made as in the training.
+    """
+    differences = Counter((name, each[name]) for each in features for name in differing(trained, each))
+    if not differences:
+        return None
+    parts = [
+        f"of {_words(name, trained[name])}, but {n} slide{'s have' if n > 1 else ' has'} those of "
+        f"{_words(name, value)}"
+        for (name, value), n in differences.items()
+    ]
+    slightly = all(name == "precision" for name, _ in differences)
+    so = "may differ a little" if slightly else "do not hold"
+    return (
+        f"The model was trained on features {'; and '.join(parts)}: its outputs and explanations {so} for "
+        "them. Use features made as in the training."
+    )
+
+
+def _same(name: str, one: Any, two: Any) -> bool:
+    if name == "encoder":
+        return same_encoder(str(one), str(two))
+    if name == "mpp":
+        return bool(abs(float(one) - float(two)) <= CLOSE * max(float(one), float(two)))
+    return bool(one == two)
+
+
+def _words(name: str, value: Any) -> str:
+    shown = {True: "on", False: "off"}.get(value, value) if name == "stain_norm" else value
+    return _SAID[name].format(shown)
+
+
+def _weights(text: Any) -> str | None:
+    """The digest in what an encoder says of its weights, or "random"; None where it is silent."""
+    if text == "random":
+        return "random"
+    match = _DIGEST.search(text) if isinstance(text, str) else None
+    return match[1][:16] if match else None
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,0 +1,698 @@
+"""The demonstration on tissue: drawn sections, or pictures with marked nuclei that the user has.
+
+The question is whether a section holds tumour. Models see sections and labels alone; which patches hold
+tumour nuclei is known to the report alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil._version import __version__
+from xmil.core.durable import write_atomically, write_text
+from xmil.core.errors import FileError, InputError, absent
+from xmil.core.explanation import Explanation
+from xmil.core.text import counted
+from xmil.demo.pipeline import DemoStage, Timing, check_needed, claim_folder, command
+from xmil.demo.results_page import how_it_was_made, look_yourself, program
+from xmil.heatmaps import Html, figure, join, page, table, tag
+from xmil.storage import Run, read_explanations
+
+METHODS = ("lrp", "attention", "gxi", "single", "random")
+MEASURED = ("lrp", "attention", "random")
+SPLITS = {"train": 28, "val": 8, "test": 12}
+QUICK = {"train": 14, "val": 4, "test": 4}
+MARKED = 2  # nuclei of the kind in question, from which on a patch holds it
+NUCLEI, SUFFIXES = "nuclei.csv", (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
+
+
+TUMOUR, LYMPHOCYTE, STROMA = "tumour", "inflammatory", "fibroblast"
+
+
+KINDS = (TUMOUR, "epithelial")  # of marked nuclei, the first that the table has
+PICTURE_MPP, PICTURE_EDGE, EDGE = 0.55, 64, 128  # pictures of 20x; patches in pixels
+Counts = dict[str, npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class TissueDemo:
+    """A demonstration on tissue in a folder; `images` holds pictures and their nuclei.csv."""
+
+    out: Path
+    images: Path | None = None
+    quick: bool = False
+    seed: int = 0
+
+    @property
+    def slides(self) -> Path:
+        """Where the sections lie."""
+        return self.images or self.out / "slides"
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.out / "model" / "model" / "model.safetensors"
+
+    @property
+    def edge(self) -> int:
+        """A patch's edge in pixels."""
+        return PICTURE_EDGE if self.images else EDGE
+
+    @cached_property
+    def names(self) -> dict[str, list[str]]:
+        """Sections by split, as many with tumour as without in each, as far as they go."""
+        if self.images is None:
+            sizes = QUICK if self.quick else SPLITS
+            return {split: [f"{split}-{i + 1:02d}" for i in range(n)] for split, n in sizes.items()}
+        rng = np.random.default_rng(self.seed)
+        names: dict[str, list[str]] = {split: [] for split in SPLITS}
+        for label in (False, True):
+            own = rng.permutation(sorted(name for name, holds in self.labels.items() if holds == label))
+            ends = (np.array([0.6, 0.75]) * len(own)).astype(int)
+            for split, part in zip(names, np.split(own, ends), strict=True):
+                names[split] += part.tolist()
+        return names
+
+    @cached_property
+    def nuclei(self) -> dict[str, list[tuple[str, float, float]]]:
+        """Kind and place of every nucleus of each section."""
+        path = self.slides / NUCLEI
+        try:
+            with path.open(encoding="utf-8", newline="") as stream:
+                rows = [(r["image"], r["cell"], float(r["x"]), float(r["y"])) for r in csv.DictReader(stream)]
+        except (OSError, KeyError, ValueError, TypeError, csv.Error):
+            fault = "not a readable table of nuclei" if path.is_file() else "no such table"
+            raise FileError(
+                f"{path}: {fault}; write a row for each nucleus, with the columns image (the picture's name "
+                "without its suffix), cell (its kind), x and y (pixels), or leave your folder of pictures "
+                "out: tissue is then drawn."
+            ) from None
+        nuclei: dict[str, list[tuple[str, float, float]]] = {}
+        for name, kind, x, y in rows:
+            nuclei.setdefault(name, []).append((kind, x, y))
+        return nuclei
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of nuclei that makes a section positive."""
+        if self.images is None:
+            return TUMOUR
+        kinds = {kind for rows in self.nuclei.values() for kind, _, _ in rows}
+        for kind in KINDS:
+            if kind in kinds:
+                return kind
+        path = self.slides / NUCLEI
+        raise InputError(f"{path}: has no nuclei of {' or '.join(KINDS)}; name them in the column cell.")
+
+    @property
+    def classes(self) -> tuple[str, str]:
+        """What a section is called without such nuclei, and with them."""
+        return f"no {self.kind}", self.kind
+
+    @cached_property
+    def labels(self) -> dict[str, bool]:
+        """Whether each section holds nuclei of that kind."""
+        if self.images is None:
+            return {name: has_tumour(name) for names in self.names.values() for name in names}
+        there = {p.stem for p in self.images.iterdir() if p.suffix.lower() in SUFFIXES}
+        return {
+            name: any(kind == self.kind for kind, _, _ in rows)
+            for name, rows in self.nuclei.items()
+            if name in there
+        }
+
+    def prepare(self) -> None:
+        """Make the folder; one that holds another demonstration is refused, or pictures without nuclei."""
+        check_needed()
+        if self.images is not None:
+            if not self.images.is_dir():
+                raise FileError(absent(self.images, "folder"))
+            counts = Counter(self.labels.values())
+            if min(counts[True], counts[False]) < 10:
+                raise InputError(
+                    f"{self.images}: needs ten pictures with {self.kind} nuclei and ten without. "
+                    f"Got {counts[True]} and {counts[False]}; a picture counts where {NUCLEI} names it."
+                )
+        images = None if self.images is None else str(self.images.resolve())
+        about = {"version": __version__, "tissue": True, "images": images}
+        claim_folder(self.out, {**about, "quick": self.quick, "seed": self.seed})
+
+    def stages(self) -> Iterator[DemoStage]:
+        """Every step before the report, in order."""
+        n = sum(map(len, self.names.values()))
+        tiles, features = self.out / "tiles", self.out / "features"
+        mpp = PICTURE_MPP if self.images else MPP
+        tile = command("tile", self.slides, out=tiles, size=self.edge, mpp=mpp, slide_mpp=mpp)
+        embed = command(
+            "embed", tiles=tiles, slides=self.slides, out=features, encoder="tissue", device="cpu"
+        )
+        explain = self._over("explain", methods=",".join(METHODS), target=self.classes[1])
+        evaluate = self._over(
+            "evaluate",
+            methods=",".join(MEASURED),
+            modes="remove",
+            steps=20,
+            orders=5,
+            truth=self.out / "truth",
+            truth_class=self.classes[1],
+        )
+        heatmap = command(
+            "heatmap",
+            self.out / "explain",
+            slides=self.slides,
+            out=self.out / "heatmap",
+            pictures="patches",
+            methods="lrp",
+            exports="geojson",
+        )
+        drawn = "draw" if self.images is None else "list"
+        yield DemoStage(f"{drawn} {n} sections of tissue", work=self.draw_sections)
+        yield DemoStage("tile, without pen marks", (tile,), may_fail=True)
+        yield DemoStage("embed", (embed,))
+        yield DemoStage("count nuclei in patches", work=self.write_tables)
+        yield DemoStage("train", (command("train", self._write_config()),))
+        yield DemoStage("predict", (self._over("predict"),))
+        yield DemoStage(f"explain by {len(METHODS)} methods", (explain,))
+        yield DemoStage("evaluate: drop patches by score", (evaluate,))
+        yield DemoStage("heatmaps", (heatmap,))
+
+    def draw_sections(self) -> None:
+        """Sections and their nuclei; sections that are there stay."""
+        for folder in ("slides", "configs"):
+            (self.out / folder).mkdir(exist_ok=True)
+        if self.images is not None:
+            return
+        rows = []
+        for name in (name for names in self.names.values() for name in names):
+            seed, path = crc32(f"{self.seed} {name}".encode()), self.slides / f"{name}.tiff"
+            section = draw_section(seed, tumour=has_tumour(name), pen=has_pen(name))
+            if not path.is_file():
+                write_atomically(path, partial(_write_tiff, section=section))
+            for kind in section.nuclei:
+                rows += [(name, kind.kind, round(float(x), 1), round(float(y), 1)) for x, y in kind.xy]
+        write_text(self.slides / NUCLEI, _as_csv(("image", "cell", "x", "y"), rows))
+
+    def patch_counts(self, name: str, corners: npt.NDArray[np.int64]) -> Counts:
+        """How many nuclei of each kind lie in each patch."""
+        rows = self.nuclei.get(name, [])
+        kinds = np.array([kind for kind, _, _ in rows])
+        xy = np.array([place for _, *place in rows], dtype=np.float64).reshape(-1, 2)
+        offset = xy[None] - corners[:, None]  # (patches, nuclei, 2)
+        inside = np.asarray(((offset >= 0) & (offset < self.edge)).all(axis=2))
+        return {str(kind): inside[:, kinds == kind].sum(axis=1) for kind in sorted(set(kinds))}
+
+    def marked(self, name: str, corners: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which patches hold tumour."""
+        none = np.zeros(len(corners), dtype=np.int64)
+        return np.asarray(self.patch_counts(name, corners).get(self.kind, none) >= MARKED)
+
+    def write_tables(self) -> None:
+        """The cohort: sections with features; for each test section, which of its patches hold tumour."""
+        from xmil.data import read_bag
+
+        (self.out / "truth").mkdir(exist_ok=True)
+        cohort = []
+        for split, names in self.names.items():
+            for name in names:
+                path = self.out / "features" / f"{name}.h5"
+                if not path.is_file():
+                    continue
+                cohort.append((name, name, split, self.classes[int(self.labels[name])]))
+                if split != "test":
+                    continue
+                corners = read_bag(path).coords
+                assert corners is not None  # noqa: S101  # our own patches have places
+                rows = np.column_stack([corners, self.marked(name, corners).astype(int)]).tolist()
+                write_text(self.out / "truth" / f"{name}.csv", _as_csv(("x0", "y0", "evidence"), rows))
+        write_text(self.out / "cohort.csv", _as_csv(("slide_id", "case_id", "split", "label"), cohort))
+
+    def _write_config(self) -> Path:
+        path = self.out / "configs" / "tissue.toml"
+        text = CONFIG.format(
+            out=(self.out / "model").as_posix(), root=self.out.as_posix(), names=json.dumps(self.classes),
+            epochs=30 if self.quick else 60, seed=self.seed,
+        )  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+        return path
+
+    def _over(self, verb: str, **options: object) -> list[str]:
+        """A command over the test sections."""
+        inputs = {"model": self.model, "features": self.out / "features", "cohort": self.out / "cohort.csv"}
+        return command(verb, **inputs, label="label", split="test", out=self.out / verb, **options)
+
+
+def has_tumour(name: str) -> bool:
+    """Every second drawn section."""
+    return int(name[-2:]) % 2 == 0
+
+
+def has_pen(name: str) -> bool:
+    """Every fourth drawn section: always one with tumour, as a pathologist would mark it."""
+    return int(name[-2:]) % 4 == 0
+
+
+CONFIG = """# The model of the demonstration on tissue; see docs/training.md for every setting.
+out = "{out}"
+
+[data]
+features = "{root}/features"
+cohort = "{root}/cohort.csv"
+label = "label"
+class_names = {names}
+
+[model]
+name = "attnmil"
+dim = 32
+attention_dim = 16
+
+[optim]
+name = "adamw"
+lr = 2e-3
+weight_decay = 1e-2
+schedule = "cosine"
+
+[train]
+epochs = {epochs}
+batch = 8
+monitor = "loss"
+seed = {seed}
+device = "cpu"
+tensorboard = false
+"""
+
+
+def _write_tiff(path: str, section: DrawnSection) -> None:
+    import tifffile
+
+    with tifffile.TiffWriter(path) as file:
+        for scale in (1, 2, 4):
+            file.write(
+                np.ascontiguousarray(section.image[::scale, ::scale]),
+                photometric="rgb",
+                tile=(256, 256),
+                compression="zlib",
+                compressionargs={"level": 1},
+                subfiletype=int(scale > 1),
+                resolution=(1e4 / (MPP * scale),) * 2,
+                resolutionunit="CENTIMETER",
+                metadata=None,
+            )
+
+
+def _as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+TOP = 10  # patches that a reader would look at first
+
+
+@dataclass(frozen=True)
+class SectionResult:
+    """One test section: what it is, what the model says, and which patches hold tumour.
+
+    `count_top` counts the patches with tumour among the ten highest scores of a method.
+    """
+
+    name: str
+    kind: str  # of nuclei
+    tumour: bool
+    probability: float
+    marked: npt.NDArray[np.bool_]  # patches that hold such nuclei
+    explanations: dict[str, Explanation]
+
+    @property
+    def right(self) -> bool:
+        """Whether the model's answer is the true one."""
+        return (self.probability >= 0.5) == self.tumour
+
+    def count_top(self, method: str) -> int:
+        """Patches with tumour among the highest scores."""
+        first = np.argsort(-self.explanations[method].scores, kind="stable")[:TOP]
+        return int(self.marked[first].sum())
+
+
+def read_sections(demo: TissueDemo) -> list[SectionResult]:
+    """Every test section that was explained."""
+    run, sections = Run(demo.out / "explain"), []
+    for name in (name for name in demo.names["test"] if name in run.rows):
+        explanations = {e.method: e for e in read_explanations(run.file(name))}
+        corners = explanations["lrp"].coords
+        if corners is None:
+            raise FileError(f"{name}: its patches have no places; remove {demo.out}.")
+        chance = float(run.rows[name][f"p:{demo.classes[1]}"])
+        marked = demo.marked(name, corners)
+        sections.append(SectionResult(name, demo.kind, demo.labels[name], chance, marked, explanations))
+    return sections
+
+
+def tissue_verdict(sections: Sequence[SectionResult]) -> str:
+    """What was found in one sentence: answers, and where the evidence lies."""
+    right = sum(s.right for s in sections)
+    answers = f"{right} of {len(sections)} test sections answered rightly"
+    telling = [s for s in sections if s.tumour and s.right and s.marked.sum() >= TOP]
+    if not telling:
+        return f"{answers}."
+    hits = sum(s.count_top("lrp") for s in telling)
+    of = TOP * len(telling)
+    return f"{answers}; {hits} of the {of} patches that LRP ranks highest hold {telling[0].kind} nuclei."
+
+
+def shown_section(sections: Sequence[SectionResult]) -> SectionResult:
+    """A section with tumour that was answered rightly, with the most patches of its rarer kind."""
+    candidates = (
+        [s for s in sections if s.tumour and s.right] or [s for s in sections if s.tumour] or list(sections)
+    )
+    return max(candidates, key=lambda s: min(int(s.marked.sum()), int((~s.marked).sum())))
+
+
+def write_tissue_report(demo: TissueDemo, timings: Sequence[Timing]) -> Path:
+    """Draw the pictures, write the page, and give its path."""
+    (demo.out / "pictures").mkdir(exist_ok=True)
+    sections = read_sections(demo)
+    shown = shown_section(sections)
+    parts = [
+        _opening(demo, sections),
+        _one_section(demo, shown),
+        _patches(demo, shown),
+        _table(demo, sections),
+        _pen(demo),
+        _trust(demo),
+        how_it_was_made(timings),
+        look_yourself(tissue_viewer(demo)),
+    ]
+    path = demo.out / "report.html"
+    write_text(path, page("xmil demo on tissue", *parts))
+    return path
+
+
+def _opening(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
+    source = (
+        "drawn: every nucleus is known, so that anyone can check the answer"
+        if demo.images is None
+        else f"the pictures of {demo.images.name}, whose nuclei experts marked"
+    )
+    no, yes = (tag("i", name) for name in demo.classes[:2])
+    n = len(demo.names["train"])
+    return join([
+        tag("h1", f"Where does the model see {demo.kind} nuclei?"),
+        tag(
+            "p",
+            f"A model was given {counted(n, 'section')} of tissue and, for each, one word: ", yes, " or ", no,
+            f". Nobody showed it where to look. The sections are {source}. A section counts as ", yes,
+            " if it holds such nuclei.",
+        ),
+        tag("p", tag("b", tissue_verdict(sections))),
+        tag(
+            "p",
+            "Sections that the model learned from are not among those below. "
+            f"Seed {demo.seed}, xmil {__version__}. A demonstration, not a diagnostic device.",
+            kind="small",
+        ),
+    ])  # fmt: skip
+
+
+def _one_section(demo: TissueDemo, shown: SectionResult) -> Html:
+    path = demo.out / "pictures" / "section.png"
+    draw_section_sheet(demo, shown, path)
+    count = int(shown.marked.sum())
+    caption = (
+        f"Section {shown.name}, probability of {shown.kind} {shown.probability:.2f}. Left: the tissue; "
+        f"frames mark the {count} patches that hold such nuclei. Middle: what speaks for the answer (red) "
+        "and against it (blue) by LRP; the scores add up to the model's answer. Right: attention (yellow: "
+        "high), which says where the model looked, not what it took from there."
+    )
+    return join([tag("h2", "One section, patch by patch"), figure(path, caption)])
+
+
+def draw_section_sheet(demo: TissueDemo, shown: SectionResult, path: Path) -> None:
+    """The section, its evidence by LRP, and attention, side by side."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    from xmil.heatmaps import Scale, View, picture_box
+    from xmil.slides import open_slide
+
+    sheet = Figure(figsize=(13, 4.4), dpi=130)
+    sheet.set_layout_engine("constrained")
+    axes = sheet.subplots(1, 3)
+    lrp, attention = shown.explanations["lrp"], shown.explanations["attention"]
+    boxes = lrp.boxes()
+    file = next(p for p in sorted(demo.slides.glob(f"{shown.name}.*")) if p.suffix != ".csv")
+    with open_slide(file) as slide:
+        view = View.of(boxes, picture_box(boxes, slide), slide=slide, longest=900, enlarge=2.0)
+    assert view.background is not None  # noqa: S101  # there is a slide
+    scales = [Scale.of(e.scores, signed=e.signed) for e in (lrp, attention)]
+    pictures = [
+        view.background,
+        *(view.overlay(e, s, alpha=0.6) for e, s in zip((lrp, attention), scales, strict=True)),
+    ]
+    titles = (f"the section; frames: {shown.kind} nuclei", "LRP: red for it, blue against it", "attention")
+    for axis, picture, title in zip(axes, pictures, titles, strict=True):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=10)
+        axis.axis("off")
+        for x0, y0, x1, y1 in view.canvas.pixels(boxes[shown.marked]).tolist():
+            axis.add_patch(
+                Rectangle(
+                    (x0 + 1, y0 + 1), x1 - x0 - 2, y1 - y0 - 2, fill=False, edgecolor="black", linewidth=1.2
+                )
+            )
+    sheet.savefig(path)
+
+
+def _patches(demo: TissueDemo, shown: SectionResult) -> Html:
+    (path,) = sorted((demo.out / "heatmap" / "patches").glob(f"{shown.name}.lrp.*.png"))
+    e = shown.explanations["lrp"]
+    order = np.argsort(-e.scores, kind="stable")
+    counts = demo.patch_counts(shown.name, e.boxes()[:, :2])
+    sides = []
+    for side, rows in (("The eight most red", order[:8]), ("the eight most blue", order[::-1][:8])):
+        nuclei = ", ".join(f"{int(n[rows].sum())} {kind}" for kind, n in counts.items())
+        sides.append(f"{side} hold {nuclei} nuclei")
+    return join([tag("h2", "The patches that count most"), figure(path, "; ".join(sides) + ".")])
+
+
+def _table(demo: TissueDemo, sections: Sequence[SectionResult]) -> Html:
+    rows = [
+        [
+            s.name,
+            demo.classes[int(s.tumour)],
+            f"{s.probability:.2f}{'' if s.right else ' (wrong)'}",
+            f"{int(s.marked.sum())} of {len(s.marked)}",
+            *(s.count_top(method) if s.tumour else "-" for method in ("lrp", "attention")),
+        ]
+        for s in sections
+    ]
+    head = (
+        "section", "truth", f"probability of {demo.kind}", "patches with it",
+        f"of the {TOP} highest by LRP", "by attention",
+    )  # fmt: skip
+    words = f"A patch holds it if at least two {demo.kind} nuclei lie in it; it is {demo.edge} pixels wide."
+    return join([tag("h2", "Every test section"), table(rows, head=head), tag("p", words, kind="small")])
+
+
+def _pen(demo: TissueDemo) -> Html:
+    """Pen marks that the tiling found, on a section of the drawn ones."""
+    if demo.images is not None:
+        return Html()
+    inked = [name for name in demo.names["test"] if has_pen(name)]
+    path = demo.out / "tiles" / "visualization" / f"{inked[0]}.png"
+    if not path.is_file():  # ink on every patch of it
+        return Html()
+    caption = (
+        f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as where a "
+        "pathologist marked it: a model that saw ink could answer by the ink. Patches with ink are left out "
+        "before the model sees anything; tiling with pen=True would keep them."
+    )
+    return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
+
+
+def _trust(demo: TissueDemo) -> Html:
+    path = demo.out / "evaluate" / "faithfulness.png"
+    if not path.is_file():
+        return Html()
+    caption = (
+        "Patches are taken out in the order of their scores, highest first, and the model is asked again. "
+        "The faster its answer falls, the more it rested on those patches; grey is a random order."
+    )
+    return join([tag("h2", "Does the model really rest on them?"), figure(path, caption)])
+
+
+def tissue_viewer(demo: TissueDemo) -> str:
+    """The command that opens the viewer on the test sections."""
+    runs, features = [demo.out / kind for kind in ("explain", "evaluate")], demo.out / "features"
+    view = command("view", *runs, slides=demo.slides, model=demo.model, features=features)
+    return " ".join([program(), *view])
+
+
+Floats = npt.NDArray[np.float64]
+Image = npt.NDArray[np.uint8]
+
+MPP = 0.5  # microns per pixel
+SIZE = (1024, 1280)  # rows, columns
+GLASS, EOSIN, NEST = (244.0, 243.0, 245.0), (231.0, 176.0, 204.0), (214.0, 165.0, 205.0)
+INKS = ((24, 60, 150), (20, 110, 70), (35, 35, 38))  # blue, green, black
+SPACING = {TUMOUR: 25, LYMPHOCYTE: 15, STROMA: 36}  # pixels between nuclei where they are densest
+
+
+@dataclass(frozen=True)
+class Nuclei:
+    """Nuclei of one kind: centres (n, 2) in pixels, and the direction of each."""
+
+    kind: str
+    xy: Floats
+    angles: Floats
+
+
+@dataclass(frozen=True)
+class DrawnSection:
+    """A drawn slide: its pixels (h, w, 3), its nuclei, and whether it has a pen mark."""
+
+    image: Image
+    nuclei: tuple[Nuclei, ...]
+    pen: bool
+
+
+def draw_section(seed: int, *, tumour: bool, pen: bool = False) -> DrawnSection:
+    """A section with or without tumour.
+
+    >>> [kind.kind for kind in draw_section(0, tumour=False).nuclei]
+    ['fibroblast', 'inflammatory', 'tumour']
+    """
+    rng = np.random.default_rng((7, seed))
+    y, x = np.mgrid[: SIZE[0], : SIZE[1]] / np.array(SIZE)[:, None, None] - 0.5
+    tissue = _soft(0.40 - np.hypot(x, y) + 0.04 * _noise(rng, 360), 0.006)
+    nests = _soft(_noise(rng, 260) + 0.3 * _noise(rng, 90) - 1.0, 0.15) * tissue if tumour else 0 * tissue
+    inflamed = _soft(_noise(rng, 230) - 1.15, 0.2) * tissue * (1 - nests)
+    fibres = _noise(rng, 70) + 0.7 * _noise(rng, 16)
+    nuclei = tuple(
+        _scatter(rng, kind, share, _noise(rng, 200))
+        for kind, share in (
+            (STROMA, 0.45 * tissue * (1 - nests)),
+            (LYMPHOCYTE, np.maximum(0.8 * inflamed, 0.02 * tissue * (1 - nests))),
+            (TUMOUR, 0.9 * nests),
+        )
+    )
+    image = _paint(rng, tissue, nests, fibres, nuclei)
+    return DrawnSection(_ink(rng, image, nests if tumour else tissue) if pen else image, nuclei, pen)
+
+
+def _paint(
+    rng: np.random.Generator, tissue: Floats, nests: Floats, fibres: Floats, nuclei: tuple[Nuclei, ...]
+) -> Image:
+    """Glass, stroma and nests with their nuclei, and the grain of a camera."""
+    from PIL import Image as Pictures
+
+    shade = np.array((7.0, 13.0, 8.0)) * fibres[..., None]
+    colour = np.array(EOSIN) + (np.array(NEST) - EOSIN) * nests[..., None] + shade
+    colour = np.array(GLASS) + (colour - GLASS) * tissue[..., None]
+    picture = Pictures.fromarray(np.clip(colour, 0, 255).astype(np.uint8))
+    for kind in nuclei:
+        _draw_nuclei(rng, picture, kind)
+    soft = _blur(np.asarray(picture, dtype=np.float64), 0.7)
+    return np.clip(soft + rng.normal(scale=2.5, size=soft.shape), 0, 255).astype(np.uint8)
+
+
+def _draw_nuclei(rng: np.random.Generator, picture: object, nuclei: Nuclei) -> None:
+    from PIL import ImageDraw
+
+    pen = ImageDraw.Draw(picture)  # type: ignore[arg-type]
+    for (x, y), angle in zip(nuclei.xy, nuclei.angles, strict=True):
+        if nuclei.kind == TUMOUR:
+            radius, tone = rng.uniform(9.5, 13.0), int(rng.integers(-14, 14))
+            outline = _blob(rng, (x, y), (radius * rng.uniform(1.05, 1.4), radius), angle)
+            pen.polygon(outline, fill=(133 + tone, 96 + tone, 168 + tone), outline=(84, 54, 132))
+            at = x + rng.uniform(-3, 3), y + rng.uniform(-3, 3)
+            pen.ellipse((at[0] - 2.4, at[1] - 2.4, at[0] + 2.4, at[1] + 2.4), fill=(74, 40, 116))
+        elif nuclei.kind == LYMPHOCYTE:
+            radius = rng.uniform(5.0, 6.2)
+            pen.polygon(_blob(rng, (x, y), (radius, radius), angle, ragged=0.04), fill=(58, 36, 104))
+        else:
+            pen.polygon(_blob(rng, (x, y), (rng.uniform(9, 14), 2.6), angle), fill=(104, 70, 140))
+
+
+def _blob(
+    rng: np.random.Generator,
+    at: tuple[float, float],
+    radii: tuple[float, float],
+    angle: float,
+    *,
+    ragged: float = 0.08,
+) -> list[tuple[float, float]]:
+    """A turned oval with a somewhat uneven rim."""
+    turn = np.linspace(0, 2 * np.pi, 14, endpoint=False)
+    reach = 1 + ragged * rng.normal(size=len(turn))
+    across, down = radii[0] * reach * np.cos(turn), radii[1] * reach * np.sin(turn)
+    xs = at[0] + across * np.cos(angle) - down * np.sin(angle)
+    ys = at[1] + across * np.sin(angle) + down * np.cos(angle)
+    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+
+
+def _scatter(rng: np.random.Generator, kind: str, share: Floats, flow: Floats) -> Nuclei:
+    """Nuclei on a shaken grid, as many as the share (h, w) there; they lie along the flow."""
+    step = SPACING[kind]
+    rows, columns = (np.arange(step / 2, edge, step) for edge in SIZE)
+    xy = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
+    xy += rng.uniform(-0.36, 0.36, size=xy.shape) * step
+    xy = np.clip(xy, 0, np.array(SIZE[::-1]) - 1)
+    column, row = xy.astype(int).T
+    drawn = rng.random(len(xy)) < share[row, column]
+    angles = np.pi * flow[row, column][drawn] + rng.normal(scale=0.25, size=int(drawn.sum()))
+    return Nuclei(kind, xy[drawn], angles)
+
+
+def _ink(rng: np.random.Generator, image: Image, near: Floats) -> Image:
+    """A stroke of a felt pen along the rim of what it marks; ink lets some light through."""
+    from PIL import Image as Pictures
+    from PIL import ImageDraw
+
+    rows, columns = np.nonzero(near > 0.5)
+    middle = np.array([columns.mean(), rows.mean()]) + rng.normal(scale=40, size=2)
+    reach = rng.uniform(180, 300)
+    begin, span = rng.uniform(0, 2 * np.pi), rng.uniform(2.2, 3.4)
+    turn = begin + np.linspace(0, span, 60)
+    path = middle + reach * np.stack([np.cos(turn), 0.8 * np.sin(turn)], axis=1)
+    mask = Pictures.new("L", SIZE[::-1])
+    ImageDraw.Draw(mask).line([tuple(p) for p in path.tolist()], fill=255, width=60, joint="curve")
+    cover = _blur(np.asarray(mask, dtype=np.float64)[..., None] / 255, 3.0)
+    ink = np.array(INKS[int(rng.integers(len(INKS)))], dtype=np.float64) / 255
+    through = 1 - cover * (1 - ink * rng.uniform(0.95, 1.05))
+    return np.clip(image * through + 6 * cover, 0, 255).astype(np.uint8)
+
+
+def _noise(rng: np.random.Generator, scale: float) -> Floats:
+    """Smooth noise (h, w) of unit variance with blobs of about `scale` pixels."""
+    from scipy import ndimage
+
+    step = max(1, int(scale / 6))
+    small = rng.normal(size=(SIZE[0] // step + 8, SIZE[1] // step + 8))
+    smooth = ndimage.gaussian_filter(small, scale / step / 3)
+    wide = ndimage.zoom(smooth, step, order=1)[: SIZE[0], : SIZE[1]]
+    return np.asarray((wide - wide.mean()) / wide.std())
+
+
+def _soft(field: Floats, width: float) -> Floats:
+    """0 to 1 across zero, over a rim of this width."""
+    return np.asarray(np.clip(field / width + 0.5, 0, 1))
+
+
+def _blur(image: Floats, sigma: float) -> Floats:
+    from scipy import ndimage
+
+    return np.asarray(ndimage.gaussian_filter(image, (sigma, sigma, 0)))

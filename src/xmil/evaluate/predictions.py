@@ -1,0 +1,617 @@
+"""Predictions of a cohort as a table, and how good they are: measures and figures, by case.
+
+An ensemble's outputs are the mean of its models' outputs, its risk and survival function the mean of theirs,
+as the explained risk is; `spread` is the standard deviation over the models
+of the number that counts: the probability of the predicted class, the value, the risk. Measures are as
+scikit-learn defines them, computed for all draws of a bootstrap at once. `units` are the cases of the
+predictions: intervals and bands draw cases with all their rows, bars and survival curves count a case once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.durable import write_atomically
+from xmil.core.errors import InputError
+from xmil.core.task import TASKS, Columns, Floats, Task, as_row, references
+from xmil.core.text import counted
+from xmil.data.cases import Case
+from xmil.evaluate import statistics
+from xmil.evaluate.statistics import (
+    Bools,
+    Interval,
+    Statistic,
+    bootstrap,
+    draw_weights,
+    ratio,
+    unit_codes,
+    unit_means,
+)
+from xmil.heatmaps import letter_figure
+from xmil.models.base import ModelSpec
+from xmil.storage import write_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAIRS = 1 << 22  # pairs that are compared at once
+# Okabe and Ito's colours, told apart by colour-blind readers; line styles repeat the distinction.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C510A")
+STYLES = ("-", "--", "-.", ":")
+GREY = "#7F7F7F"
+BINS = 10
+DRAWS = 200  # of the band of a ROC curve
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the models say of a bag: outputs (m, c), its number of instances, the encoder of its features."""
+
+    outputs: npt.NDArray[np.float64]
+    n: int
+    encoder: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Outputs (n, m, c) of m models for n cases."""
+
+    spec: ModelSpec
+    cases: Sequence[Case]
+    outputs: Floats
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, answers: Iterable[tuple[Case, Answer]]) -> Predictions:
+        """Gather the predictions of the cases that have an answer."""
+        pairs = list(answers)
+        outputs = np.stack([answer.outputs for _, answer in pairs])
+        return cls(spec, [case for case, _ in pairs], outputs, [answer.n for _, answer in pairs])
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    @property
+    def models(self) -> int:
+        """How many models the ensemble has."""
+        return int(self.outputs.shape[1])
+
+    @property
+    def task(self) -> Task:
+        """What the outputs mean."""
+        return TASKS[self.spec.task]
+
+    @property
+    def numbers(self) -> Floats:
+        """What the ensemble says (n, k): probabilities of classes, values, or risks."""
+        return self.task.answer(self.outputs)
+
+    @property
+    def ranks(self) -> Floats:
+        """Log odds (n, classes), which rank as the probabilities do."""
+        return self.task.log_odds(self.outputs.mean(axis=1))
+
+    @property
+    def labels(self) -> list[Any]:
+        """What is true of each case, None where it is not known."""
+        return [case.label for case in self.cases]
+
+    @property
+    def units(self) -> list[str]:
+        """The case of each prediction, the unit of intervals."""
+        return [case.case_id or case.name for case in self.cases]
+
+    @property
+    def unit(self) -> str:
+        """What a unit is: a case, or a slide where no cohort names cases."""
+        return "slide" if all(case.case_id is None for case in self.cases) else "case"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the classes, values or time bins; numbers where they have none."""
+        return self.spec.names
+
+    def columns(self) -> Columns:
+        """Make the table: who, what is true, what was predicted, and the numbers behind it."""
+        who: Columns = {
+            "slide_id": [";".join(case.slides) for case in self.cases],
+            "case_id": self.units,
+        }
+        answers = prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names)
+        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
+        return {**who, **answers, **spread, "n": list(self.sizes)}
+
+    def truth(self) -> Floats:
+        """Give the labels (n, width) as numbers, nan where there is none."""
+        width = 2 if self.task.truth == "time" else len(self.names)
+        rows = [as_row(label, width) for label in self.labels]
+        return np.array(rows, dtype=np.float64).reshape(len(self), width)
+
+    def labelled(self) -> Predictions:
+        """Keep the predictions whose truth is known."""
+        rows = [i for i, case in enumerate(self.cases) if _has_truth(case.label)]
+        return Predictions(
+            self.spec, [self.cases[i] for i in rows], self.outputs[rows], [self.sizes[i] for i in rows]
+        )
+
+    def metrics(self, **options: Any) -> dict[str, Interval]:
+        """Measure the labelled predictions; `options` are those of the bootstrap, drawn by case."""
+        labelled = self.labelled()
+        if not len(labelled):
+            return {}
+        options = {"units": labelled.units, **options}
+        if self.task.decides:
+            measure = class_metrics if self.task.truth == "class" else multilabel_metrics
+            labels = np.array(labelled.labels)
+            return measure(labels, labelled.numbers, scores=labelled.ranks, names=labelled.names, **options)
+        truth, numbers = labelled.truth(), labelled.numbers
+        if self.task.truth == "time":
+            return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
+        reference = getattr(self.spec, "reference", None)
+        k = truth.shape[1]
+        parts = [None] * k if reference is None else references(reference, k)
+        each = [value_metrics(truth[:, c], numbers[:, c], reference=parts[c], **options) for c in range(k)]
+        if k == 1:
+            return each[0]
+        pairs = zip(labelled.names, each, strict=True)
+        return {f"{key}:{name}": value for name, own in pairs for key, value in own.items()}
+
+    def alone(self, model: int) -> Predictions:
+        """Keep the predictions of one model of the ensemble."""
+        return Predictions(self.spec, self.cases, self.outputs[:, model : model + 1], self.sizes)
+
+
+def prediction_columns(
+    task: Task, outputs: Floats, *, labels: Sequence[Any], names: Sequence[str]
+) -> Columns:
+    """Make the columns of a table from outputs (n, m, c): truth, answers, and the numbers behind them."""
+    answers, truth = task.describe(outputs, names), {**task.describe_truth(labels, names)}
+    if task.decides:
+        truth |= {"predicted": answers.pop("predicted"), "correct": task.correct(outputs, labels)}
+    return {**truth, **answers, **task.describe_outputs(outputs, names)}
+
+
+def write_predictions(columns: Columns, folder: Path) -> None:
+    """Write predictions.parquet and predictions.csv."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table(columns)
+    write_atomically(folder / "predictions.parquet", lambda part: pq.write_table(table, part))
+    rows = zip(*columns.values(), strict=True)
+    cells = ([f"{value:.8g}" if isinstance(value, float) else value for value in row] for row in rows)
+    write_table(folder / "predictions.csv", list(columns), cells)
+
+
+def class_metrics(
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> dict[str, Interval]:
+    """AUROC, AUPRC, accuracies, Brier score and calibration error of classes from chances (n, c).
+
+    Two classes: those of class 1, with sensitivity and specificity. More: means over the classes, each
+    against the rest, and the AUROC of each by its name; calibration is that of the predicted class.
+    `scores` (n, c) rank the predictions in place of the chances, see `Task.log_odds`. `units` (n,) are the
+    cases of the predictions; `options` are those of `bootstrap`.
+
+    >>> chances = [[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3]]
+    >>> metrics = class_metrics([0, 1, 1, 0], chances, units=range(4), draws=50)
+    >>> print(metrics["auroc"].estimate, metrics["accuracy"].estimate, metrics["sensitivity"].estimate)
+    1.0 0.75 0.5
+    """
+    y, p = np.asarray(labels), np.asarray(chances, dtype=np.float64)
+    if p.ndim != 2 or p.shape[1] < 2 or y.shape != p.shape[:1]:
+        raise InputError(f"Labels {y.shape} must be (slides,), probabilities {p.shape} (slides, classes).")
+    if y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < p.shape[1]):
+        raise InputError(f"Labels must be class indices in the range [0, {p.shape[1]}).")
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
+    correct = p.argmax(axis=1) == y
+    classes = [1] if p.shape[1] == 2 else range(p.shape[1])
+    measures = _ranking({_name(names, c): (y == c, ranked[:, c]) for c in classes})
+    measures["balanced_accuracy"] = partial(balanced_accuracy, labels=y, correct=correct)
+    measures["accuracy"] = partial(statistics.mean, values=correct.astype(float))
+    if p.shape[1] == 2:
+        right = correct.astype(float)
+        measures["sensitivity"] = lambda weights: statistics.mean(weights * (y == 1), right)
+        measures["specificity"] = lambda weights: statistics.mean(weights * (y == 0), right)
+        squared, hits, sure = (p[:, 1] - y) ** 2, y == 1, p[:, 1]
+    else:
+        squared = ((p - np.eye(p.shape[1])[y]) ** 2).sum(axis=1)
+        hits, sure = correct, p.max(axis=1)
+    measures["brier"] = partial(statistics.mean, values=squared)
+    measures["ece"] = partial(calibration_error, hits=hits, chances=sure)
+    return bootstrap(measures, units=units, **options)
+
+
+def multilabel_metrics(
+    labels: npt.ArrayLike,
+    chances: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    scores: npt.ArrayLike | None = None,
+    names: Sequence[str] | None = None,
+    **options: Any,
+) -> dict[str, Interval]:
+    """Measure labels (n, c) of 0 and 1 with chances of their own likewise: means over the labels."""
+    y, p = np.asarray(labels).astype(bool), np.asarray(chances, dtype=np.float64)
+    if y.shape != p.shape or y.ndim != 2:
+        raise InputError(f"Labels {y.shape} and probabilities {p.shape} must both be (slides, labels).")
+    columns = range(p.shape[1])
+    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
+    correct = (p > 0.5) == y
+    measures = _ranking({_name(names, c): (y[:, c], ranked[:, c]) for c in columns})
+    measures["balanced_accuracy"] = _mean_of(
+        [partial(balanced_accuracy, labels=y[:, c].astype(int), correct=correct[:, c]) for c in columns]
+    )
+    measures["accuracy"] = partial(statistics.mean, values=correct.mean(axis=1))
+    measures["brier"] = partial(statistics.mean, values=((p - y) ** 2).mean(axis=1))
+    measures["ece"] = _mean_of([partial(calibration_error, hits=y[:, c], chances=p[:, c]) for c in columns])
+    return bootstrap(measures, units=units, **options)
+
+
+def value_metrics(
+    truth: npt.ArrayLike,
+    values: npt.ArrayLike,
+    *,
+    units: Sequence[Any],
+    reference: float | None = None,
+    **options: Any,
+) -> dict[str, Interval]:
+    """Mean absolute error, root mean squared error, R2, Pearson's and Spearman's correlation of values (n,).
+
+    `medape` is the median error in percent of the truth, where that is not zero. With a `reference`, `auroc`
+    tells how well the values part those above it from the others.
+
+    >>> metrics = value_metrics([1.0, 2.0, 3.0], [1.5, 2.0, 2.5], units=range(3), draws=50)
+    >>> [round(metrics[name].estimate, 3) for name in ("mae", "r2", "pearson")]
+    [0.333, 0.75, 1.0]
+    """
+    y, v = np.asarray(truth, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if y.ndim != 1 or y.shape != v.shape:
+        raise InputError(f"Truth {y.shape} and values {v.shape} must be vectors of one length.")
+    measures: dict[str, Statistic] = {
+        "mae": partial(statistics.mean, values=np.abs(y - v)),
+        "rmse": lambda weights: np.sqrt(statistics.mean(weights, (y - v) ** 2)),
+        "r2": partial(r_squared, truth=y, values=v),
+        "pearson": partial(statistics.correlation, first=y, second=v),
+        "spearman": partial(statistics.rank_correlation, first=y, second=v),
+    }
+    some = y != 0
+    percent = 100 * np.abs(y - v) / np.where(some, np.abs(y), 1.0)
+    measures["medape"] = lambda weights: statistics.median(weights * some, percent)
+    if reference is not None:
+        measures["auroc"] = partial(statistics.auroc, positive=y > reference, scores=v)
+    return bootstrap(measures, units=units, **options)
+
+
+def risk_metrics(
+    times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike, *, units: Sequence[Any], **options: Any
+) -> dict[str, Interval]:
+    """Harrell's C-index of risks (n,), for times at which the event was seen or the patient was lost."""
+    t, e, r = np.asarray(times, dtype=np.float64), np.asarray(events).astype(bool), np.asarray(risks, float)
+    if t.ndim != 1 or not t.shape == e.shape == r.shape:
+        raise InputError(f"Times {t.shape}, events {e.shape} and risks {r.shape} must be of one length.")
+    return bootstrap({"c_index": partial(concordance, times=t, events=e, risks=r)}, units=units, **options)
+
+
+def c_index(times: npt.ArrayLike, events: npt.ArrayLike, risks: npt.ArrayLike) -> float:
+    """Harrell's C-index alone; nan where no pair's order is known.
+
+    >>> c_index([5, 3, 9], [1, 1, 0], [0.2, 0.9, -1.0])
+    1.0
+    """
+    units = range(np.size(times))
+    return risk_metrics(times, events, risks, units=units, draws=0)["c_index"].estimate
+
+
+def balanced_accuracy(weights: Floats, labels: npt.NDArray[np.int64], correct: Bools) -> Floats:
+    """The mean over the classes that were drawn of the share of their slides that are right."""
+    classes = np.unique(labels)
+    return statistics.nan_mean(
+        [statistics.mean(weights * (labels == c), correct.astype(float)) for c in classes]
+    )
+
+
+def calibration_error(weights: Floats, hits: Bools, chances: Floats, *, bins: int = 10) -> Floats:
+    """Expected calibration error: the mean distance of chance and frequency over equal bins of the chance.
+
+    Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599.
+    """
+    place = np.minimum((chances * bins).astype(int), bins - 1)
+    gaps = [np.abs(weights @ np.where(place == b, hits - chances, 0.0)) for b in range(bins)]
+    return ratio(np.sum(gaps, axis=0), weights.sum(axis=1))
+
+
+def r_squared(weights: Floats, truth: Floats, values: Floats) -> Floats:
+    """The share of the truth's variance that the values explain; negative below the mean's own."""
+    centred = truth - truth.mean()
+    variance = statistics.mean(weights, centred**2) - statistics.mean(weights, centred) ** 2
+    left = ratio(statistics.mean(weights, (truth - values) ** 2), np.where(variance > 1e-15, variance, 0.0))
+    return np.asarray(1.0 - left)
+
+
+def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) -> Floats:
+    """Harrell's C: of the pairs whose order is known, the share in which the higher risk goes first.
+
+    A pair is known where the one with the shorter time had the event; of equal times where one had the event
+    and the other was censored, which is later. Equal risks count half.
+
+    >>> times, events, risks = np.array([1.0, 2, 3]), np.array([True, True, False]), np.array([3.0, 1, 2])
+    >>> concordance(np.ones((1, 3)), times, events, risks)
+    array([0.66666667])
+    """
+    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    step = max(1, PAIRS // max(1, len(times)))
+    for rows in (slice(i, i + step) for i in range(0, len(times), step)):
+        pair = ordered_pairs(times, events, rows)  # (r, n)
+        ahead = risks[rows, None] - risks[None]
+        credit = np.where(pair, np.where(ahead > 0, 1.0, np.where(ahead == 0, 0.5, 0.0)), 0.0)
+        right += ((weights @ credit.T) * weights[:, rows]).sum(axis=1)
+        pairs += ((weights @ pair.astype(float).T) * weights[:, rows]).sum(axis=1)
+    return ratio(right, pairs)
+
+
+def ordered_pairs(times: Floats, events: Bools, rows: slice) -> Bools:
+    """Whether row i is known to have its event before column j."""
+    first = times[rows, None] < times[None]
+    tied = (times[rows, None] == times[None]) & ~events[None]
+    return np.asarray(events[rows, None] & (first | tied))
+
+
+def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
+    """Draw the figures of labelled predictions that their task has."""
+    task = labelled.task
+    if task.decides:
+        _draw_classes(labelled, metrics, folder, seed=seed)
+        return
+    truth, numbers = labelled.truth(), labelled.numbers[:, 0]
+    if task.truth == "values" and truth.shape[1] == 1:
+        draw_values(truth[:, 0], numbers, metrics, folder / "values.png", name=labelled.names[0])
+    elif task.truth == "time":
+        draw_survival(
+            truth[:, 0], truth[:, 1].astype(bool), numbers, metrics["c_index"],
+            folder / "survival.png", units=labelled.units,
+        )  # fmt: skip
+
+
+def _draw_classes(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
+    p, z, names = labelled.numbers, labelled.ranks, labelled.names
+    units = labelled.units
+    y = np.array(labelled.labels)
+    if labelled.task.truth == "labels":
+        curves = {name: (y[:, c].astype(bool), z[:, c]) for c, name in enumerate(names)}
+        hits, sure, what = y.astype(bool).ravel(), p.ravel(), "a label"
+        units_of = [unit for unit in units for _ in names]
+    else:
+        two = len(names) == 2
+        curves = {names[c]: (y == c, z[:, c]) for c in ([1] if two else range(len(names)))}
+        hits, sure = (y == 1, p[:, 1]) if two else (p.argmax(axis=1) == y, p.max(axis=1))
+        what, units_of = (names[1] if two else "the predicted class"), units
+    areas = {name: metrics.get(f"auroc:{name}", metrics["auroc"]) for name in curves}
+    draw_roc(curves, areas, folder / "roc.png", units=units, seed=seed)
+    draw_calibration(hits, sure, metrics["ece"], folder / "calibration.png", what=what, units=units_of)
+
+
+def draw_roc(
+    curves: Mapping[str, tuple[Bools, Floats]],
+    areas: Mapping[str, Interval],
+    path: Path,
+    *,
+    units: Sequence[Any],
+    seed: int = 0,
+) -> None:
+    """Draw a ROC curve for each name from its positives (n,) and scores (n,); one alone has its 95 % band.
+
+    `areas` has the AUROC of each name.
+    """
+    from sklearn.metrics import roc_curve
+
+    figure, axis = _square()
+    axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="chance")
+    for i, (name, (positive, scores)) in enumerate(curves.items()):
+        if not 0 < positive.sum() < len(positive):
+            continue
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
+        if len(curves) == 1:
+            grid, low, high = _band(positive, scores, units, seed)
+            axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label="95 % of redrawn cases")
+        false, true, _ = roc_curve(positive, scores)
+        axis.plot(false, true, color=colour, ls=style, lw=1.8, label=f"{name}: AUROC {areas[name]}")
+    axis.set(xlabel="1 - specificity (false positive rate)", ylabel="sensitivity (true positive rate)")
+    axis.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
+    n = len(next(iter(curves.values()))[0])
+    axis.set_title(f"ROC, {_counted(n, units)}", fontsize=10)
+    _finish(figure, axis, path)
+
+
+def draw_calibration(
+    hits: Bools,
+    chances: Floats,
+    error: Interval,
+    path: Path,
+    *,
+    what: str,
+    units: Sequence[Any],
+) -> None:
+    """Draw how often predictions came true, by bins of their chance, above the bins' histogram.
+
+    The bars are as wide as the number of cases in a bin says: slides of one patient are not independent.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 6.4), layout="constrained")
+    axis, below = figure.subplots(2, 1, height_ratios=(4, 1), sharex=True)
+    axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfect")
+    points = np.array(calibration_bins(hits, chances, units))
+    errors = np.abs(points[:, 2:4].T - points[:, 1])
+    axis.errorbar(
+        points[:, 0], points[:, 1], yerr=errors, fmt="o-", color=COLOURS[0], capsize=3, lw=1.5, ms=5,
+        label=f"calibration error {error}",
+    )  # fmt: skip
+    axis.set(ylabel=f"share in which {what} was true", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axis.set_title(f"calibration, {_counted(len(hits), units)}\nbars: 95 % (Wilson, by case)", fontsize=10)
+    axis.legend(loc="upper left", fontsize=8, frameon=False)
+    axis.grid(alpha=0.3)
+    below.hist(chances, bins=np.linspace(0, 1, BINS + 1).tolist(), color=COLOURS[0], alpha=0.6)
+    below.set(xlabel=f"predicted probability of {what}", ylabel="count")
+    _save(figure, path)
+
+
+def draw_values(
+    truth: Floats, values: Floats, metrics: Mapping[str, Interval], path: Path, *, name: str
+) -> None:
+    """Draw predicted against true values, with the line on which both agree."""
+    figure, axis = _square()
+    low, high = float(min(truth.min(), values.min())), float(max(truth.max(), values.max()))
+    axis.plot([low, high], [low, high], color=GREY, lw=1, ls=":", label="equal")
+    axis.scatter(truth, values, s=18, color=COLOURS[0], alpha=0.6, lw=0)
+    axis.set(xlabel=f"true {name}", ylabel=f"predicted {name}", aspect="equal")
+    title = ", ".join(f"{title} {metrics[key]}" for key, title in (("mae", "MAE"), ("r2", "R2")))
+    axis.set_title(f"{title}, {len(truth)} predictions", fontsize=9)
+    _finish(figure, axis, path)
+
+
+def draw_survival(
+    times: Floats,
+    events: Bools,
+    risks: Floats,
+    c_index: Interval,
+    path: Path,
+    *,
+    units: Sequence[Any],
+) -> None:
+    """Draw Kaplan-Meier curves of the half with the higher risk and the half with the lower, and their test.
+
+    A case counts once, with the mean risk of its rows: patients are compared, not slides.
+    """
+    from scipy.stats import CensoredData, ecdf, logrank
+
+    _, first = np.unique(unit_codes(units, len(times)), return_index=True)
+    risks, times, events = unit_means(risks, units), times[first], events[first]
+    figure, axis = _square()
+    high = risks > np.median(risks)
+    groups = {"higher risk": high, "lower risk": ~high}
+    samples = {}
+    for i, (name, rows) in enumerate(groups.items()):
+        if not rows.any():
+            continue
+        sample = CensoredData(uncensored=times[rows & events], right=times[rows & ~events])
+        samples[name] = sample
+        curve = ecdf(sample).sf
+        x = np.concatenate([[0.0], curve.quantiles])
+        y = np.concatenate([[1.0], curve.probabilities])
+        axis.step(x, y, where="post", color=COLOURS[1 - i], ls=STYLES[i], label=f"{name} ({rows.sum()})")
+        lost = np.sort(times[rows & ~events])
+        at = y[np.searchsorted(x, lost, side="right") - 1]
+        axis.plot(lost, at, "|", color=COLOURS[1 - i], ms=7)
+    title = f"C-index {c_index}"
+    if len(samples) == 2:
+        with np.errstate(all="ignore"):  # too few events to tell: nan
+            p = float(logrank(*samples.values()).pvalue)
+        title += "" if np.isnan(p) else f"; log-rank p = {p:.2g}"
+    title += f"; {counted(len(times), 'case')}"
+    axis.set(xlabel="time", ylabel="survival (bars: censored)", ylim=(-0.02, 1.02))
+    axis.set_title(title, fontsize=10)
+    _finish(figure, axis, path, upper=True)
+
+
+def _band(positive: Bools, scores: Floats, units: Sequence[Any], seed: int) -> tuple[Floats, Floats, Floats]:
+    """Find the sensitivities between which 95 % of the curves of redrawn cases lie."""
+    from sklearn.metrics import roc_curve
+
+    grid, curves = np.linspace(0, 1, 101), []
+    for weights in (row for block in draw_weights(units, DRAWS, seed) for row in block):
+        if 0 < weights[positive].sum() < weights.sum():
+            false, true, _ = roc_curve(positive, scores, sample_weight=weights)
+            curves.append(np.interp(grid, false, true))
+    low, high = np.quantile(curves, (0.025, 0.975), axis=0) if curves else (grid * 0, grid * 0 + 1)
+    return grid, low, high
+
+
+def calibration_bins(
+    hits: Bools, chances: Floats, units: Sequence[Any]
+) -> list[tuple[float, float, float, float]]:
+    """Mean chance, frequency and the ends of its Wilson interval, for each bin that is not empty.
+
+    The frequency is over predictions, the interval that of as many draws as there are cases in the bin.
+    """
+    codes = unit_codes(units, len(hits))
+    place = np.minimum((chances * BINS).astype(int), BINS - 1)
+    bins = []
+    for b in np.unique(place):
+        inside = place == b
+        share = float(hits[inside].mean())
+        low, high = wilson(share, len(np.unique(codes[inside])))
+        bins.append((float(chances[inside].mean()), share, low, high))
+    return bins
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a frequency among n; scipy's takes whole counts only.
+
+    >>> [round(end, 4) for end in wilson(0.5, 10)]
+    [0.2366, 0.7634]
+    """
+    z = 1.959963984540054
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * float(np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _counted(n: int, units: Sequence[Any]) -> str:
+    different = len(set(map(str, units)))
+    return f"{n} predictions" if different == n else f"{n} predictions of {different} cases"
+
+
+def _square() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 5.6), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> None:
+    axis.grid(alpha=0.3)
+    axis.legend(loc="upper right" if upper else "lower right", fontsize=8, frameon=True, framealpha=0.9)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    write_atomically(path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120))
+
+
+def _ranking(classes: Mapping[str, tuple[Bools, Floats]]) -> dict[str, Statistic]:
+    """Means over classes of AUROC and AUPRC, and the AUROC of each where there are several."""
+    areas: dict[str, Statistic] = {
+        f"auroc:{name}": partial(statistics.auroc, positive=y, scores=s) for name, (y, s) in classes.items()
+    }
+    precisions = [partial(statistics.auprc, positive=y, scores=s) for y, s in classes.values()]
+    means = {"auroc": _mean_of([*areas.values()]), "auprc": _mean_of([*precisions])}
+    return means if len(areas) == 1 else {**means, **areas}
+
+
+def _name(names: Sequence[str] | None, c: int) -> str:
+    return str(c) if names is None else str(names[c])
+
+
+def _mean_of(parts: list[Statistic]) -> Statistic:
+    return lambda weights: statistics.nan_mean([part(weights) for part in parts])
+
+
+def _has_truth(label: Any) -> bool:
+    if isinstance(label, tuple):
+        return all(_has_truth(part) for part in label)
+    return label is not None and not (isinstance(label, float) and np.isnan(label))

@@ -1,0 +1,455 @@
+"""The report of a faithfulness run: its summary as text, CSV, Markdown and LaTeX, its tests, its figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.durable import write_atomically
+from xmil.core.errors import InputError
+from xmil.core.text import counted, markdown_table, text_table
+from xmil.evaluate.faithfulness import EVIDENCE, SHARES, Row, SlideResult
+from xmil.evaluate.predictions import COLOURS, GREY, STYLES
+from xmil.evaluate.statistics import (
+    BestMethod,
+    Comparison,
+    Interval,
+    auroc,
+    best_method,
+    bootstrap_mean,
+    compare,
+    even,
+    paper_pairs,
+    unit_means,
+)
+from xmil.heatmaps import letter_figure, method_colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+MEASURES = {
+    "aupc": "AUPC",
+    "srg": "SRG",
+    "sufficiency": "sufficiency",
+    "necessity": "necessity",
+    "flips": "flipped",
+    "flipped_at_zero": "flipped at zero",
+    "auprc2": "AUPRC-2",
+    "auroc2": "AUROC-2",
+    "ap": "AP",
+    "ndcg": "NDCG",
+    "pointing": "pointing game",
+    "mass": "relevance mass",
+}
+SHARE_COLOURS = (*COLOURS, "#5E3C99")  # of the shares of an audit
+DASHES = ((5, 1), (3, 1, 1, 1), (1, 1), (8, 2), (4, 2, 1, 2, 1, 2))
+LINES = (*STYLES, *((0, dashes) for dashes in DASHES))
+RED = "#C1121F"
+EXPLAINED = {
+    "probability": "probability of the predicted class",
+    "value": "value minus reference",
+    "risk": "risk",
+}
+
+
+@dataclass(frozen=True)
+class FaithfulnessCell:
+    """A method's measure over slides: the mean with its interval over cases, and the deviation."""
+
+    method: str
+    mode: str
+    measure: str
+    n: int
+    cases: int
+    mean: Interval
+    std: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The cells, which slides they count, the comparisons of AUPC by mode, and the best method by mode.
+
+    `cases` is how many cases the slides are of; None where that is unknown and slides count as independent.
+    `units` has the case of each slide that counts, or the slide itself.
+    """
+
+    cells: list[FaithfulnessCell]
+    methods: list[str]
+    modes: list[str]
+    slides: int
+    cases: int | None
+    units: Mapping[str, str]
+    misclassified: int
+    unlabelled: int
+    auroc: float | None
+    comparisons: dict[str, list[Comparison]]
+    best: dict[str, BestMethod]
+
+    @property
+    def heading(self) -> str:
+        """Which slides count, in a sentence."""
+        auroc = "" if self.auroc is None else f" AUROC {self.auroc:.3f}."
+        left = f" Left out: {self.misclassified} misclassified by arg max"
+        left += f", {self.unlabelled} without a label." if self.unlabelled else "."
+        if self.misclassified + self.unlabelled == 0:
+            left = " None left out."
+        return f"{len(self.methods)} methods on {self.counts}.{auroc}{left}"
+
+    @property
+    def counts(self) -> str:
+        """How many slides count, and of how many cases they are where that is known."""
+        of = "" if self.cases is None else f" of {counted(self.cases, 'case')}"
+        return f"{counted(self.slides, 'slide')}{of}"
+
+    def cell(self, method: str, mode: str, measure: str) -> FaithfulnessCell | None:
+        """Look up one cell; None if the measure was not taken."""
+        fits = (c for c in self.cells if (c.method, c.mode, c.measure) == (method, mode, measure))
+        return next(fits, None)
+
+    def columns(self) -> list[tuple[str, str]]:
+        """List mode and measure of each column that is not empty."""
+        filled = {(c.mode, c.measure) for c in self.cells}
+        return [(mode, measure) for measure in MEASURES for mode in self.modes if (mode, measure) in filled]
+
+
+def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int = 0) -> Summary:
+    """Average over the slides that count: those classified correctly, or all where none has a label.
+
+    `cases` names the case of each slide_id: intervals draw cases with all their slides, tests
+    compare cases. None takes slides as independent. A row may be of a case; its `parts` then are the sizes of
+    its slides.
+    """
+    if not rows:
+        raise InputError("There are no results to summarise: no slide could be measured.")
+    methods, modes = _distinct(rows, "method"), _distinct(rows, "mode")
+    labelled = any(row["correct"] is not None for row in rows)
+    slides = {row["slide_id"]: row for row in rows}
+    names = [name for name, row in slides.items() if row["correct"] or not labelled]
+    measured = {
+        (row["slide_id"], row["method"], row["mode"]): row for row in rows if row["slide_id"] in set(names)
+    }
+    aupc = {mode: {m: _column(measured, names, m, mode, "aupc") for m in methods} for mode in modes}
+    units = [name if cases is None else cases[name] for name in names]
+    sizes = [len(slides[name].get("parts") or [0]) for name in names]
+    bag = "slide" if sum(sizes) == len(names) else "case"
+    best = {mode: best_method(aupc[mode], units=units, bag=bag) for mode in modes} if names else {}
+    tests = {mode: compare(aupc[mode], paper_pairs(methods), units=units) for mode in modes} if names else {}
+    return Summary(
+        cells=_cells(measured, names, units, methods, modes, seed) if names else [],
+        methods=methods,
+        modes=modes,
+        slides=sum(sizes),
+        cases=None if cases is None else len(set(units)),
+        units=dict(zip(names, units, strict=True)),
+        misclassified=sum(row["correct"] is False for row in slides.values()),
+        unlabelled=sum(row["correct"] is None for row in slides.values()) if labelled else 0,
+        auroc=_auroc(list(slides.values())),
+        comparisons=tests,
+        best=best,
+    )
+
+
+def as_text(summary: Summary) -> str:
+    """Write a table for the terminal, with what it means below."""
+    lines = [[_title(summary, *column) for column in summary.columns()]]
+    lines += [
+        [_shown(summary, method, *column) for column in summary.columns()] for method in summary.methods
+    ]
+    names = ["method", *summary.methods]
+    rows = [[name, *line] for name, line in zip(names, lines, strict=True)]
+    return "\n".join([summary.heading, "", text_table(rows), "", *_notes(summary)]) + "\n"
+
+
+def as_markdown(summary: Summary) -> str:
+    """Write a Markdown table; the best AUPC in bold where it is significantly the lowest."""
+    columns = summary.columns()
+    rows = [
+        [m, *(_bold(summary, m, c, _shown(summary, m, *c), "**") for c in columns)] for m in summary.methods
+    ]
+    table = markdown_table(["method", *(_title(summary, *c) for c in columns)], rows)
+    return "\n".join([summary.heading, "", table, "", *_notes(summary)]) + "\n"
+
+
+def as_latex(summary: Summary) -> str:
+    """Write a booktabs table."""
+    columns = summary.columns()
+    lines = [rf"\begin{{tabular}}{{l{'c' * len(columns)}}}", r"\toprule"]
+    lines.append(" & ".join(["method", *(_tex(_title(summary, *c)) for c in columns)]) + r" \\")
+    lines.append(r"\midrule")
+    for m in summary.methods:
+        cells = [_bold(summary, m, c, _tex(_shown(summary, m, *c)), r"\textbf{") for c in columns]
+        lines.append(" & ".join([_tex(m), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", f"% {summary.heading}"]) + "\n"
+
+
+def as_csv(summary: Summary) -> str:
+    """Write one line for each method, mode and measure."""
+    fields = ["method", "mode", "measure", "n", "cases", "mean", "low", "high", "std"]
+    rows = [
+        [c.method, c.mode, c.measure, c.n, c.cases, c.mean.estimate, c.mean.low, c.mean.high, c.std]
+        for c in summary.cells
+    ]
+    return _csv(fields, rows)
+
+
+def statistics_csv(summary: Summary) -> str:
+    """Write every paired comparison of AUPC, corrected within its mode."""
+    rows = [{"mode": mode, **asdict(c)} for mode, tests in summary.comparisons.items() for c in tests]
+    fields = ["mode", *Comparison.__dataclass_fields__]
+    return _csv(fields, [[row[name] for name in fields] for row in rows])
+
+
+FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
+
+
+def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
+    """Draw mean curves with standard errors over cases, and AUPC box plots below, a column for each mode."""
+    from matplotlib.figure import Figure
+
+    columns = len(summary.modes)
+    figure = Figure(figsize=(1.4 + 4.6 * columns, 7.4), layout="constrained")
+    axes = figure.subplots(2, columns, squeeze=False)
+    measured = [row for row in rows if row["slide_id"] in summary.units]
+    for i, mode in enumerate(summary.modes):
+        groups = {m: [r for r in measured if (r["method"], r["mode"]) == (m, mode)] for m in summary.methods}
+        _draw_curves(axes[0, i], groups, summary.units)
+        _draw_boxes(axes[1, i], groups)
+        axes[0, i].set_title(
+            f"instances {'removed' if mode == 'remove' else 'masked with zeros'}", fontsize=11
+        )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
+    figure.suptitle(f"{summary.counts}; lower is more faithful", fontsize=11)
+    _save(figure, path)
+
+
+def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
+    """Draw a slide's curves against the random band, where each audited output went, and the verdicts."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 6.0), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    percent = np.linspace(0, 100, len(result.band.mean))
+    band, grey = result.band, {"color": GREY, "alpha": 0.3, "lw": 0}
+    left.fill_between(percent, band.low, band.high, label="95 % of random orders", **grey)
+    left.plot(percent, band.mean, color=GREY, lw=1)
+    styles = method_styles([c.explanation.method for c in result.certificates])
+    for certificate in result.certificates:
+        name = certificate.explanation.method
+        label = f"{name} ({certificate.morf.aupc:.2f}, {certificate.verdict})"
+        left.plot(percent, certificate.morf.values, label=label, **styles[name])
+    kind, target = result.rows[0]["explained"], result.headline.morf.target
+    _label_curves(left, f"probability of class {target}" if kind == "probability" else EXPLAINED[kind])
+    _legend_below(left, "method (AUPC, verdict)")
+    _draw_audits(right, result)
+    title = f"{slide_id}: {len(result.explanations[0])} instances\n{result.headline.sentence}"
+    figure.suptitle(title, fontsize=10, wrap=True)
+    _save(figure, path)
+
+
+def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Choose a colour and line style for each method; random is grey."""
+    styles: dict[str, dict[str, Any]] = {
+        m: {"color": method_colour(m), "linestyle": LINES[i % len(LINES)], "lw": 1.8}
+        for i, m in enumerate(m for m in methods if m != "random")
+    }
+    return {**styles, "random": {"color": GREY, "linestyle": "-", "lw": 1.8}}
+
+
+def _draw_curves(axis: Axes, groups: dict[str, list[Row]], units: Mapping[str, str]) -> None:
+    styles = method_styles(list(groups))
+    for method, rows in groups.items():
+        if rows:
+            curves = np.array([row["morf"] for row in rows])
+            mean, percent = curves.mean(axis=0), np.linspace(0, 100, curves.shape[1])
+            own = [units[row["slide_id"]] for row in rows]
+            each = np.stack([unit_means(column, own) for column in curves.T], axis=1)
+            error = each.std(axis=0, ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0 * mean
+            axis.fill_between(
+                percent, mean - error, mean + error, color=styles[method]["color"], alpha=0.18, lw=0
+            )
+            axis.plot(percent, mean, label=method, **styles[method])
+    kinds = {row["explained"] for rows in groups.values() for row in rows}
+    name = EXPLAINED.get(kinds.pop() if len(kinds) == 1 else "", "explained output")
+    _label_curves(axis, f"{name}\n(mean ± standard error)")
+
+
+def _draw_boxes(axis: Axes, groups: dict[str, list[Row]]) -> None:
+    """Draw box plots; red line: median, red dot: mean, as in the paper."""
+    methods = [method for method, rows in groups.items() if rows]
+    values = [[row["aupc"] for row in groups[method]] for method in methods]
+    styles = method_styles(methods)
+    if methods:
+        drawn = axis.boxplot(
+            values,
+            tick_labels=methods,
+            showmeans=True,
+            patch_artist=True,
+            widths=0.6,
+            medianprops={"color": RED, "lw": 1.8},
+            meanprops={"marker": "o", "markerfacecolor": RED, "markeredgecolor": "white", "markersize": 6},
+            flierprops={"marker": ".", "markersize": 4, "markeredgecolor": "#555555"},
+        )
+        for box, method in zip(drawn["boxes"], methods, strict=True):
+            box.set(facecolor=styles[method]["color"], alpha=0.35)
+    axis.set_ylabel("AUPC (red line: median, red dot: mean)")
+    _limit(axis, [value for column in values for value in column])
+    for text in axis.get_xticklabels():
+        text.set(rotation=30, ha="right", rotation_mode="anchor")
+    axis.grid(axis="y", alpha=0.3)
+
+
+def _draw_audits(axis: Axes, result: SlideResult) -> None:
+    """Draw the shares of each audited output side by side."""
+    audited = [e for e in result.explanations if e.audit is not None]
+    axis.set_title("where the explained output went", fontsize=10)
+    if not audited:
+        words = "no method here accounts for the output"
+        axis.text(0.5, 0.5, words, ha="center", va="center", transform=axis.transAxes)
+        axis.set_axis_off()
+        return
+    positions = np.arange(len(audited))
+    width = 0.8 / len(SHARES)
+    for i, share in enumerate(SHARES):
+        heights = [getattr(e.audit, share) for e in audited]
+        places = positions + (i - len(SHARES) // 2) * width
+        axis.bar(places, heights, width, label=share.replace("_", " "), color=SHARE_COLOURS[i])
+    for x, e in zip(positions, audited, strict=True):
+        axis.plot([x - 0.45, x + 0.45], [e.audit.output] * 2, color="black", lw=1.2)  # type: ignore[union-attr]
+    axis.plot([], [], color="black", lw=1.2, label="explained output")
+    axis.axhline(0, color="black", lw=0.6)
+    axis.set_xticks(positions, [e.method for e in audited])
+    axis.set_ylabel("share of the explained output (its own unit)")
+    _legend_below(axis)
+
+
+def _legend_below(axis: Axes, title: str | None = None) -> None:
+    small: dict[str, Any] = {"ncols": 3, "fontsize": 8, "title": title, "title_fontsize": 8, "frameon": False}
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), **small)
+
+
+def _label_curves(axis: Axes, ylabel: str) -> None:
+    axis.set(xlabel="instances dropped, most relevant first (%)", ylabel=ylabel, xlim=(0, 100))
+    _limit(axis, [value for line in axis.get_lines() for value in np.asarray(line.get_ydata())])
+    axis.grid(alpha=0.3)
+
+
+def _limit(axis: Axes, values: list[float]) -> None:
+    """Draw probabilities on their full range."""
+    if values and min(values) >= 0 and max(values) <= 1:
+        axis.set_ylim(-0.03, 1.03)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    about = {"Title": figure.get_suptitle()}  # for readers who cannot see the picture
+    write_atomically(
+        path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120, metadata=about)
+    )
+
+
+def _cells(
+    measured: dict[tuple[str, str, str], Row],
+    names: list[str],
+    units: list[str],
+    methods: list[str],
+    modes: list[str],
+    seed: int,
+) -> list[FaithfulnessCell]:
+    cells = []
+    for mode in modes:
+        # evidence does not depend on the mode: once is enough
+        measures = [m for m in MEASURES if mode == modes[0] or m not in EVIDENCE]
+        for method in methods:
+            for measure in measures:
+                column = _column(measured, names, method, mode, measure)
+                rows = np.flatnonzero(np.isfinite(column))
+                if len(rows):
+                    values, own = column[rows], [units[i] for i in rows]
+                    mean = bootstrap_mean(values, units=own, seed=seed)
+                    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+                    cells.append(
+                        FaithfulnessCell(method, mode, measure, len(rows), len(set(own)), mean, spread)
+                    )
+    return cells
+
+
+def _column(
+    measured: dict[tuple[str, str, str], Row], names: list[str], method: str, mode: str, measure: str
+) -> Floats:
+    """Collect a measure over slides, nan where it was not taken."""
+    values = []
+    for row in (measured.get((name, method, mode), {}) for name in names):
+        value = row.get(measure)
+        if measure == "flips" and row.get("flipped_at_zero") is not None:  # None: no decision that could flip
+            value = row["flipped"] is not None
+        values.append(float("nan") if value is None else float(value))
+    return np.array(values)
+
+
+def _auroc(slides: list[Row]) -> float | None:
+    """Compute the AUROC of a two-class model over all labelled slides."""
+    labelled = [row for row in slides if row["label"] is not None]
+    labels = [row["label"] for row in labelled]
+    if set(labels) != {0, 1} or any(len(row["logits"]) > 2 for row in labelled):
+        return None
+    ranks = [row["logits"][-1] - (row["logits"][0] if len(row["logits"]) == 2 else 0.0) for row in labelled]
+    return float(auroc(even(len(labels)), np.array(labels) == 1, np.array(ranks, dtype=np.float64))[0])
+
+
+def _distinct(rows: Sequence[Row], key: str) -> list[str]:
+    return list(dict.fromkeys(str(row[key]) for row in rows))
+
+
+def _title(summary: Summary, mode: str, measure: str) -> str:
+    several = sum(m == measure for _, m in summary.columns()) > 1
+    return f"{MEASURES[measure]} ({mode})" if several else MEASURES[measure]
+
+
+def _shown(summary: Summary, method: str, mode: str, measure: str) -> str:
+    cell = summary.cell(method, mode, measure)
+    if cell is None:
+        return "-"
+    if measure in ("flips", "flipped_at_zero", "pointing"):
+        return f"{100 * cell.mean.estimate:.0f} %"
+    return f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
+
+
+def _bold(summary: Summary, method: str, column: tuple[str, str], text: str, mark: str) -> str:
+    best = summary.best.get(column[0])
+    if column[1] != "aupc" or best is None or not best.significant or best.method != method:
+        return text
+    return f"{mark}{text}" + ("}" if mark.endswith("{") else mark)
+
+
+def _notes(summary: Summary) -> list[str]:
+    unit = "Tests and intervals are over cases, with all their slides."
+    if summary.cases is None:
+        unit = "Tests and intervals take slides as independent: no cohort with a case_id says whose they are."
+    return [
+        *(f"{mode}: {best}" for mode, best in summary.best.items()),
+        "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",
+        unit,
+    ]
+
+
+def _tex(text: str) -> str:
+    for plain, written in (("_", r"\_"), ("%", r"\%"), (" ± ", r" $\pm$ ")):
+        text = text.replace(plain, written)
+    return text
+
+
+def _csv(fields: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(rows)
+    return stream.getvalue()

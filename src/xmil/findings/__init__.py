@@ -1,1 +1,0 @@
-"""What a model looks at over a cohort: concepts, strategies, shortcuts, stability, biomarkers."""

@@ -1,0 +1,250 @@
+"""Scores as OME-Zarr (OME-NGFF 0.4), an image with one channel for each method and class, or as SpatialData.
+
+Written with Zarr and Arrow alone. `ome-zarr` keeps Dask and a file system for S3 about, and pins both;
+SpatialData's library needs an older pandas than the newest, and some fifty packages. Both read what is
+written here (SpatialData's on-disk layout 0.2, with LazySlide's names); so do napari, QuPath and Bio-Formats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil._version import __version__
+from xmil.core.bag import IntArray
+from xmil.core.durable import write_folder
+from xmil.core.errors import UnsupportedError
+from xmil.core.explanation import Explanation
+from xmil.heatmaps.canvas import Canvas, Cells
+from xmil.heatmaps.exports import Exported
+from xmil.heatmaps.tiff import Pyramid
+
+CHUNK = 512
+NGFF = "0.4"
+CHANNEL_COLOURS = ("CA0020", "0571B0", "1A9641", "7B3294", "E66101", "404040")
+TILES, TABLE = "tiles", "xmil_tiles"
+REGION, INSTANCE, INDEX = "library_id", "tile_id", "__index_level_0__"
+CONTAINER, SHAPES, TABLES = "0.2", "0.3", "0.2"  # versions of SpatialData's layouts
+
+
+def write_omezarr(path: Path, request: Exported) -> None:
+    """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch."""
+
+    def fill(folder: Path) -> None:
+        pyramid = Pyramid.of(request.frame, downsample=request.downsample, mpp=request.mpp)
+        levels = pyramid.levels()
+        group = _zarr().create_group(str(folder), zarr_format=2)
+        for number, canvas in enumerate(levels):
+            _write_level(group, str(number), request, canvas)
+        channels = [_channel(e, request, i) for i, e in enumerate(request.explanations)]
+        about = {"version": __version__, "slide": request.explanations[0].bag, "origin": request.frame[:2]}
+        scales = _multiscales(request, pyramid, len(levels))
+        group.attrs.update({"multiscales": [scales], "omero": {"channels": channels}, "xmil": about})
+
+    write_folder(path, fill)
+
+
+def _write_level(group: Any, name: str, request: Exported, canvas: Canvas) -> None:
+    """Write strip by strip, so that memory stays small; chunks without a patch are not written."""
+    width, height = canvas.size
+    array = group.create_array(
+        name,
+        shape=(len(request.explanations), height, width),
+        chunks=(1, CHUNK, CHUNK),
+        dtype="float32",
+        fill_value=float("nan"),
+        chunk_key_encoding={"name": "v2", "separator": "/"},
+    )
+    boxes = request.explanations[0].boxes()
+    for top, strip in canvas.strips(CHUNK):
+        cells = Cells.cut(boxes, strip)
+        for channel, e in enumerate(request.explanations):
+            array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
+
+
+def _multiscales(request: Exported, pyramid: Pyramid, levels: int) -> dict[str, Any]:
+    """Describe the axes, and for each level the size of its pixels: in microns where the mpp is known."""
+    unit = {} if request.mpp is None else {"unit": "micrometer"}
+    axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", **unit} for n in "yx")]
+    edges = [(request.mpp or 1.0) * pyramid.downsample * 2**level for level in range(levels)]
+    scales = [[{"type": "scale", "scale": [1.0, edge, edge]}] for edge in edges]
+    return {
+        "version": NGFF,
+        "name": f"{request.explanations[0].bag or ''} scores".strip(),
+        "axes": axes,
+        "datasets": [
+            {"path": str(level), "coordinateTransformations": scale} for level, scale in enumerate(scales)
+        ],
+    }
+
+
+def _channel(e: Explanation, request: Exported, number: int) -> dict[str, Any]:
+    """Name a channel and the range at which a viewer shows it: that of our pictures."""
+    scale = request.scales.get(e.column)
+    low, high = (float(e.scores.min()), float(e.scores.max())) if scale is None else (scale.low, scale.high)
+    if scale is None and high <= low:
+        high = low + 1.0
+    return {
+        "label": e.column,
+        "active": number == 0,
+        "color": CHANNEL_COLOURS[number % len(CHANNEL_COLOURS)],
+        "window": {"min": float(low), "start": float(low), "end": float(high), "max": float(high)},
+    }
+
+
+@cache
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError:
+        raise UnsupportedError("OME-Zarr and SpatialData need zarr: pip install 'xmil[zarr]'.") from None
+    return zarr
+
+
+def write_spatialdata(path: Path, request: Exported) -> None:
+    """Write all explanations of a slide into one store; places are level-0 pixels, whatever the frame.
+
+    shapes/tiles         polygons in level-0 pixels of the slide, in the coordinate system "global"
+    tables/xmil_tiles    AnnData: X holds a column for each method and class, in the order of the tiles
+    """
+
+    def fill(folder: Path) -> None:
+        root = _zarr().create_group(str(folder), zarr_format=3)
+        software = {"version": CONTAINER, "spatialdata_software_version": f"xmil {__version__}"}
+        about = {"version": __version__, "slide": request.explanations[0].bag, "task": request.task}
+        root.attrs.update({"spatialdata_attrs": software, "xmil": about, **_tile_spec(request)})
+        boxes = request.explanations[0].boxes()
+        _write_shapes(root, folder, boxes)
+        _write_table(root.create_group(f"tables/{TABLE}"), request, boxes)
+
+    write_folder(path, fill)
+
+
+def _tile_spec(request: Exported) -> dict[str, Any]:
+    """Describe the tiles as LazySlide does; without an mpp say nothing."""
+    edge = request.explanations[0].patch_size
+    if request.mpp is None or edge is None:
+        return {}
+    sizes = dict.fromkeys(("height", "width", "stride_height", "stride_width"), edge)
+    return {
+        "tile_spec": {
+            TILES: {**sizes, "mpp": request.mpp, "ops_level": 0, "ops_downsample": 1.0,
+                    "base_level": 0, "base_downsample": 1.0, "tissue_name": "tissues"}
+        }
+    }  # fmt: skip
+
+
+def _write_shapes(root: Any, folder: Path, boxes: IntArray) -> None:
+    """Write GeoParquet 1.0: polygons in well-known binary, with the number of each tile as index."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    axes = [{"name": name, "type": "space", "unit": "unit"} for name in "xy"]
+    place = {"input": {"name": "xy", "axes": axes}, "output": {"name": "global", "axes": axes}}
+    root.create_group(f"shapes/{TILES}").attrs.update(
+        {
+            "encoding-type": "ngff:shapes",
+            "axes": ["x", "y"],
+            "coordinateTransformations": [{"type": "identity", **place}],
+            "spatialdata_attrs": {"version": SHAPES},
+        }
+    )
+    shapes = pa.array([shape.tobytes() for shape in polygons(boxes)], pa.binary())
+    numbers = pa.array(np.arange(len(boxes), dtype=np.int64))
+    bounds = [*boxes[:, :2].min(axis=0).tolist(), *boxes[:, 2:].max(axis=0).tolist()]
+    column = {"encoding": "WKB", "crs": None, "geometry_types": ["Polygon"], "bbox": bounds}
+    geo = {"version": "1.0.0", "primary_column": "geometry", "columns": {"geometry": column}}
+    kinds = ((INSTANCE, INSTANCE, "int64"), ("geometry", "geometry", "bytes"), (None, INDEX, "int64"))
+    columns = [
+        {"name": name, "field_name": stored, "pandas_type": kind, "metadata": None,
+         "numpy_type": "object" if kind == "bytes" else kind}
+        for name, stored, kind in kinds
+    ]  # fmt: skip
+    pandas = {"index_columns": [INDEX], "column_indexes": [], "columns": columns}  # brings the index back
+    table = pa.table({INSTANCE: numbers, "geometry": shapes, INDEX: numbers})
+    about = {b"geo": json.dumps(geo).encode(), b"pandas": json.dumps(pandas).encode()}
+    pq.write_table(table.replace_schema_metadata(about), folder / "shapes" / TILES / "shapes.parquet")
+
+
+def polygons(boxes: IntArray) -> npt.NDArray[Any]:
+    """Give closed rectangles (n,) in well-known binary.
+
+    >>> len(polygons(np.array([[0, 0, 2, 2]]))[0].tobytes())
+    93
+    """
+    layout = np.dtype(
+        [("order", "u1"), ("kind", "<u4"), ("rings", "<u4"), ("points", "<u4"), ("xy", "<f8", (5, 2))]
+    )
+    shapes = np.zeros(len(boxes), dtype=layout)
+    shapes["order"], shapes["kind"], shapes["rings"], shapes["points"] = 1, 3, 1, 5
+    x0, y0, x1, y1 = boxes.T
+    for i, (x, y) in enumerate(((x1, y0), (x1, y1), (x0, y1), (x0, y0), (x1, y0))):
+        shapes["xy"][:, i, 0], shapes["xy"][:, i, 1] = x, y
+    return shapes
+
+
+def _write_table(group: Any, request: Exported, boxes: IntArray) -> None:
+    """Write AnnData's layout: scores, the tiles' numbers and centres, and which shapes they are of."""
+    keys = {"region": TILES, "region_key": REGION, "instance_key": INSTANCE}
+    group.attrs.update(
+        {
+            "encoding-type": "anndata",
+            "encoding-version": "0.1.0",
+            "spatialdata-encoding-type": "ngff:regions_table",
+            "version": TABLES,
+            **keys,
+        }
+    )
+    n = len(boxes)
+    _put(group, "X", np.stack([e.scores for e in request.explanations], axis=1).astype(np.float32))
+    obs = _frame(group, "obs", [str(i) for i in range(n)], (REGION, INSTANCE, "x0", "y0", "x1", "y1"))
+    columns = (np.arange(n), *boxes.T)
+    for name, values in zip((INSTANCE, "x0", "y0", "x1", "y1"), columns, strict=True):
+        _put(obs, name, values.astype(np.int64))
+    region = obs.create_group(REGION)  # one category for all rows
+    region.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})
+    _put(region, "codes", np.zeros(n, dtype=np.int8))
+    _put(region, "categories", np.array([TILES], dtype=object))
+    _frame(group, "var", [e.column for e in request.explanations], ())
+    folders = {}
+    for name in ("obsm", "varm", "obsp", "varp", "layers", "uns", "uns/spatialdata_attrs"):
+        folders[name] = group.create_group(name)
+        folders[name].attrs.update({"encoding-type": "dict", "encoding-version": "0.1.0"})
+    _put(folders["obsm"], "spatial", (boxes[:, :2] + boxes[:, 2:]) / 2)
+    string = {"encoding-type": "string", "encoding-version": "0.2.0"}
+    for name, text in keys.items():
+        array = folders["uns/spatialdata_attrs"].create_array(name, shape=(), dtype="str", attributes=string)
+        array[...] = np.array(text, dtype=object)
+
+
+def _frame(group: Any, name: str, index: Sequence[str], columns: Sequence[str]) -> Any:
+    frame = group.create_group(name)
+    frame.attrs.update(
+        {
+            "encoding-type": "dataframe",
+            "encoding-version": "0.2.0",
+            "_index": "_index",
+            "column-order": list(columns),
+        }
+    )
+    _put(frame, "_index", np.array(list(index), dtype=object))
+    return frame
+
+
+def _put(group: Any, name: str, values: npt.NDArray[Any]) -> None:
+    is_text = values.dtype.kind == "O"
+    encoding = "string-array" if is_text else "array"
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        chunks=tuple(max(1, edge) for edge in values.shape),
+        dtype="str" if is_text else values.dtype,
+        attributes={"encoding-type": encoding, "encoding-version": "0.2.0"},
+    )
+    array[...] = values

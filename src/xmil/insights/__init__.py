@@ -1,0 +1,78 @@
+"""What a model learned over a cohort: concepts, strategies, shortcuts, biomarkers, and its report.
+
+The verb is `xmil.insight(run, ...)`. The room is not called `insight`, too: importing a package
+`xmil.insight` would put the module in the place of the function.
+"""
+
+from xmil.insights.biomarkers import (
+    Consensus,
+    SurvivalCurve,
+    SurvivalSplit,
+    correlation_with,
+    find_consensus,
+    map_biomarkers,
+    score_scale,
+    strong_share,
+    survival_curves,
+    survival_of,
+)
+from xmil.insights.concepts import (
+    KINDS,
+    ConceptShares,
+    Dictionary,
+    even_counts,
+    feature_weights,
+    fit_dictionary,
+    leading_concepts,
+    removal_agreement,
+    remove_concepts,
+    split_scores,
+)
+from xmil.insights.run import insight
+from xmil.insights.shortcuts import (
+    LIGHT,
+    Association,
+    appearance,
+    light,
+    patch_associations,
+    patch_correlations,
+    rank_associations,
+    slide_associations,
+    why_untested,
+)
+from xmil.insights.strategies import Strategies, find_strategies
+
+__all__ = [
+    "KINDS",
+    "LIGHT",
+    "Association",
+    "ConceptShares",
+    "Consensus",
+    "Dictionary",
+    "Strategies",
+    "SurvivalCurve",
+    "SurvivalSplit",
+    "appearance",
+    "correlation_with",
+    "even_counts",
+    "feature_weights",
+    "find_consensus",
+    "find_strategies",
+    "fit_dictionary",
+    "insight",
+    "leading_concepts",
+    "light",
+    "map_biomarkers",
+    "patch_associations",
+    "patch_correlations",
+    "rank_associations",
+    "removal_agreement",
+    "remove_concepts",
+    "score_scale",
+    "slide_associations",
+    "split_scores",
+    "strong_share",
+    "survival_curves",
+    "survival_of",
+    "why_untested",
+]

@@ -1,0 +1,354 @@
+"""Numbers per slide from its map: how much supports the class, how it lies, and what it is worth.
+
+Where several models explain a slide, their consensus: sign agreement, rank correlation and the published
+mask, which drops patches whose mean sign speaks against the sign of their mean score, and patches whose
+standard deviation over the models lies above its 99.5 % quantile (Keyl et al., TAPAS). TAPAS is the share of
+(tumour) patches whose masked mean is above zero.
+
+What a number is worth is asked of cases: a patient with five slides is one patient, with the slides' mean.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import combinations
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray, IntArray
+from xmil.core.errors import InputError
+from xmil.core.explanation import Explanation
+from xmil.evaluate import marked_by_geojson
+from xmil.evaluate.statistics import Interval, bootstrap, rank_correlation, spearman, unit_means
+
+MICRON = 1e-3  # millimetres
+STRONG = 0.7  # of the cohort's mean absolute score; docs/insight.md says how it was chosen
+QUANTILE = 0.995  # of the spread over models, above which the mask drops a patch
+REGION = ("patches", "supporting_share", "mean_score", "hot_regions", "largest_region", "density_per_mm2")
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Consensus:
+    """Mean and standard deviation per patch over the models, mean sign, and which patches the mask keeps.
+
+    `agreed` marks patches that most models count as support and none counts against; a model that gives a
+    patch no score at all has no say. `largest` is the share of all absolute score that one model gives: near
+    1 the mean is that model's map.
+    """
+
+    mean: FloatArray
+    std: FloatArray
+    sign: FloatArray
+    mask: Bools
+    agreement: float
+    correlation: float
+    agreed: Bools
+    models: int
+    largest: float
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """What a table says of a slide."""
+        return {
+            "models": float(self.models),
+            "sign_agreement": self.agreement,
+            "rank_correlation": self.correlation,
+            "kept_share": float(self.mask.mean()),
+            "mean_spread": float(self.std.mean()),
+            "largest_model_share": self.largest,
+        }
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of patches that all models count as support, and whose masked mean is above zero."""
+        return {
+            "agreed_share": float(self.agreed.mean()),
+            "masked_share": float((self.scores > 0).mean()),
+        }
+
+    @property
+    def scores(self) -> FloatArray:
+        """The mean where the mask keeps it, zero elsewhere."""
+        return np.where(self.mask, self.mean, 0.0).astype(np.float32)
+
+
+def find_consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Consensus:
+    """What m models say of n patches, from scores (m, n).
+
+    >>> consensus = find_consensus([[1.0, -1.0, 0.5], [2.0, -2.0, -0.4], [1.5, -1.0, -0.3]])
+    >>> consensus.mask.tolist(), round(consensus.agreement, 2)
+    ([True, False, True], 0.89)
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 2 or len(s) < 2 or not np.isfinite(s).all():
+        raise InputError(f"A consensus needs finite scores of two models or more (m, n). Got {s.shape}.")
+    mean, std, sign = s.mean(axis=0), s.std(axis=0), np.sign(s).mean(axis=0)
+    mask = (np.sign(mean) * sign > 0) & (std <= np.quantile(std, quantile))
+    agreement = float(np.maximum((s > 0).mean(axis=0), (s < 0).mean(axis=0)).mean())
+    pairs = [spearman(a, b) for a, b in combinations(s, 2)]
+    correlation = float(np.nanmean(pairs)) if np.isfinite(pairs).any() else float("nan")
+    mean32, std32, sign32 = (np.asarray(values, dtype=np.float32) for values in (mean, std, sign))
+    agreed = (s >= 0).all(axis=0) & ((s > 0).mean(axis=0) > 0.5)
+    sizes = np.abs(s).sum(axis=1)
+    largest = float(sizes.max() / sizes.sum()) if sizes.any() else float("nan")
+    return Consensus(mean32, std32, sign32, mask, agreement, correlation, agreed, len(s), largest)
+
+
+def map_biomarkers(
+    scores: npt.ArrayLike,
+    *,
+    coords: IntArray | None = None,
+    patch_size: int | None = None,
+    mpp: float | None = None,
+    region: npt.ArrayLike | None = None,
+) -> dict[str, float]:
+    """Shares, densities and spatial statistics of one slide's scores; nan where places are unknown.
+
+    `region` (n,) marks patches to look at, such as the annotated tumour.
+
+    >>> grid = np.array([[x * 10, y * 10] for y in range(3) for x in range(3)])
+    >>> values = map_biomarkers([1, 1, -1, 1, -1, -1, -1, -1, 2.0], coords=grid, patch_size=10)
+    >>> values["supporting_share"], values["hot_regions"], values["largest_region"]
+    (0.4444444444444444, 2.0, 3.0)
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    if s.ndim != 1 or not np.isfinite(s).all():
+        raise InputError(f"Biomarkers need finite scores (n,). Got shape {s.shape}.")
+    inside = np.ones(len(s), dtype=bool) if region is None else np.asarray(region, dtype=bool)
+    if inside.shape != s.shape:
+        raise InputError(f"The region must mark each of the {len(s)} patches. Got shape {inside.shape}.")
+    hot, cold = (s > 0) & inside, (s < 0) & inside
+    n = int(inside.sum())
+    positive, total = float(s[hot].sum()), float(np.abs(s[inside]).sum())
+    nan = float("nan")
+    area = n * (patch_size * mpp * MICRON) ** 2 if patch_size and mpp else nan
+    return {
+        "patches": float(n),
+        "supporting_share": float(hot.sum() / n) if n else nan,
+        "supporting_relevance": positive,
+        "positive_relevance_share": positive / total if total else nan,
+        "mean_score": float(s[inside].mean()) if n else nan,
+        "mean_absolute": total / n if n else nan,
+        **_spatial(hot, cold, coords, patch_size),
+        "density_per_mm2": float(hot.sum() / area) if coords is not None and area else nan,
+    }
+
+
+def region_files(folder: str | PathLike[str]) -> dict[str, Path]:
+    """The annotations of a folder, one GeoJSON file per slide."""
+    place = Path(folder)
+    if not place.is_dir():
+        raise InputError(f"{place}: not a folder; give one with an annotation <slide_id>.geojson per slide.")
+    files = {path.stem: path for path in sorted(place.glob("*.geojson"))}
+    if not files:
+        raise InputError(f"{place}: holds no *.geojson; name annotations after their slides.")
+    return files
+
+
+def region_mask(path: Path, e: Explanation, classes: Sequence[str] = ()) -> Bools:
+    """The patches of which at least half lies in the annotation, or in its parts of these classes."""
+    if e.coords is None or e.patch_size is None:
+        raise InputError(f"{path}: the explanation has no places of patches to hold against a region.")
+    return marked_by_geojson(path, e.coords, patch_size=e.patch_size, names=list(classes) or None)
+
+
+def region_biomarkers(e: Explanation, inside: Bools, consensus: Consensus | None) -> dict[str, float]:
+    """Biomarkers within a region; TAPAS is the share of its patches whose masked mean is above zero."""
+    every = map_biomarkers(e.scores, coords=e.coords, patch_size=e.patch_size, mpp=e.mpp, region=inside)
+    values = {f"region_{name}": every[name] for name in REGION}
+    if consensus is not None and inside.any():
+        values["tapas"] = float((consensus.scores[inside] > 0).mean())
+    return values
+
+
+def score_scale(scores: npt.ArrayLike) -> float:
+    """What a score must exceed to be called strong: a part of the mean absolute score of all patches."""
+    return float(STRONG * np.abs(np.asarray(scores, dtype=np.float64)).mean())
+
+
+def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
+    """The share of patches, of the `region` where one is given, that score above the cohort's scale.
+
+    >>> strong_share([3.0, 0.1, -2.0, 0.2], scale=1.0)
+    0.25
+    """
+    s = np.asarray(scores, dtype=np.float64)
+    inside = s if region is None else s[np.asarray(region, dtype=bool)]
+    return float((inside > scale).mean()) if len(inside) else float("nan")
+
+
+def _spatial(hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None) -> dict[str, float]:
+    names = ("hot_regions", "largest_region", "border", "mixing")
+    if coords is None or patch_size is None:
+        return dict.fromkeys(names, float("nan"))
+    pairs = _neighbours(np.rint(np.asarray(coords) / patch_size).astype(np.int64))
+    one, other = pairs
+    together = pairs[:, hot[one] & hot[other]]
+    sizes = _region_sizes(hot, together)
+    signed = (hot | cold)[one] & (hot | cold)[other]
+    mixing = (hot[one] != hot[other])[signed].mean() if signed.any() else np.nan
+    border = 4 * hot.sum() - 2 * together.shape[1]
+    values = (len(sizes), sizes.max(initial=0), border, mixing)
+    return dict(zip(names, map(float, values), strict=True))
+
+
+def _neighbours(cells: IntArray) -> IntArray:
+    """Pairs (2, m) of patches that share a side, each once."""
+    if not len(cells):
+        return np.zeros((2, 0), dtype=np.int64)
+    x, y = (cells - cells.min(axis=0)).T
+    width = int(y.max()) + 2
+    keys = x * width + y
+    places, rows = np.unique(keys, return_index=True)
+    pairs = []
+    for step in (width, 1):
+        at = np.searchsorted(places, keys + step).clip(max=len(places) - 1)
+        there = np.flatnonzero(places[at] == keys + step)
+        pairs.append(np.stack([there, rows[at[there]]]))
+    return np.concatenate(pairs, axis=1)
+
+
+def _region_sizes(hot: Bools, together: IntArray) -> IntArray:
+    """Sizes of the connected groups of supporting patches (four neighbours)."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ones = np.ones(together.shape[1], dtype=np.int8)
+    graph = coo_array((ones, (together[0], together[1])), shape=(len(hot), len(hot)))
+    _, groups = connected_components(graph.tocsr(), directed=False)
+    sizes = np.bincount(groups[hot])
+    return np.asarray(sizes[sizes > 0], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class SurvivalSplit:
+    """Hazard ratio per standard deviation with its 95 % interval, and a log-rank test at the median."""
+
+    hazard_ratio: Interval
+    cox_p: float
+    log_rank_p: float
+    n: int  # cases
+    events: int
+
+
+@dataclass(frozen=True, eq=False)
+class SurvivalCurve:
+    """Kaplan-Meier's estimate for a group of `n` cases with as many `slides`, and its 95 % band."""
+
+    group: str
+    n: int
+    slides: int
+    times: Floats
+    share: Floats
+    low: Floats
+    high: Floats
+
+
+def survival_of(
+    biomarker: npt.ArrayLike,
+    times: npt.ArrayLike,
+    events: npt.ArrayLike,
+    *,
+    cases: Sequence[str] | None,
+) -> SurvivalSplit:
+    """Cox regression on one biomarker, and a log-rank test of its halves (lifelines).
+
+    `cases` names the patient of each slide, whose mean counts once; None takes slides as independent.
+    """
+    x, t, e, _ = _case_outcomes(biomarker, times, events, cases)
+    import pandas as pd
+    from lifelines import CoxPHFitter
+    from lifelines.exceptions import ConvergenceError
+    from lifelines.statistics import logrank_test
+
+    scaled = (x - x.mean()) / x.std()
+    high = x > np.median(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # how lifelines calls pandas
+        try:
+            cox = CoxPHFitter().fit(pd.DataFrame({"x": scaled, "t": t, "e": e}), "t", "e")
+        except (ConvergenceError, np.linalg.LinAlgError):
+            raise InputError(
+                "Cox regression did not converge: the biomarker parts the events completely."
+            ) from None
+        row: Any = cox.summary.loc["x"]
+        halves = logrank_test(t[high], t[~high], e[high], e[~high])
+    ratio = Interval(
+        *(float(row[key]) for key in ("exp(coef)", "exp(coef) lower 95%", "exp(coef) upper 95%"))
+    )
+    return SurvivalSplit(ratio, float(row["p"]), float(halves.p_value), len(x), int(e.sum()))
+
+
+def survival_curves(
+    biomarker: npt.ArrayLike,
+    times: npt.ArrayLike,
+    events: npt.ArrayLike,
+    *,
+    cases: Sequence[str] | None,
+) -> list[SurvivalCurve]:
+    """Kaplan-Meier curves of the cases above the biomarker's median and of the others (lifelines)."""
+    x, t, e, slides = _case_outcomes(biomarker, times, events, cases)
+    from lifelines import KaplanMeierFitter
+
+    high, curves = x > np.median(x), []
+    for group, rows in (("above the median", high), ("up to the median", ~high)):
+        if not rows.any():
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            fitted = KaplanMeierFitter().fit(t[rows], e[rows])
+        share = fitted.survival_function_.iloc[:, 0]
+        band = fitted.confidence_interval_survival_function_.to_numpy(dtype=np.float64)
+        points = (np.asarray(values, dtype=np.float64) for values in (share.index, share, *band.T))
+        curves.append(SurvivalCurve(group, int(rows.sum()), int(slides[rows].sum()), *points))
+    return curves
+
+
+def _case_outcomes(
+    biomarker: npt.ArrayLike, times: npt.ArrayLike, events: npt.ArrayLike, cases: Sequence[str] | None
+) -> tuple[Floats, Floats, Floats, IntArray]:
+    """Biomarker, time, event and slides of each case that has all three; too few of them are refused."""
+    if find_spec("lifelines") is None:
+        raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.")
+    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
+    usable = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
+    units = [str(i) if cases is None else cases[i] for i in np.flatnonzero(usable).tolist()]
+    x, t, e = (unit_means(values[usable], units) for values in (x, t, e))
+    if not np.isin(e, (0.0, 1.0)).all():
+        raise InputError("The slides of a case must have one event, 0 or 1.")
+    if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
+        unit = "slides" if cases is None else "cases"
+        raise InputError(
+            f"Survival needs ten {unit}, three events and a biomarker that varies; here are {len(x)} {unit} "
+            f"and {int(e.sum())} events."
+        )
+    return x, t, e, np.array(list(Counter(units).values()), dtype=np.int64)
+
+
+def correlation_with(
+    biomarker: npt.ArrayLike, values: Sequence[Any], *, cases: Sequence[str] | None, seed: int = 0
+) -> Interval:
+    """Spearman's correlation with a numeric column over cases, with its bootstrap interval.
+
+    `cases` names the patient of each slide, whose means count once; None takes slides as independent.
+    """
+
+    x, y = np.asarray(biomarker, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    usable = np.isfinite(x) & np.isfinite(y)
+    units = [str(i) if cases is None else cases[i] for i in np.flatnonzero(usable).tolist()]
+    x, y = unit_means(x[usable], units), unit_means(y[usable], units)
+    if len(x) < 3:
+        return Interval(float("nan"), float("nan"), float("nan"))
+    statistics = {"spearman": partial(rank_correlation, first=x, second=y)}
+    return bootstrap(statistics, units=range(len(x)), seed=seed)["spearman"]

@@ -1,0 +1,302 @@
+"""Concepts: directions of the feature space that a cohort's patches are made of, and the relevance of each.
+
+A dictionary writes features as codes @ atoms + offset + residual, exactly. `kmeans` gives each patch its
+nearest centre; `nmf` (features that are never negative) and `topk` (a sparse autoencoder whose k strongest
+units speak) give it several concepts at once. Every patch score is split among the concepts and a rest.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from xmil.core.bag import FloatArray, IntArray
+from xmil.core.errors import InputError, bad_parameter, unknown_name
+from xmil.storage import load_arrays, save_arrays
+
+KINDS = ("kmeans", "nmf", "topk")
+SAMPLE = 50_000  # patches that a dictionary is fitted on, at most
+ACTIVE = 4  # units of a sparse autoencoder that speak for one patch
+STEPS, BATCH, RATE = 2_000, 256, 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """Atoms (k, d) with an offset (d,); `weights` and `biases` of the encoder for `topk`.
+
+    >>> x = np.repeat(np.eye(3, dtype=np.float32), 20, axis=0)
+    >>> dictionary = fit_dictionary(x, concepts=3, seed=0)
+    >>> dictionary.codes(x).shape, float(np.abs(dictionary.residual(x)).max()) < 1e-5
+    ((60, 3), True)
+    """
+
+    kind: str
+    atoms: FloatArray
+    offset: FloatArray
+    weights: FloatArray | None = None
+    biases: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.atoms)
+
+    def __repr__(self) -> str:
+        return f"Dictionary({self.kind}, {len(self)} concepts x {self.atoms.shape[1]} features)"
+
+    def codes(self, features: npt.ArrayLike) -> FloatArray:
+        """How much of each concept each patch has (n, k)."""
+        x = np.asarray(features, dtype=np.float32)
+        if x.ndim != 2 or x.shape[1] != self.atoms.shape[1]:
+            raise InputError(
+                f"The dictionary was fitted on features of width {self.atoms.shape[1]}. Got {x.shape}."
+            )
+        return _CODES[self.kind](self, x)
+
+    def residual(self, features: npt.ArrayLike, codes: FloatArray | None = None) -> FloatArray:
+        """What of the features the dictionary does not write (n, d)."""
+        x = np.asarray(features, dtype=np.float32)
+        rest = (self.codes(x) if codes is None else codes) @ self.atoms
+        rest += self.offset
+        np.subtract(x, rest, out=rest)
+        return np.asarray(rest, dtype=np.float32)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the dictionary as one NumPy file, whole or not at all."""
+        arrays = {"atoms": self.atoms, "offset": self.offset, "weights": self.weights, "biases": self.biases}
+        save_arrays(path, {k: v for k, v in arrays.items() if v is not None}, {"kind": self.kind})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Dictionary:
+        """Read what `save` wrote."""
+
+        def build(arrays: dict[str, Any], about: Any) -> Dictionary:
+            optional = {key: arrays[key] for key in ("weights", "biases") if key in arrays}
+            return cls(about["kind"], arrays["atoms"], arrays["offset"], **optional)
+
+        return load_arrays(path, build, "dictionary of concepts", "fit it again")
+
+
+def even_counts(sizes: npt.ArrayLike, *, limit: int = SAMPLE, seed: int = 0) -> IntArray:
+    """How many patches to draw from slides of these sizes: all of them, or `limit` in proportion.
+
+    >>> even_counts([100, 300], limit=8).tolist()
+    [2, 6]
+    """
+    n = np.asarray(sizes, dtype=np.int64)
+    total = int(n.sum())
+    if not total:
+        raise InputError("There are no patches to learn concepts from.")
+    if total <= limit:
+        return n
+    ends = np.concatenate([[0], np.cumsum(n)]) * (limit / total)
+    shifted = np.floor(ends + np.random.default_rng(seed).random())
+    return np.minimum(np.diff(shifted).astype(np.int64), n)
+
+
+def fit_dictionary(
+    sample: npt.ArrayLike, *, concepts: int = 20, kind: str = "kmeans", seed: int = 0
+) -> Dictionary:
+    """A dictionary of the sample (n, d); the same sample and seed give the same dictionary."""
+    x = np.ascontiguousarray(sample, dtype=np.float32)
+    if kind not in KINDS:
+        raise unknown_name("dictionary", kind, KINDS)
+    if x.ndim != 2 or len(x) < 2:
+        raise InputError(f"A dictionary is fitted on features (n, d) of two patches or more. Got {x.shape}.")
+    if not 1 <= concepts <= len(x):
+        raise bad_parameter("concepts", "fit_dictionary", f"an int in the range [1, {len(x)}]", concepts)
+    return _FITS[kind](x, concepts, seed)
+
+
+def _fit_kmeans(x: FloatArray, concepts: int, seed: int) -> Dictionary:
+    from sklearn.cluster import MiniBatchKMeans
+
+    fitted = MiniBatchKMeans(concepts, random_state=seed, batch_size=max(1024, 4 * concepts), n_init=5).fit(x)
+    return Dictionary("kmeans", fitted.cluster_centers_.astype(np.float32), np.zeros(x.shape[1], np.float32))
+
+
+def _fit_nmf(x: FloatArray, concepts: int, seed: int) -> Dictionary:
+    from sklearn.decomposition import MiniBatchNMF
+    from sklearn.exceptions import ConvergenceWarning
+
+    if float(x.min()) < 0:
+        raise InputError("NMF needs features that are never negative, and these are; use kmeans or topk.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted = MiniBatchNMF(concepts, random_state=seed, max_iter=100, batch_size=1024).fit(x)
+    return Dictionary("nmf", fitted.components_.astype(np.float32), np.zeros(x.shape[1], np.float32))
+
+
+def _fit_topk(x: FloatArray, concepts: int, seed: int) -> Dictionary:
+    offset = x.mean(axis=0)
+    scale = float(np.abs(x - offset).mean()) or 1.0
+    data = torch.from_numpy((x - offset) / scale)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(len(data), (concepts,), generator=generator)
+    atoms = torch.nn.functional.normalize(data[rows] + 1e-3, dim=1).requires_grad_(True)
+    weights = atoms.detach().clone().requires_grad_(True)
+    biases = torch.zeros(concepts, requires_grad=True)
+    optimiser = torch.optim.Adam([atoms, weights, biases], lr=RATE)
+    for _ in range(STEPS):
+        batch = data[torch.randint(len(data), (BATCH,), generator=generator)]
+        active = torch.relu(batch @ weights.T + biases)
+        top = active.topk(min(ACTIVE, concepts), dim=1)
+        codes = torch.zeros_like(active).scatter(1, top.indices, top.values)
+        loss = ((codes @ atoms - batch) ** 2).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    parts = [part.detach().numpy().astype(np.float32) for part in (atoms * scale, weights / scale, biases)]
+    return Dictionary("topk", parts[0], offset.astype(np.float32), parts[1], parts[2])
+
+
+def _codes_kmeans(dictionary: Dictionary, x: FloatArray) -> FloatArray:
+    far = (dictionary.atoms**2).sum(axis=1) - 2 * x @ dictionary.atoms.T
+    codes = np.zeros((len(x), len(dictionary)), dtype=np.float32)
+    codes[np.arange(len(x)), far.argmin(axis=1)] = 1.0
+    return codes
+
+
+def _codes_nmf(dictionary: Dictionary, x: FloatArray) -> FloatArray:
+    """Codes that lower the squared error, by multiplicative steps; the atoms stay."""
+    atoms = dictionary.atoms
+    gram, target = atoms @ atoms.T, np.maximum(x, 0) @ atoms.T
+    codes = target / np.maximum(np.diag(gram), 1e-12)
+    for _ in range(200):
+        codes *= target / np.maximum(codes @ gram, 1e-12)
+    return codes.astype(np.float32)
+
+
+def _codes_topk(dictionary: Dictionary, x: FloatArray) -> FloatArray:
+    assert dictionary.weights is not None and dictionary.biases is not None  # noqa: S101, PT018
+    active = np.maximum((x - dictionary.offset) @ dictionary.weights.T + dictionary.biases, 0)
+    keep = min(ACTIVE, len(dictionary))
+    top = np.argpartition(-active, keep - 1, axis=1)[:, :keep]
+    codes = np.zeros_like(active)
+    np.put_along_axis(codes, top, np.take_along_axis(active, top, axis=1), axis=1)
+    return codes.astype(np.float32)
+
+
+_FITS: dict[str, Callable[[FloatArray, int, int], Dictionary]] = {
+    "kmeans": _fit_kmeans,
+    "nmf": _fit_nmf,
+    "topk": _fit_topk,
+}
+_CODES: dict[str, Callable[[Dictionary, FloatArray], FloatArray]] = {
+    "kmeans": _codes_kmeans,
+    "nmf": _codes_nmf,
+    "topk": _codes_topk,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptShares:
+    """A patch's score is the sum of its row in `concepts` (n, k), `offset` (n,) and `residual` (n,).
+
+    `codes` (n, k) say how much of each concept a patch has.
+    """
+
+    concepts: FloatArray
+    offset: FloatArray
+    residual: FloatArray
+    codes: FloatArray
+
+    @property
+    def profile(self) -> FloatArray:
+        """Relevance of each concept over the whole slide (k,)."""
+        return np.asarray(self.concepts.sum(axis=0, dtype=np.float64), dtype=np.float32)
+
+
+def feature_weights(features: npt.ArrayLike, relevance: npt.ArrayLike) -> FloatArray:
+    """g = R / x: what a unit of each feature is worth (n, d); a feature of zero carries nothing.
+
+    >>> feature_weights([[2.0, 0.0]], [[1.0, 0.0]]).tolist()
+    [[0.5, 0.0]]
+    """
+    x, r = np.asarray(features, dtype=np.float32), np.asarray(relevance, dtype=np.float32)
+    if x.shape != r.shape:
+        raise InputError(f"Features {x.shape} and relevance {r.shape} must have one shape.")
+    size = np.abs(x)
+    large = size > np.float32(1e-7) * size.max(axis=1, keepdims=True, initial=0.0)
+    return np.divide(r, x, out=np.zeros_like(x), where=large)
+
+
+def split_scores(
+    dictionary: Dictionary,
+    features: npt.ArrayLike,
+    weights: npt.ArrayLike,
+    baseline: npt.ArrayLike = 0.0,
+) -> ConceptShares:
+    """Relevance through the dictionary: concept k of patch i gets code_ik * (atom_k . g_i).
+
+    With features = codes @ atoms + offset + residual the shares of a patch add up to x_i . g_i exactly, less
+    the `baseline` (n,): what patches that equal the baseline would have, which the offset gives up.
+    """
+    x, g = np.asarray(features, dtype=np.float32), np.asarray(weights, dtype=np.float32)
+    codes = dictionary.codes(x)
+    concepts = codes * (g @ dictionary.atoms.T)
+    residual = np.einsum("nd,nd->n", dictionary.residual(x, codes), g)
+    offset = g @ dictionary.offset - np.asarray(baseline, dtype=np.float32)
+    return ConceptShares(concepts, offset, residual, codes)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What deleting a concept did to a slide's output, and what had been expected.
+
+    `relevance` is minus the concept's share of the score; `predicted` is what the slope of the output at the
+    slide as it is says of the deletion.
+    """
+
+    slide: str
+    concept: int
+    relevance: float
+    predicted: float
+    measured: float
+
+
+def remove_concepts(
+    slide: str,
+    output: Callable[[FloatArray], float],
+    dictionary: Dictionary,
+    features: FloatArray,
+    shares: ConceptShares,
+    *,
+    slope: npt.ArrayLike,
+    concepts: Sequence[int],
+) -> list[Removal]:
+    """Delete each of the concepts from the slide and ask the model; `slope` (n, d) is its gradient there."""
+    x, g = np.asarray(features, dtype=np.float32), np.asarray(slope, dtype=np.float32)
+    before = output(x)
+    removals = []
+    for k in concepts:
+        code, atom = shares.codes[:, k], dictionary.atoms[k]
+        left = np.outer(-code, atom)
+        left += x
+        after = output(left)
+        predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
+        removals.append(Removal(slide, int(k), -float(shares.profile[k]), predicted, after - before))
+    return removals
+
+
+def removal_agreement(expected: npt.ArrayLike, measured: npt.ArrayLike) -> dict[str, float]:
+    """How often the output moved in the expected direction, and the correlation of the two.
+
+    >>> removal_agreement([-1.0, -2.0, 1.0], [-2.0, -4.0, 2.0])
+    {'agreement': 1.0, 'correlation': 1.0}
+    """
+    x, y = np.asarray(expected, dtype=np.float64), np.asarray(measured, dtype=np.float64)
+    varies = x.std() > 0 and y.std() > 0
+    correlation = float(np.corrcoef(x, y)[0, 1]) if varies else float("nan")
+    return {"agreement": float((x * y > 0).mean()), "correlation": correlation}
+
+
+def leading_concepts(profiles: npt.ArrayLike, top: int = 5) -> IntArray:
+    """The concepts with the most relevance of either sign over the slides (m, k), strongest first."""
+    total = np.abs(np.asarray(profiles, dtype=np.float64)).mean(axis=0)
+    return np.argsort(-total, kind="stable")[:top].astype(np.int64)

@@ -1,0 +1,546 @@
+"""The report of an insight run, one HTML file with its pictures inside, and the explanation card for hubs.
+
+Every number stands in a table of the run's folder, which is named beside it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from xmil.heatmaps import Html, bullets, image, join, letter_figure, page, table, tag
+from xmil.insights.biomarkers import SurvivalCurve
+from xmil.insights.shortcuts import Association
+from xmil.insights.strategies import Strategies
+
+CONCEPTS = 8  # in the report
+NAMED = 4  # strategies whose typical slides are named in the figure: more names lie on each other
+GREY = "#808080"  # can be read on white and on black
+GROUPS = ("#3aa66b", "#b06fd0", "#c9a227", "#5fb3b3", "#d9793a", "#3a8fd9", "#d0587e", "#8f8f8f")
+STYLE = """
+.short, .notes { background: var(--soft); border-radius: .5rem; padding: .6rem 1.2rem; margin: 1rem 0; }
+.short ul, .notes ul { padding-left: 1.1rem; margin: .3rem 0; }
+.notes { border-left: .3rem solid var(--mind); }
+.figures td { white-space: nowrap; } .figures td:first-child { white-space: normal; }
+.concepts { display: grid; grid-template-columns: repeat(auto-fill, minmax(29rem, 1fr)); gap: 1.4rem 2rem; }
+.concepts p { margin: .2rem 0; }
+.bar { background: var(--soft); height: .45rem; border-radius: .3rem; margin: .3rem 0; }
+.bar i { display: block; height: 100%; border-radius: .3rem; background: currentcolor; }
+.patches { display: grid; grid-template-columns: repeat(6, 1fr); gap: 4px; margin: .5rem 0;
+  max-width: 31rem; }
+.patches img { width: 100%; border-radius: 3px; }
+.suspects .patches { grid-template-columns: repeat(3, 4.5rem); }
+.suspects { display: flex; flex-wrap: wrap; gap: 0 1.5rem; } .suspects figure { margin: .4rem 0; }
+@media (max-width: 34rem) { .concepts { grid-template-columns: 1fr; } }
+@media print { .concepts > div { break-inside: avoid; } }
+"""
+UNTESTED = "not tested: run xmil evaluate and give its folder"
+UNCHECKED = "not tested: give the model"
+UNCORRECTED = "p is not corrected for the number of rows"
+INDEPENDENT = "unknown: slides are taken as independent (no case_id)"
+LIMITS = (
+    "An explanation is about the model, not the disease.",
+    "Concepts are directions of the encoder's features; their names are the reader's.",
+    "An association is not a cause: a shortcut is a lead to look at, with its slides.",
+    "A biomarker from a map is no better than the prediction beside it until it is tested on other data.",
+    "For research use only: not a medical device.",
+)
+BIOMARKERS = {
+    "strong_share": "share of patches that clearly support the class: above the cohort's own threshold",
+    "supporting_share": "share of patches that score above zero, however little",
+    "agreed_share": "share of patches that most models count as support, and none counts against",
+    "masked_share": "share of patches whose masked mean over the models is above zero",
+    "positive_relevance_share": "support as a share of all score, for and against",
+    "hot_regions": "connected groups of supporting patches",
+    "largest_region": "patches in the largest of these groups",
+    "mixing": "share of neighbouring pairs of which one patch supports and the other opposes",
+    "region_strong_share": "strong share within the annotations",
+    "region_supporting_share": "supporting share within the annotations",
+    "tapas": "share of annotated patches whose masked mean over the models is above zero",
+    "plain output": "what the model says without any map: a biomarker has to beat this",
+}
+STABILITY = {
+    "models": "models or runs that were compared",
+    "sign agreement": "share of the models on the commoner side of zero; 0.5 is chance, 1 is full agreement",
+    "rank correlation": "of the maps of two models, mean over pairs; 0 is chance",
+    "kept share": "share of patches that the mask keeps",
+    "mean spread": "standard deviation of a patch's score over the models",
+    "largest model share": "largest part of all absolute score that one model gives",
+}
+ACCOUNT = {
+    "output": "the explained output",
+    "instances": "given to patches: the map",
+    "class_token": "reached the class token",
+    "bias": "reached added constants",
+    "epsilon": "swallowed by stabilisers",
+    "other": "unexplained; must be near zero",
+    "baseline": "what a bag of baseline patches would get",
+    "cut": "stopped at constants that depend on the input",
+}
+MEASURES = {
+    "aupc": "mean output while patches are taken out, the highest first: lower is better",
+    "srg": "lowest first less highest first: higher is better, 0 is chance",
+    "sufficiency": "mean output while patches are added, the highest first: higher is better",
+    "flips": "share of slides whose decision changes while patches are taken out",
+    "flipped_at_zero": "share of slides whose decision is gone once all support is out",
+}
+
+
+@dataclass(frozen=True)
+class ConceptRow:
+    """One concept over the cohort: mean relevance, mean absolute relevance, slides in which it leads."""
+
+    concept: int
+    relevance: float
+    strength: float
+    leads: int
+    pictures: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """Everything an insight run found; the report and the card are made of this alone."""
+
+    title: str
+    about: Mapping[str, Any]
+    concepts: Sequence[ConceptRow]
+    slides: Sequence[str]
+    target: str = "the target"  # in words
+    strategies: Strategies | None = None
+    accuracy: Sequence[float] = ()
+    shortcuts: Sequence[Association] = ()
+    cases: int | None = None  # None: nothing says which slides are of one patient
+    untested: Mapping[str, str] = field(default_factory=dict)  # columns, and why they cannot be tested
+    suspects: Sequence[tuple[str, bytes]] = ()  # patches of the slides that the first shortcut names
+    removals: Mapping[str, float] = field(default_factory=dict)
+    biomarkers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    stability: Mapping[str, float] = field(default_factory=dict)
+    audit: Mapping[str, float] = field(default_factory=dict)
+    faithfulness: Mapping[str, str] = field(default_factory=dict)
+    sanity: Mapping[str, str] = field(default_factory=dict)
+    curves: Mapping[str, Sequence[SurvivalCurve]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def report_html(findings: Findings) -> str:
+    """The report as one page: the findings in a line each, then a section for each kind."""
+    facts = [[key, _short(value)] for key, value in findings.about.items() if value]
+    sections = {
+        "Concepts": _concepts(findings),
+        "Strategies": _strategies(findings),
+        "Shortcuts": _shortcuts(findings),
+        "Biomarkers": _biomarkers(findings),
+        "Survival": _survival(findings.curves),
+        "Trust": _trust(findings),
+        "Limits": _limits(),
+        "Details": join([tag("h2", "Details"), table(facts, head=("what", "which"), kind="words")]),
+    }
+    filled = {name: part for name, part in sections.items() if part}
+    title = f"What the model looks at: {findings.title}"
+    data = findings.about.get("data") or f"{len(findings.slides)} slides"
+    notes = tag("div", tag("b", "Mind this"), bullets(findings.notes), kind="notes")
+    return page(
+        title,
+        tag("h1", title),
+        _small(data),
+        tag("div", bullets(_in_short(findings)), kind="short"),
+        notes if findings.notes else "",
+        tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in filled), kind="small"),
+        *(tag("section", part, id=name.lower()) for name, part in filled.items()),
+        style=STYLE,
+    )
+
+
+def verdict(findings: Findings) -> str:
+    """One sentence on shortcuts."""
+    shortcuts = [a for a in findings.shortcuts if a.is_shortcut]
+    tested = [a for a in findings.shortcuts if not a.tissue]
+    if not tested:
+        return "Shortcuts were not looked for: no columns or pictures were given that could show one."
+    if not shortcuts:
+        return f"No shortcut was found in {len(tested)} tests."
+    first = shortcuts[0]
+    return (
+        f"Look at this first: {first.cause} goes with what the model uses ({first.measure} "
+        f"{first.effect:.2f} over {first.extent}, corrected p = {first.corrected:.3g})."
+    )
+
+
+def _short(value: Any) -> str:
+    """A number with three digits, anything else as it is."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _small(*parts: object) -> Html:
+    return tag("p", *parts, kind="small")
+
+
+def _in_short(findings: Findings) -> list[object]:
+    """The findings in a line each."""
+    lines: list[object] = [tag("b", verdict(findings))]
+    if findings.concepts:
+        first = findings.concepts[:5]
+        total = sum(row.strength for row in findings.concepts) or 1.0
+        share = sum(row.strength for row in first) / total
+        lines.append(
+            f"{100 * share:.0f} % of the relevance lies in {len(first)} of {len(findings.concepts)} "
+            f"concepts: {', '.join(str(row.concept) for row in first)}."
+        )
+    if findings.strategies is not None:
+        lines.append(_ways(findings.strategies))
+    sanity = findings.sanity.get("weights drawn anew")
+    if sanity:
+        lines.append(f"Sanity test with new weights: {sanity.split(';')[0]}.")
+    lines.append(f"Faithfulness {'was measured: see Trust' if findings.faithfulness else f'was {UNTESTED}'}.")
+    return lines
+
+
+def _ways(s: Strategies) -> str:
+    if s.count == 1:
+        return "All slides are decided for similar reasons."
+    return f"Slides are decided in {s.count} ways (silhouette {_short(s.silhouette)})."
+
+
+def _patches(pictures: Sequence[bytes], words: str) -> Html:
+    return tag("div", *(image(data, words) for data in pictures), kind="patches") if pictures else Html()
+
+
+def _concepts(findings: Findings) -> Html:
+    if not findings.concepts:
+        return Html()
+    total = sum(row.strength for row in findings.concepts) or 1.0
+    cards = []
+    for row in findings.concepts[:CONCEPTS]:
+        side, does = ("for", "adds {} to") if row.relevance > 0 else ("against", "takes {} from")
+        share = f"{100 * row.strength / total:.0f}"
+        cards.append(
+            tag(
+                "div",
+                tag(
+                    "h3",
+                    f"Concept {row.concept} ",
+                    tag("span", f"speaks {side} {findings.target}", kind=side),
+                ),
+                tag("div", tag("i", style=f"width:{share}%"), kind=f"bar {side}"),
+                _small(
+                    f"{share} % of the relevance; {does.format(_short(abs(row.relevance)))} a slide's output "
+                    f"on average; leads in {row.leads} of {len(findings.slides)} slides"
+                ),
+                _patches(row.pictures, f"concept {row.concept}"),
+            )
+        )
+    more = len(findings.concepts) - len(cards)
+    return join([
+        tag("h2", "Concepts"),
+        tag(
+            "p",
+            "A concept is a kind of patch, or a part of what patches show, that the encoder tells from "
+            "others. The model's output is shared out among them. Each is shown by the patches in which it "
+            "counts most.",
+        ),
+        tag("div", *cards, kind="concepts"),
+        tag("p", f"{_deletions(findings.removals)} (removals.csv).") if findings.removals else "",
+        _small(
+            f"{more} further concepts are in the tables: " if more else "",
+            "concepts.csv, profiles.csv; larger sheets in atlas/",
+        ),
+    ])  # fmt: skip
+
+
+def _deletions(removals: Mapping[str, float]) -> str:
+    ways = [
+        f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
+        f"(correlation {_short(removals[f'correlation{end}'])})"
+        for who, end in (("the output's slope", ""), ("relevance", " of relevance"))
+    ]
+    return (
+        f"Does the model need them? Deleting leading concepts, {int(removals['n'])} trials, moved the output "
+        f"in the direction {', and in the one '.join(ways)}"
+    )
+
+
+def _strategies(findings: Findings) -> Html:
+    s = findings.strategies
+    if s is None:
+        return Html()
+    has_accuracy = np.isfinite(np.asarray(findings.accuracy, dtype=np.float64)).any()
+    rows = []
+    for k in range(s.count):
+        right = findings.accuracy[k] if has_accuracy else float("nan")
+        accuracy = ["" if np.isnan(right) else f"{100 * right:.0f} %"] if has_accuracy else []
+        typical = findings.slides[int(s.representatives[k])]
+        rows.append([k, int((s.labels == k).sum()), *accuracy, ", ".join(map(str, s.leaders[k])), typical])
+    accuracy = ["decided rightly"] if has_accuracy else []
+    return join([
+        tag("h2", "Strategies"),
+        tag(
+            "p",
+            "A strategy is a group of slides whose output is made of the same mix of concepts. ", _ways(s),
+        ),
+        table(rows, head=["strategy", "slides", *accuracy, "leading concepts", "typical slide"]),
+        _strategy_figure(s, findings.slides),
+        _small("strategies.csv"),
+    ])  # fmt: skip
+
+
+def _shortcuts(findings: Findings) -> Html:
+    reasons = "; ".join(f"{name} ({why})" for name, why in findings.untested.items())
+    left = _small(f"Not asked about: {reasons}.") if reasons else Html()
+    if not findings.shortcuts:
+        return join([tag("h2", "Shortcuts"), tag("p", verdict(findings)), left]) if left else Html()
+    causes = [a for a in findings.shortcuts if not a.tissue]
+    tissue = [a for a in findings.shortcuts if a.tissue]
+    head = ("cause", "asked per", "measure", "effect", "corrected p", "slides", "cases", "slides to look at")
+    rows = [
+        [a.cause, a.level, a.measure, *_figures(a), ", ".join(a.slides[:3]) if a.is_shortcut else ""]
+        for a in causes
+    ]
+    unit = "slides" if findings.cases is None else "cases"
+    parts: list[object] = [
+        tag("h2", "Shortcuts"),
+        tag(
+            "p",
+            "Does what the model uses go with how a slide was made? Slides of one label are compared, so "
+            f"that a site with more cases is no shortcut by itself. A finding is bold. {_unit(findings)}",
+        ),
+    ]
+    if causes:
+        parts.append(table(rows, head=head, kind="words", marked=[a.is_shortcut for a in causes]))
+    if findings.suspects:
+        parts += [
+            tag("p", "Strongest patches of the slides that show it most:"),
+            _suspects(findings.suspects),
+        ]
+    parts.append(left)
+    if tissue:
+        parts += [
+            _small(
+                "Tissue has these, too, so that they are listed and never called a shortcut (mean rank "
+                "correlation with the score within slides):"
+            ),
+            table(
+                [[a.cause, *_figures(a)] for a in tissue],
+                head=("property", "effect", "corrected p", "slides", "cases"),
+            ),
+        ]
+    source = (
+        f"shortcuts.csv; p from permutations of {unit} within labels, corrected by Holm's method; a shortcut "
+        "is called where p < 0.01 and a tenth of the rank variance is explained."
+    )
+    return join([*parts, _small(source)])
+
+
+def _unit(findings: Findings) -> str:
+    """What counts once in tests and intervals."""
+    if findings.cases is None:
+        return "Slides are taken as independent: no case_id says which are of one patient."
+    slides = len(findings.slides)
+    return f"{slides} slides of {findings.cases} cases: a patient counts once, however many slides."
+
+
+def _figures(a: Association) -> tuple[str, str, str, str]:
+    return f"{a.effect:.2f}", f"{a.corrected:.2g}", str(a.n), "" if a.cases is None else str(a.cases)
+
+
+def _suspects(patches: Sequence[tuple[str, bytes]]) -> Html:
+    """The patches of each slide under its name."""
+    figures = []
+    for slide in dict.fromkeys(slide for slide, _ in patches):
+        pictures = [data for name, data in patches if name == slide]
+        figures.append(tag("figure", tag("figcaption", slide), _patches(pictures, f"patch of {slide}")))
+    return tag("div", *figures, kind="suspects")
+
+
+def _biomarkers(findings: Findings) -> Html:
+    if not findings.biomarkers:
+        return Html()
+    has_p = any("p of it" in row for row in findings.biomarkers.values())
+    return join([
+        tag("h2", "Biomarkers from the maps"),
+        tag(
+            "p",
+            "One number per slide, made from its map; the last row is the prediction without a map. "
+            f"{_unit(findings)}",
+        ),
+        _glossary(findings.biomarkers, BIOMARKERS),
+        _small(f"biomarkers.csv, slides.csv{f'; {UNCORRECTED}' if has_p else ''}"),
+    ])  # fmt: skip
+
+
+def _trust(findings: Findings) -> Html:
+    """How far the maps can be trusted: faithfulness, sanity, stability, the account of the output."""
+    faithful = {name: {"mean (95 % interval)": value} for name, value in findings.faithfulness.items()}
+    meanings = {name: MEASURES.get(name.split(",")[0], "") for name in faithful}
+    sane = {name: {"": value} for name, value in findings.sanity.items()}
+    stable = {name: {"mean": _short(value)} for name, value in findings.stability.items()}
+    sizes = {name.removeprefix("size of "): {"mean size": _short(v)} for name, v in findings.audit.items()}
+    parts = (
+        (
+            "Faithfulness", _glossary(faithful, meanings), f"{UNTESTED.capitalize()}.",
+            "summary.csv of the evaluation",
+        ),
+        ("Sanity", _glossary(sane, {}, kind="words"), f"{UNCHECKED.capitalize()}.", "sanity.csv"),
+        (
+            "Stability across the models", _glossary(stable, STABILITY), "",
+            "stability.csv; maps in consensus/",
+        ),
+        ("Where the output went", _glossary(sizes, ACCOUNT), "", "slides/<slide_id>.json"),
+    )  # fmt: skip
+    lines: list[object] = [tag("h2", "How far the maps can be trusted")]
+    for title, rows, otherwise, source in parts:
+        if rows:
+            lines += [tag("h3", title), rows, _small(source)]
+        elif otherwise:
+            lines += [tag("h3", title), tag("p", otherwise)]
+    return join(lines)
+
+
+def _glossary(
+    rows: Mapping[str, Mapping[str, str]], meanings: Mapping[str, str], *, kind: str = "figures"
+) -> Html:
+    """A table whose first column says in small letters what a row is; empty without rows."""
+    if not rows:
+        return Html()
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    lines = []
+    for name, row in rows.items():
+        meaning = tag("small", meanings[name]) if meanings.get(name) else ""
+        lines.append([join([name.replace("_", " "), meaning]), *(row.get(column, "") for column in columns)])
+    return table(lines, head=["", *columns], kind=kind)
+
+
+def _limits() -> Html:
+    return join([tag("h2", "Limits"), bullets(LIMITS)])
+
+
+# Figures: PNGs inside the page, transparent, in colours for light pages and dark ones.
+
+
+def _strategy_figure(s: Strategies, slides: Sequence[str]) -> Html:
+    """Slides in the plane of their profiles, coloured by strategy; a ring marks the typical slide of each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for k in range(s.count):
+        own, colour = s.labels == k, GROUPS[k % len(GROUPS)]
+        x, y = s.embedding[own].T
+        axis.scatter(x, y, color=colour, s=22, label=f"strategy {k} ({int(own.sum())} slides)")
+        typical = int(s.representatives[k])
+        place = (float(s.embedding[typical, 0]), float(s.embedding[typical, 1]))
+        axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=GREY, linewidths=1.5)
+        if s.count <= NAMED:  # the table names them all
+            axis.annotate(
+                slides[typical], place, xytext=(6, 6), textcoords="offset points", color=GREY, fontsize=8
+            )
+    axis.set(xlabel="first direction of the profiles", ylabel="second direction")
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False, labelcolor=GREY)
+    return _transparent(figure, "slides by their profile over concepts")
+
+
+def _survival(curves: Mapping[str, Sequence[SurvivalCurve]]) -> Html:
+    """Kaplan-Meier curves with their bands, a panel for each biomarker; empty without any."""
+    from matplotlib.figure import Figure
+
+    if not curves:
+        return Html()
+    figure = Figure(figsize=(4.6 * len(curves), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axis, (name, groups) in zip(panels, curves.items(), strict=True):
+        for colour, curve in zip(GROUPS, groups, strict=False):
+            patients = "" if curve.n == curve.slides else f"{curve.n} cases, "
+            words = f"{curve.group} ({patients}{curve.slides} slides)"
+            axis.step(curve.times, curve.share, where="post", color=colour, label=words)
+            axis.fill_between(
+                curve.times, curve.low, curve.high, step="post", color=colour, alpha=0.2, linewidth=0
+            )
+        axis.set(ylim=(0, 1.02), xlabel="time", ylabel="share without the event")
+        axis.set_title(name.replace("_", " "), color=GREY, fontsize=10)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18)}
+        axis.legend(fontsize=8, frameon=False, labelcolor=GREY, **place)
+    picture = _transparent(figure, "Kaplan-Meier curves")
+    return join([tag("h2", "Survival"), picture, _small("Kaplan-Meier with 95 % bands; survival.csv")])
+
+
+def _transparent(figure: Any, words: str) -> Html:
+    for axis in figure.axes:
+        axis.patch.set_alpha(0)
+        axis.tick_params(colors=GREY)
+        axis.spines[:].set_color(GREY)
+        for part in (axis.xaxis, axis.yaxis):
+            part.label.set_color(GREY)
+    stream = io.BytesIO()
+    letter_figure(figure)
+    figure.savefig(stream, format="png", dpi=110, transparent=True)
+    return tag("figure", image(stream.getvalue(), words))
+
+
+# The explanation card: what was explained, how, and how far it can be trusted; for model hubs.
+
+
+def card(findings: Findings) -> dict[str, Any]:
+    """The card's entries by name."""
+    return {
+        "title": findings.title,
+        **findings.about,
+        "slides": len(findings.slides),
+        "cases": INDEPENDENT if findings.cases is None else findings.cases,
+        "account": dict(findings.audit),
+        "faithfulness": dict(findings.faithfulness) or UNTESTED,
+        "sanity": dict(findings.sanity) or UNCHECKED,
+        "concepts": len(findings.concepts),
+        "strategies": None if findings.strategies is None else findings.strategies.count,
+        "shortcuts": [str(a) for a in findings.shortcuts if a.is_shortcut],
+        "shortcuts_asked": list(dict.fromkeys(a.cause for a in findings.shortcuts if not a.tissue)),
+        "shortcuts_not_asked": [f"{name}: {why}" for name, why in findings.untested.items()],
+        "concept_removal": dict(findings.removals),
+        "stability": dict(findings.stability),
+        "notes": list(findings.notes),
+        "limits": list(LIMITS),
+    }
+
+
+def card_json(findings: Findings) -> str:
+    """The card as JSON."""
+    return json.dumps(card(findings), indent=2, default=str) + "\n"
+
+
+def card_markdown(findings: Findings) -> str:
+    """The card for a model hub's README."""
+    lines = [f"# Explanation card: {findings.title}", ""]
+    for name, value in _card_entries(findings):
+        if isinstance(value, list):
+            lines += [f"**{name}**", "", *(f"- {item}" for item in value), ""]
+        else:
+            lines += [f"**{name}**: {value}", ""]
+    return "\n".join([*lines, "**limits**", "", *(f"- {limit}" for limit in LIMITS), ""])
+
+
+def card_html(findings: Findings) -> str:
+    """The card as a page."""
+    title = f"Explanation card: {findings.title}"
+    rows = []
+    for name, value in _card_entries(findings):
+        lines = value if isinstance(value, list) else [value]
+        rows.append([tag("b", name), join(lines, "<br>")])
+    return page(title, tag("h1", title), table(rows, kind="words"), _limits())
+
+
+def _card_entries(findings: Findings) -> list[tuple[str, str | list[str]]]:
+    """What a reader is shown, in words: no empty entries; title and limits have places of their own."""
+    entries: list[tuple[str, str | list[str]]] = []
+    for key, value in card(findings).items():
+        if key in ("title", "limits") or value in (None, [], {}):
+            continue
+        words: str | list[str] = _short(value)
+        if isinstance(value, Mapping):
+            words = [f"{k}: {_short(v)}" for k, v in value.items()]
+        elif isinstance(value, list):
+            words = [str(item) for item in value]
+        entries.append((key.replace("_", " "), words))
+    return entries

@@ -1,0 +1,429 @@
+"""Shortcuts: does what the model looks at go with how a slide was made?
+
+Two questions. Per slide: does the explained output go with a column of acquisition (site, scanner, stain), or
+with ink and light in the picture, among slides of one label? Per patch: within slides, does ink carry more
+relevance than the rest? Effects are rank correlations or the share of rank variance between groups; p-values
+come from permutations, within labels, and are corrected over all questions (Holm).
+
+Patients are the unit: a site's five slides of one patient are one piece of evidence, not five. Each case
+weighs as much as any other; permutations exchange whole cases, and slides within their case.
+
+Properties that tissue has, too (brightness, hue, focus), are listed and never called a shortcut: a model that
+knows its cells goes with them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import InputError, bad_parameter
+from xmil.core.text import counted
+from xmil.evaluate.statistics import holm, permutation_p, sign_flip_p, spearman, unit_means
+
+DRAWS = 5000
+LEVEL = 0.01
+LEAST = 0.1  # share of rank variance between slides, or mean correlation within: less is no shortcut
+FEWEST = 8  # cases that a question needs
+UNFIXED = ", label not held fixed"
+INK = ("blue ink", "green ink", "red ink", "black ink")
+LIGHT = "tint of the light"
+TISSUE = ("brightness", "saturation", "redness", "blueness", "focus")
+LEAST_INK = 0.02  # of a patch's pixels; less is dark nuclei
+BRIGHTEST, LEAST_LIGHT = 0.01, 0.6  # share of a slide's pixels; how bright they are where there is no tissue
+HUES = {  # hue in degrees from, to; how saturated and how dark ink is beside stained tissue
+    "blue ink": (195.0, 255.0),
+    "green ink": (75.0, 175.0),
+    "red ink": (345.0, 15.0),
+}
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+
+# What a patch looks like. Ink and the light's colour (the brightest pixels of a slide, which hold no tissue)
+# say how a slide was made. Brightness, saturation, hue and focus of a patch depend on its cells as well.
+
+
+def appearance(patch: Pixels) -> dict[str, float]:
+    """Numbers that describe a patch (h, w, 3) and say nothing of its cells.
+
+    >>> numbers = appearance(np.full((8, 8, 3), (20, 60, 200), dtype=np.uint8))
+    >>> numbers["blue ink"], numbers["green ink"], round(numbers["brightness"], 2)
+    (1.0, 0.0, 0.37)
+    """
+    x = np.asarray(patch, dtype=np.float64) / 255
+    high, low = x.max(axis=2), x.min(axis=2)
+    chroma = high - low
+    saturation = np.where(high > 0, chroma / np.maximum(high, 1e-9), 0.0)
+    hue = _hue(x, high, chroma)
+    numbers = {
+        "brightness": float(x.mean()),
+        "saturation": float(saturation.mean()),
+        "redness": float((x[..., 0] - x[..., 1:].mean(axis=2)).mean()),
+        "blueness": float((x[..., 2] - x[..., :2].mean(axis=2)).mean()),
+        "focus": _focus(x.mean(axis=2)),
+        "black ink": float(((high < 0.22) & (chroma < 0.12)).mean()),
+    }
+    for name, (start, end) in HUES.items():
+        inside = (hue >= start) & (hue <= end) if start < end else (hue >= start) | (hue <= end)
+        vivid = saturation > (0.65 if name == "red ink" else 0.45)
+        numbers[name] = float((inside & vivid & (chroma > 0.25)).mean())
+    return numbers | {name: numbers[name] if numbers[name] >= LEAST_INK else 0.0 for name in INK}
+
+
+@dataclass(frozen=True)
+class Light:
+    """The light on a slide: red and blue against green, strength; and the stain that is measured against it.
+
+    `stain` is the mean optical density of each colour beside the light's own: it tells tissue, not the light.
+    """
+
+    colour: tuple[float, float, float]
+    stain: tuple[float, float, float]
+
+
+def light(patches: npt.ArrayLike) -> Light:
+    """The light on patches (m, h, w, 3) of a slide, from its brightest pixels; nan where none is bright.
+
+    A tint colours the empty glass, too; tissue does not.
+
+    >>> pink = light(np.full((4, 8, 8, 3), (250, 225, 250), dtype=np.uint8))
+    >>> [round(part, 2) for part in pink.colour], pink.stain
+    ([0.11, 0.11, 0.95], (0.0, 0.0, 0.0))
+    """
+    x = np.log(np.maximum(np.asarray(patches, dtype=np.float64).reshape(-1, 3) / 255, 1 / 255))
+    order = np.argsort(-x.mean(axis=1), kind="stable")
+    top = x[order[: max(1, round(BRIGHTEST * len(x)))]].mean(axis=0)
+    strength = float(np.exp(top).mean())
+    if strength < LEAST_LIGHT:
+        return Light((float("nan"),) * 3, (float("nan"),) * 3)
+    red, green, blue = (float(part) for part in top)
+    stain = [float(part) for part in np.maximum(top - x, 0).mean(axis=0)]
+    return Light((red - green, blue - green, strength), (stain[0], stain[1], stain[2]))
+
+
+def _hue(x: Floats, high: Floats, chroma: Floats) -> Floats:
+    r, g, b = (x[..., i] for i in range(3))
+    safe = np.maximum(chroma, 1e-9)
+    hue = np.where(high == r, (g - b) / safe % 6, np.where(high == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    return np.asarray(np.where(chroma > 0, 60 * hue, 0.0))
+
+
+def _focus(grey: Floats) -> float:
+    """The Laplacian's spread relative to that of the grey values: low where the patch is blurred."""
+    if min(grey.shape) < 3:
+        return 0.0
+    inner = grey[1:-1, 1:-1]
+    laplacian = grey[:-2, 1:-1] + grey[2:, 1:-1] + grey[1:-1, :-2] + grey[1:-1, 2:] - 4 * inner
+    return float(laplacian.std() / max(float(grey.std()), 1e-3))
+
+
+# What goes with what the model uses.
+
+
+@dataclass(frozen=True)
+class Association:
+    """How strongly a cause goes with what the model looks at.
+
+    `effect` is in the range [-1, 1] for numbers (rank correlation) and [0, 1] for groups (share of rank
+    variance). `slides` are those that show it most. `tissue` says that tissue has the property, too.
+    `cases` is the number of patients behind the `n` slides; None if slides were taken as independent.
+    """
+
+    cause: str
+    level: str
+    measure: str
+    effect: float
+    p: float
+    n: int
+    corrected: float = float("nan")
+    slides: tuple[str, ...] = ()
+    tissue: bool = False
+    cases: int | None = None
+
+    @property
+    def is_shortcut(self) -> bool:
+        """Whether it is both sure and large enough to be called a shortcut."""
+        squared = self.level == "slide" and "correlation" in self.measure
+        size = self.effect**2 if squared else abs(self.effect)
+        return not self.tissue and self.corrected < LEVEL and size >= LEAST
+
+    @property
+    def extent(self) -> str:
+        """The slides and cases behind the numbers, in words."""
+        return f"{self.n} slides" + ("" if self.cases is None else f" of {counted(self.cases, 'case')}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cause}: {self.measure} {self.effect:.2f} over {self.extent} "
+            f"(p = {self.corrected:.3g}, corrected)"
+        )
+
+
+def slide_associations(
+    values: npt.ArrayLike,
+    columns: Mapping[str, Sequence[Any]],
+    slides: Sequence[str],
+    *,
+    cases: Sequence[str] | None,
+    labels: Sequence[Any] | None = None,
+    beside: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> list[Association]:
+    """Test columns of the cohort against one number per slide, such as the explained output.
+
+    `cases` names the patient of each slide; None takes slides as independent. With `labels` only slides of
+    one label are compared, so that a site with more cases is not a shortcut by itself; slides without a label
+    are left out. A column that says no more than the label cannot be told from it: its measure says so. Cells
+    are words, numbers, or tuples of numbers, which are tested together. `beside` holds numbers by cause that
+    may explain its effect, such as the amount of stain for the light: what they explain is taken out first.
+
+    >>> site, names = ["a"] * 10 + ["b"] * 10, [str(i) for i in range(20)]
+    >>> (site,) = slide_associations(range(20), {"site": site}, names, cases=None)
+    >>> site.cause, round(site.effect, 2)
+    ('site', 0.74)
+    """
+    y = np.asarray(values, dtype=np.float64)
+    if draws < 100:
+        raise bad_parameter("draws", "slide_associations", "an int in the range [100, inf)", draws)
+    if y.ndim != 1 or len(y) != len(slides):
+        raise InputError(f"There must be one value per slide ({len(slides)}). Got shape {y.shape}.")
+    units = slides if cases is None else cases
+    strata = _group_codes([""] * len(y) if labels is None else labels)
+    labelled = np.array([labels is None or _has_value(labels[i]) for i in range(len(y))])
+    associations = []
+    for name, cells in columns.items():
+        filled = np.array([_has_value(cell) for cell in cells])
+        rows = np.flatnonzero(filled & np.isfinite(y) & labelled).tolist()
+        tested, own = [cells[i] for i in rows], [units[i] for i in rows]
+        if why_untested(tested, None if cases is None else own) is not None:
+            continue
+        other = np.array(beside[name], dtype=np.float64)[rows] if beside and name in beside else None
+        association = _test_column(
+            y[rows], tested, strata[rows], own, [slides[i] for i in rows],
+            name=name, other=other, draws=draws, seed=seed,
+        )  # fmt: skip
+        if association is not None:
+            known_cases = None if cases is None else len(set(own))
+            associations.append(replace(association, cases=known_cases))
+    return associations
+
+
+def why_untested(cells: Sequence[Any], cases: Sequence[str] | None = None) -> str | None:
+    """Why a column cannot be tested; None where it can.
+
+    >>> why_untested(["north"] * 20), why_untested(["north", None, "south"])
+    ('the same on all slides', 'known of 2 slides, and 8 are needed')
+    >>> why_untested(["north", "south"] * 10, cases=list("aabbc") * 4)
+    'known of 3 cases, and 8 are needed'
+    """
+    rows = [i for i, cell in enumerate(cells) if _has_value(cell)]
+    filled = [cells[i] for i in rows]
+    unit, units = ("slide", len(rows)) if cases is None else ("case", len({cases[i] for i in rows}))
+    if units < FEWEST:
+        return f"known of {counted(units, unit)}, and {FEWEST} are needed"
+    values = len(set(map(str, filled)))
+    if values == 1:
+        return "the same on all slides"
+    if _as_numbers(filled) is None and values - 1 > units // 2:
+        return f"nearly every {unit} has a value of its own"
+    return None
+
+
+def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.ArrayLike]) -> dict[str, float]:
+    """Rank correlation of a slide's relevance with each property of its patches; nan for constants.
+
+    For ink it is the amount of relevance, whatever its sign: a model that ignores ink gives it little.
+    """
+    signed = np.asarray(relevance, dtype=np.float64)
+    correlations = {}
+    for name, column in statistics.items():
+        x, y = np.abs(signed) if name in INK else signed, np.asarray(column, dtype=np.float64)
+        usable = len(x) > 2 and bool(np.isfinite(y).all())
+        correlations[name] = spearman(x, y) if usable else float("nan")
+    return correlations
+
+
+def patch_associations(
+    correlations: Sequence[Mapping[str, float]],
+    slides: Sequence[str],
+    *,
+    cases: Sequence[str] | None,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> list[Association]:
+    """Test properties of the picture against relevance, from the correlations within each slide.
+
+    Where a property does not vary inside a slide, that slide says nothing. `cases` names the patient of each
+    slide, whose mean correlation counts; None takes slides as independent. The null hypothesis is that the
+    sign of a case's correlation is a coin's: signs are flipped at random. Ink is a shortcut where it carries
+    more relevance than the rest, so that only a positive correlation with the amount counts.
+    """
+    names = list(dict.fromkeys(name for row in correlations for name in row))
+    units = slides if cases is None else cases
+    rng = np.random.default_rng(seed)
+    associations = []
+    for name in names:
+        rows = [i for i, row in enumerate(correlations) if np.isfinite(row.get(name, np.nan))]
+        values, own = np.array([correlations[i][name] for i in rows]), [units[i] for i in rows]
+        if len(set(own)) < FEWEST:
+            continue
+        tissue = name in TISSUE
+        p = sign_flip_p(values, units=own, rng=rng, draws=draws, two_sided=tissue)
+        strongest = np.argsort(-np.abs(values), kind="stable")[:5]
+        associations.append(
+            Association(
+                name, "patch", f"mean rank correlation{'' if tissue else ' with the amount of relevance'}",
+                float(unit_means(values, own).mean()), p, len(values),
+                slides=tuple(slides[rows[i]] for i in strongest), tissue=tissue,
+                cases=None if cases is None else len(set(own)),
+            )
+        )  # fmt: skip
+    return associations
+
+
+def rank_associations(associations: Sequence[Association]) -> list[Association]:
+    """All questions with their corrected p-values, the surest and strongest first."""
+    corrected = []
+    for tissue in (False, True):
+        own = [a for a in associations if a.tissue == tissue]
+        if own:
+            adjusted = holm([a.p for a in own])
+            corrected += [replace(a, corrected=float(p)) for a, p in zip(own, adjusted, strict=True)]
+    return sorted(
+        corrected, key=lambda a: (not a.is_shortcut, a.tissue, -abs(a.effect), a.corrected, a.cause)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Design:
+    """Slides (n,) in strata of one label, and their cases, which weigh the same however many slides."""
+
+    strata: Ints
+    units: Sequence[str]
+    root: Floats  # square roots of the slides' weights: each case weighs one
+
+    @classmethod
+    def of(cls, strata: Ints, units: Sequence[str]) -> _Design:
+        sizes: dict[str, int] = {}
+        for unit in units:
+            sizes[unit] = sizes.get(unit, 0) + 1
+        return cls(strata, units, 1 / np.sqrt([sizes[unit] for unit in units]))
+
+    def centre(self, columns: Floats) -> Floats:
+        """Columns (n,) or (n, k) without their strata's means."""
+        free, weights = columns.astype(np.float64).copy(), self.root**2
+        for k in np.unique(self.strata):
+            here = self.strata == k
+            free[here] -= np.average(free[here], axis=0, weights=weights[here])
+        return free
+
+    def rank(self, values: Floats) -> Floats:
+        """Ranks within each stratum, as shares of its slides; zero in the middle."""
+        from scipy.stats import rankdata
+
+        ranks = np.zeros(len(values))
+        for k in np.unique(self.strata):
+            here = self.strata == k
+            ranks[here] = rankdata(values[here]) / here.sum()
+        return self.centre(ranks)
+
+    def basis(self, columns: Floats) -> Floats:
+        """Orthonormal columns that span the weighted ones."""
+        left, sizes, _ = np.linalg.svd(_scale_rows(columns, self.root), full_matrices=False)
+        return np.asarray(left[:, sizes > 1e-9 * max(1.0, float(sizes.max()))])
+
+    def without(self, other: Floats, columns: Floats) -> Floats:
+        """What is left of columns (n,) or (n, k) once a linear fit on others is taken out."""
+        basis = self.basis(self.centre(other))
+        fit = basis @ (basis.T @ _scale_rows(columns, self.root))
+        return np.asarray(columns - _scale_rows(fit, 1 / self.root))
+
+    def can_compare(self, columns: Floats) -> bool:
+        """Whether enough cases lie in strata in which the columns differ."""
+        varied = [k for k in np.unique(self.strata) if np.ptp(columns[self.strata == k], axis=0).max() > 1e-9]
+        inside = np.isin(self.strata, varied)
+        return len({unit for unit, here in zip(self.units, inside, strict=True) if here}) >= FEWEST
+
+
+def _test_column(
+    y: Floats,
+    cells: Sequence[Any],
+    strata: Ints,
+    units: Sequence[str],
+    slides: Sequence[str],
+    *,
+    name: str,
+    other: Floats | None,
+    draws: int,
+    seed: int,
+) -> Association | None:
+    """Test one column within labels; over all slides where the labels leave nothing to compare."""
+    rng = np.random.default_rng([seed, *name.encode()])
+    numbers, codes = _as_numbers(cells), _group_codes(cells)
+    together = np.zeros_like(strata)
+    for within in (strata, together) if strata.max() else (together,):
+        design = _Design.of(within, units)
+        if numbers is None:
+            measure, columns = "share of rank variance", design.centre(np.eye(codes.max() + 1)[codes])
+        elif numbers.shape[1] == 1:
+            measure, columns = "rank correlation", design.rank(numbers[:, 0])[:, None]
+        else:
+            scaled = numbers / np.maximum(numbers.std(axis=0), 1e-12)
+            measure, columns = "multiple correlation", design.centre(scaled)
+        ranks = design.rank(y)
+        if other is not None:
+            columns, ranks = design.without(other, columns), design.without(other, ranks)
+        if not design.can_compare(columns) or np.linalg.norm(ranks) < 1e-9:
+            continue
+        basis, root = design.basis(columns), design.root
+
+        def share(rows: Floats, basis: Floats = basis, root: Floats = root) -> Floats:
+            """The share of each row's (draws, n) squares that the columns explain."""
+            weighted = rows * root
+            total = np.maximum((weighted**2).sum(axis=1), 1e-12)
+            return np.asarray(((weighted @ basis) ** 2).sum(axis=1) / total)
+
+        p = permutation_p(share, ranks, units=units, rng=rng, draws=draws, strata=within.tolist())
+        chance = basis.shape[1] / max(1, len(set(units)) - len(np.unique(within)))  # of meaningless columns
+        effect = float(max(0.0, (share(ranks[None])[0] - chance) / max(1e-9, 1 - chance)))
+        if measure == "rank correlation":
+            a, b = root * columns[:, 0], root * ranks
+            effect = float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+        elif measure == "multiple correlation":
+            effect = float(np.sqrt(effect))
+        # Slides that carry the association: what is fitted and what is there are far out together.
+        carried = ranks * (basis @ (basis.T @ (root * ranks))) / root
+        telling = tuple(slides[i] for i in np.argsort(-carried, kind="stable")[:5])
+        measure += UNFIXED if strata.max() and within is together else ""
+        return Association(name, "slide", measure, effect, p, len(y), slides=telling)
+    return None
+
+
+def _scale_rows(columns: Floats, by: Floats) -> Floats:
+    """Columns (n,) or (n, k), each row times a number."""
+    return np.asarray((columns.T * by).T)
+
+
+def _has_value(cell: Any) -> bool:
+    parts = cell if isinstance(cell, tuple) else (cell,)
+    return all(part is not None and part == part and part != "" for part in parts)
+
+
+def _group_codes(cells: Sequence[Any]) -> Ints:
+    return np.asarray(np.unique([str(cell) for cell in cells], return_inverse=True)[1], dtype=np.int64)
+
+
+def _as_numbers(cells: Sequence[Any]) -> Floats | None:
+    """Cells as numbers (n, k) where all are and there are more than two different ones; else groups."""
+    try:
+        rows = [[float(part) for part in (cell if isinstance(cell, tuple) else (cell,))] for cell in cells]
+        values = np.array(rows)
+    except (TypeError, ValueError):
+        return None
+    return values if len(np.unique(values)) > 2 and np.isfinite(values).all() else None

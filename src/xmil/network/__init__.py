@@ -1,0 +1,34 @@
+"""Any module as f(bag): how to call it, what it returns, what travels with it, whether to trust it."""
+
+from xmil.network.calling import Companions
+from xmil.network.network import (
+    CallOptions,
+    ForwardFunction,
+    Network,
+    as_bag,
+    as_model,
+    as_tensor,
+    check_same_bag,
+    declared_names,
+    declared_references,
+    frozen,
+    open_network,
+)
+from xmil.network.trust import attempt, first_line
+
+__all__ = [
+    "CallOptions",
+    "Companions",
+    "ForwardFunction",
+    "Network",
+    "as_bag",
+    "as_model",
+    "as_tensor",
+    "attempt",
+    "check_same_bag",
+    "declared_names",
+    "declared_references",
+    "first_line",
+    "frozen",
+    "open_network",
+]

@@ -1,0 +1,488 @@
+"""How a foreign module is called, and what travels with the instances of a bag into it."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from xmil.core.bag import Bag, joins_instances
+from xmil.core.errors import InputError
+
+FEATURES = ("x", "X", "features", "feats", "patch_features", "feature", "data", "bag", "bags", "input", "h")
+COMPANIONS = {
+    "coords": ("coords", "coord", "coordinates", "patch_coords", "pos", "positions", "xy"),
+    "adjacency": ("adjacency", "adj", "adj_mat", "adj_matrix", "edge_index"),
+    "index": ("index",),
+}
+MASKS = ("mask", "attention_mask", "attn_mask", "padding_mask", "key_padding_mask")
+INDEX = "index"
+_ALIASES = {alias: name for name, aliases in COMPANIONS.items() for alias in aliases}
+
+Call = Callable[[nn.Module, Tensor, Mapping[str, Tensor]], Any]
+MakeMask = Callable[[Tensor], Tensor]  # a mask (1, n) for a bag (1, n, d)
+
+
+@dataclass(frozen=True)
+class CallStyle:
+    """One way to call a module with a bag (1, n, d); `text` is how a user would write it.
+
+    `names` are the companions it passes on, and whether each must be there.
+    """
+
+    text: str
+    call: Call
+    names: Mapping[str, bool] = field(default_factory=dict)
+    batch: bool = True  # whether the module gets (1, n, d), else (n, d)
+    with_mask: Callable[[MakeMask, str], CallStyle] | None = None  # the same with another mask, by its name
+
+
+PLAIN = CallStyle("net(x)", lambda module, x, _: module(x))
+
+
+def list_call_styles(module: nn.Module, companions: Sequence[str]) -> list[CallStyle]:
+    """The styles that fit the signature of the module and the companions of the bag, most usual first."""
+    parameters, required = _parameters(module) or {}, _required_parameters(module)
+    shapes = (True, False)  # (1, n, d), then (n, d)
+    masks = [(mask_of_ones, "ones"), (mask_of_zeros, "zeros")]
+    mask = next((name for name in parameters if name in MASKS), None)
+    named: dict[str, str | None] = {}
+    if required is not None and len(required) > 1:
+        named = {name: companion_of(name, companions) for name in required[1:]}
+        styles = [
+            _with_companions(named, batch=batch, real=real) for real in (False, True) for batch in shapes
+        ]
+    elif [parameter.kind for parameter in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]:
+        styles = [_by_keyword(name, batch=batch) for name in ("data", "x") for batch in shapes]
+    else:
+        styles = [PLAIN, CallStyle("net(x[0])", lambda module, x, _: module(x[0]), batch=False)]
+    if mask is not None:
+        masked = partial(_with_companions, {**named, mask: None}, mask=mask)
+        styles += [masked(batch=batch, make=make, word=word) for make, word in masks for batch in shapes]
+    if required is not None and len(required) <= 1:
+        styles += [_by_names(batch=batch, mask=mask) for mask in (False, True) for batch in shapes]
+    return styles
+
+
+def _required_parameters(module: nn.Module) -> list[str] | None:
+    """Parameters of `forward` without a default, the features first; None if its signature is unknown."""
+    parameters = _parameters(module)
+    if parameters is None:
+        return None
+    loose = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters.values() if p.default is p.empty and p.kind not in loose]
+
+
+def optional_companions(module: nn.Module, companions: Sequence[str]) -> dict[str, str]:
+    """Parameters with a default that would take a companion of the bag, and its name."""
+    parameters = _parameters(module) or {}
+    names = {p.name: companion_of(p.name, companions) for p in parameters.values() if p.default is None}
+    return {name: to for name, to in names.items() if to in companions and to is not None}
+
+
+def companion_of(parameter: str, companions: Sequence[str]) -> str | None:
+    """The companion that a parameter's name asks for; None for a mask, which a single bag does not need.
+
+    >>> companion_of("patch_coords", []), companion_of("stain", ["stain"]), companion_of("mask", [])
+    ('coords', 'stain', None)
+    """
+    if parameter in companions:
+        return parameter
+    return None if parameter in MASKS else _ALIASES.get(parameter, parameter)
+
+
+def style_of_forward(forward: Callable[..., Any], names: Mapping[str, bool]) -> CallStyle:
+    """The style of a user's own function."""
+    return CallStyle("forward(net, x)", lambda module, x, values: forward(module, x, **values), names)
+
+
+def _parameters(module: nn.Module) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a module, for a chain those of its encoder; None if unknown, as of traced modules."""
+    signature = getattr(module, "call_signature", None)
+    try:
+        if not isinstance(signature, inspect.Signature):
+            signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
+    return signature.parameters
+
+
+def mask_of_ones(x: Tensor) -> Tensor:
+    """A mask that is True for every instance."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+def mask_of_zeros(x: Tensor) -> Tensor:
+    """A mask that is False for every instance."""
+    return ~mask_of_ones(x)
+
+
+def _by_keyword(name: str, *, batch: bool) -> CallStyle:
+    text = f"net({name}={'x' if batch else 'x[0]'})"
+    return CallStyle(text, lambda module, x, _: module(**{name: x if batch else x[0]}), batch=batch)
+
+
+def _with_companions(
+    companions: Mapping[str, str | None],
+    *,
+    batch: bool,
+    real: bool = False,
+    mask: str | None = None,
+    make: MakeMask = mask_of_ones,
+    word: str = "ones",
+) -> CallStyle:
+    """The style with companions by keyword: with or without a batch, as real numbers, with a mask."""
+    end = f"{'' if batch else '[0]'}{'.float()' if real else ''}"
+    keywords = [
+        f"{name}={word if name == mask else None if to is None else to + end}"
+        for name, to in companions.items()
+    ]
+
+    def call(module: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> Any:
+        named = {name: None if to is None else values[to] for name, to in companions.items()}
+        if mask is not None:
+            named[mask] = make(x)
+        return module(x if batch else x[0], **{name: fit(value, x.dtype) for name, value in named.items()})
+
+    def fit(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        value = value if value is None or batch else value[0]
+        return value if value is None or not real else value.to(dtype)
+
+    names = {to: True for to in companions.values() if to}
+    text = ", ".join(["x" if batch else "x[0]", *keywords])
+    again = partial(_with_companions, companions, batch=batch, real=real, mask=mask)
+    masked = None if mask is None else lambda make, word: again(make=make, word=word)
+    return CallStyle(f"net({text})", call, names, batch, masked)
+
+
+def _by_names(*, batch: bool, mask: bool, make: MakeMask = mask_of_ones, word: str = "ones") -> CallStyle:
+    """The style with one object that has features and companions as items and attributes."""
+
+    def call(module: nn.Module, x: Tensor, values: Mapping[str, Tensor]) -> Any:
+        if batch:
+            return module(NamedInputs(x, values, make(x) if mask else None))
+        first = {name: value[0] for name, value in values.items()}
+        return module(NamedInputs(x[0], first, make(x)[0] if mask else None))
+
+    shape = f"{'(1, n, d)' if batch else '(n, d)'}{f' and a mask of {word}' if mask else ''}"
+    text = f"net(data) with data['x'] or data.x of shape {shape}"
+    again = partial(_by_names, batch=batch, mask=mask)
+    masked = (lambda make, word: again(make=make, word=word)) if mask else None
+    return CallStyle(text, call, dict.fromkeys(COMPANIONS, False), batch, masked)
+
+
+class MissingInputError(KeyError, AttributeError):
+    """A companion that a module looks up among its named inputs, and that the bag does not have."""
+
+
+class NamedInputs(dict[str, Any]):
+    """Features and companions under the names that modules ask for, as items or attributes of one object.
+
+    Without a mask by default: a single bag has no padding, and modules differ in what True marks.
+
+    >>> NamedInputs(torch.zeros(3, 2), {})["feats"].shape, NamedInputs(torch.zeros(3, 2), {}).batch.tolist()
+    (torch.Size([3, 2]), [0, 0, 0])
+    """
+
+    def __init__(self, x: Tensor, companions: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
+        super().__init__()
+        self._x, self._companions, self._mask = x, companions, mask
+
+    def __missing__(self, name: str) -> Any:
+        if name in FEATURES:
+            return self._x
+        if name in MASKS and self._mask is not None:
+            return self._mask
+        if name in ("batch", "num_nodes"):
+            nodes = self._x.shape[-2]
+            graph = torch.zeros(nodes, dtype=torch.long, device=self._x.device)  # all nodes are of one
+            return nodes if name == "num_nodes" else graph
+        companion = companion_of(name, list(self._companions))
+        if companion is None or companion not in self._companions:
+            raise MissingInputError(companion or name)
+        value = self._companions[companion]
+        if name == "edge_index":
+            dense = value.to_dense() if value.is_sparse else value
+            return dense.nonzero().T.contiguous()
+        return value.to(self._x.dtype) if name == "pos" else value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (
+            name in FEATURES or companion_of(name, list(self._companions)) in self._companions
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The item, or the default if the bag does not have it."""
+        return self[name] if name in self else default  # noqa: SIM401  # this is get
+
+    def to(self, *_: Any, **__: Any) -> NamedInputs:
+        """Itself: everything is on the features' device already."""
+        return self
+
+
+def check_parameters(module: nn.Module, companions: Sequence[str]) -> None:
+    """Refuse a module whose `forward` requires a parameter that no bag can fill."""
+    fillable = {*companions, *COMPANIONS, None}
+    required = (_required_parameters(module) or [])[1:]
+    strange = [name for name in required if companion_of(name, companions) not in fillable]
+    if not strange:
+        return
+    name, first = type(module).__name__, strange[0]
+    raise InputError(
+        f"{name}.forward asks for {' and '.join(map(repr, strange))} beside the features, which no bag has; "
+        f"pass forward=lambda net, x: net(x, {first}=...), or a Bag with extras={{{first!r}: ...}} if it "
+        "has a row for each instance."
+    )
+
+
+# What travels with the instances.
+
+
+class MissingCompanionError(InputError):
+    """A companion that a bag does not have."""
+
+
+class Companions:
+    """Values for each instance of one bag, by name, or for each pair if they join instances.
+
+    `select` gives `coords` (b, n, 2), `adjacency` (b, n, n) and whatever else `Bag.extras` has for any choice
+    of rows; `index` (b, n) are the rows themselves. Rows of -1 are padding: zeros, unjoined.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], *, n: int | None, name: str = "the bag", hint: str = ""
+    ) -> None:
+        self.n, self.name, self._values, self._hint = n, name, dict(values), hint
+        self._tensors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    @classmethod
+    def of(cls, bag: Any, n: int) -> Companions:
+        """The companions of a bag; a bare array of features has only its row numbers."""
+        if not isinstance(bag, Bag):
+            return cls({}, n=n)
+        microns: Any = bag.raw_coords if bag.unit == "um" else None
+        if microns is None and bag.coords is not None and bag.mpp is not None:
+            microns = bag.coords * float(bag.mpp)
+        values = {**bag.columns, "coords": bag.coords, "raw_coords": bag.raw_coords, "microns": microns}
+        values |= bag.extras
+        hint = f" Its coordinates are in {bag.unit}; bag.placed(mpp=...) makes them level-0." * bool(bag.unit)
+        return cls({key: v for key, v in values.items() if v is not None}, n=n, name=bag.called, hint=hint)
+
+    @property
+    def names(self) -> list[str]:
+        """The companions that the bag has, without `index`, which every bag has."""
+        return list(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name == INDEX or name in self._values
+
+    def replaced(self, values: Mapping[str, Any]) -> Companions:
+        """These companions, some of them replaced."""
+        return Companions({**self._values, **values}, n=self.n, name=self.name, hint=self._hint)
+
+    def select(self, name: str, rows: Tensor, like: Tensor) -> Tensor:
+        """One companion for rows (b, m) of the bag: (b, m, ...), or (b, m, m) if it joins instances.
+
+        Real numbers take the dtype of the features, all companions their device.
+        """
+        if name == INDEX:
+            return rows
+        value = self._values[name]
+        if hasattr(value, "tocsr"):
+            return _sparse(value.tocsr(), rows, like)
+        key = (name, like.device, like.dtype)
+        if key not in self._tensors:
+            self._tensors[key] = as_companion(value, like, name)
+        full = self._tensors[key]
+        real, at = rows >= 0, rows.clamp_min(0)
+        if joins_instances(name, value):
+            joined = full[at.unsqueeze(2), at.unsqueeze(1)]
+            return joined.masked_fill(~(real.unsqueeze(2) & real.unsqueeze(1)), 0)
+        picked = full[at]
+        return picked.masked_fill(~real.reshape(*real.shape, *[1] * (picked.ndim - 2)), 0)
+
+    def missing_error(self, names: Iterable[str], asker: str) -> MissingCompanionError | None:
+        """The error for companions that the bag does not have, or None."""
+        missing = [name for name in names if name not in self]
+        if not missing:
+            return None
+        advice = "coords=..." if missing == ["coords"] else f"extras={{{missing[0]!r}: ...}}"
+        return MissingCompanionError(
+            f"{asker} asks for {' and '.join(map(repr, missing))}, which {self.name} does not have (it has "
+            f"{', '.join(sorted([INDEX, *self._values]))}); pass a Bag with {advice}."
+            f"{self._hint if 'coords' in missing else ''}"
+        )
+
+
+def as_companion(value: Any, like: Tensor, name: str) -> Tensor:
+    """An array of numbers as a tensor beside the features: whole numbers int64, real ones in their dtype."""
+    if not isinstance(value, Tensor):
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiub":
+            raise InputError(f"The companion {name!r} must hold numbers. Got dtype {array.dtype} instead.")
+        array = array.astype(np.int64) if array.dtype.kind in "iu" else array
+        value = torch.from_numpy(np.ascontiguousarray(array))
+    tensor: Tensor = value.detach().to(like.device)
+    if tensor.is_floating_point():
+        return tensor.to(like.dtype)
+    return tensor if tensor.dtype == torch.bool else tensor.long()
+
+
+def named_companions(function: Callable[..., Any]) -> dict[str, bool]:
+    """The keyword-only parameters of a function, and whether each is required.
+
+    >>> named_companions(lambda net, x, *, coords, index=None: 0)
+    {'coords': True, 'index': False}
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _sparse(matrix: Any, rows: Tensor, like: Tensor) -> Tensor:
+    """A sparse matrix between the rows (b, m), as a sparse tensor (b, m, m)."""
+    b, m = rows.shape
+    places, values = [], []
+    for i, row in enumerate(rows.cpu().numpy()):
+        real = np.flatnonzero(row >= 0)
+        part = matrix[row[real]][:, row[real]].tocoo()
+        places.append(np.stack([np.full(part.nnz, i), real[part.row], real[part.col]]))
+        values.append(part.data)
+    data = as_companion(np.concatenate(values), like, "adjacency")
+    indices = torch.from_numpy(np.concatenate(places, axis=1)).to(like.device)
+    return torch.sparse_coo_tensor(indices, data, (b, m, m), check_invariants=True).coalesce()
+
+
+# What does not travel: values with a row per instance that a function or module keeps for itself.
+
+DEPTH = 3  # of dicts, lists and objects within each other
+LONGEST_LIST = 16  # a longer list has numbers, or a row per instance itself
+ValuesPerInstance = dict[str, tuple[int, str]]  # by name: identity and shape
+LIBRARIES = ("torch", "numpy", "scipy", "sklearn", "xmil.")
+ARRAYS = (Tensor, np.ndarray, Mapping, list, tuple)  # and what may contain some
+
+
+def find_values_per_instance(
+    function: Callable[..., Any] | None, module: nn.Module, n: int
+) -> ValuesPerInstance:
+    """Values with a row for each of n instances that a function and the module it calls keep."""
+    values = [*([] if function is None else _outside_values(function)), *_plain_attributes(module).items()]
+    for part in module.modules():
+        if not type(part).__module__.startswith(LIBRARIES):
+            values += _outside_values(part.forward)
+    caller = getattr(module, "caller", None)  # the function of a chain
+    values += [] if caller is None else _outside_values(caller)
+    shapes = [(name, id(value), _shape_per_instance(value, n)) for name, value in values]
+    return {name: (key, shape) for name, key, shape in shapes if shape is not None}
+
+
+def fixed_value_error(name: str, shape: str, n: int, *, owner: str) -> InputError:
+    """The error for a value that would stay complete while instances leave the bag."""
+    last = name.split(".")[-1]
+    word = last if last.isidentifier() and "coord" not in last.lower() else "coords"
+    advice = "coords=..." if word == "coords" else f"extras={{{word!r}: ...}}"
+    return InputError(
+        f"{owner} holds {name!r} {shape}, one row for each of the {n} instances, which would stay "
+        "complete while instances leave the bag; name it in forward's signature, "
+        f"forward=lambda net, x, *, {word}: ..., and pass a Bag with {advice}."
+    )
+
+
+def _outside_values(function: Callable[..., Any], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """What a function reads from outside itself, by name: closure, globals, defaults, bound objects."""
+    if isinstance(function, partial):
+        named = {**{f"argument {i}": v for i, v in enumerate(function.args)}, **function.keywords}
+        yield from _with_contents(named, depth)
+        yield from _outside_values(function.func, depth)
+    elif isinstance(function, MethodType):
+        yield from _with_contents({"self": function.__self__}, depth)
+        yield from _outside_values(function.__func__, depth)
+    elif isinstance(function, FunctionType):
+        yield from _with_contents(_read_by(function), depth)
+    elif not isinstance(function, type) and hasattr(function, "__dict__"):
+        yield from _with_contents(vars(function), depth)
+
+
+def _read_by(function: FunctionType) -> dict[str, Any]:
+    """Values of a function's closure, of the globals it names, and of its defaults."""
+    values: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # an empty cell
+            values[name] = cell.cell_contents
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            values.setdefault(name, function.__globals__[name])
+    defaults = dict(enumerate(function.__defaults__ or ()))
+    return {**values, **{f"default {i}": v for i, v in defaults.items()}, **(function.__kwdefaults__ or {})}
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(step.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _with_contents(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """The values, and those within dicts, plain objects and functions among them."""
+    for name, value in values.items():
+        yield name, value
+        if depth >= DEPTH or isinstance(value, Tensor | np.ndarray | Bag | str):
+            continue
+        if isinstance(value, list | tuple):
+            items = {str(i): v for i, v in enumerate(value)} if len(value) <= LONGEST_LIST else {}
+            yield from _prefixed(name, items, depth)
+        elif isinstance(value, Mapping):
+            yield from _prefixed(name, {str(key): v for key, v in value.items()}, depth)
+        elif isinstance(value, FunctionType | MethodType | partial):
+            if not str(getattr(value, "__module__", "")).startswith(LIBRARIES):
+                yield from _outside_values(value, depth + 1)
+        elif hasattr(value, "__dict__") and not isinstance(value, type | ModuleType | nn.Module):
+            yield from _prefixed(name, vars(value), depth)
+
+
+def _prefixed(name: str, values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    return ((f"{name}.{key}", value) for key, value in _with_contents(values, depth + 1))
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Values set on a module or its parts that are neither weights nor buffers, by their path."""
+    values: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
+        data = {k: v for k, v in own.items() if isinstance(v, ARRAYS) or hasattr(v, "tocsr")}
+        values.update({f"{path}.{k}".lstrip("."): v for k, v in _with_contents(data, 0)})
+    return values
+
+
+def _shape_per_instance(value: Any, n: int) -> str | None:
+    """In words, the shape of a value with a row per instance; None for any other."""
+    if isinstance(value, Bag):
+        return f"(a bag of {n} instances)" if len(value) == n else None
+    if isinstance(value, nn.Parameter):
+        return None
+    if isinstance(value, Tensor | np.ndarray) or hasattr(value, "tocsr"):
+        shape = tuple(value.shape)
+        return f"of shape {shape}" if n in shape[:1] or (shape[:1] == (1,) and n in shape[1:2]) else None
+    if isinstance(value, list | tuple) and len(value) == n and n > 1:
+        numeric = all(isinstance(v, int | float | list | tuple | np.ndarray | Tensor) for v in value)
+        return f"(a {type(value).__name__} of {n})" if numeric else None
+    return None

@@ -1,0 +1,423 @@
+"""A model as the methods see it: bags in, outputs out, whatever the module returns."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from os import PathLike
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from xmil.core.bag import Bag, StoredBag, as_features
+from xmil.core.errors import InputError, XmilError, bad_parameter, unknown_name
+from xmil.core.explanation import Explanation
+from xmil.core.task import TASKS, references
+from xmil.core.text import counted
+from xmil.lrp import part_of_bag
+from xmil.models import MILModel
+from xmil.network.calling import (
+    PLAIN,
+    CallStyle,
+    Companions,
+    ValuesPerInstance,
+    find_values_per_instance,
+    named_companions,
+    style_of_forward,
+)
+from xmil.network.reading import RETURNS, LogitsPath, ProbabilityWatch, to_log_odds
+from xmil.network.trust import run_trial, seeded, sub_bag_error
+
+ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
+
+
+@cache
+def _own_companions(model: type[MILModel]) -> dict[str, bool]:
+    """What the `aggregate` of a model of ours takes beside the instances."""
+    return named_companions(model.aggregate)
+
+
+class Network:
+    """A module with the way to call it. Our models take batches of bags; others one bag at a time.
+
+    Wherever a bag lacks instances of the full one, its `rows` (b, n) of the full bag come with it, -1 for
+    padding, so that the companions (coordinates, adjacency, see `Companions`) that the user's `forward` or a
+    model's `aggregate` names as keyword-only parameters stay beside their instances. `part` is the network
+    for such a bag as if it were the full one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: ForwardFunction | None = None,
+        *,
+        companions: Companions | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise InputError(f"A model must be a torch.nn.Module. Got {type(module).__name__} instead.")
+        self.module = module
+        self.model = module if isinstance(module, MILModel) and forward is None else None
+        self.companions = companions or Companions({}, n=None)
+        self.has_forward = forward is not None
+        self.call_style = PLAIN if forward is None else style_of_forward(forward, named_companions(forward))
+        self.logits_path = LogitsPath()
+        self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
+        self.draws = 0  # of a module that is random in eval mode; their mean output is taken
+        self.params: dict[str, Any] = {}  # what an explanation records of all this
+        self.trial_warnings: tuple[str, ...] = ()
+        self.trial_bag: Tensor | None = None
+        self.writes_input = False  # whether the module changes the bag it gets
+        self.sub_bag_refusal: XmilError | None = None  # why sub-bags are refused
+        self._forward = forward
+        self._own_names = {} if self.model is None else _own_companions(type(self.model))
+        self._rows: Tensor | None = None  # of the full bag, if this is the network of a part
+
+    @property
+    def name(self) -> str:
+        """The registered name of a model of ours, or the class of another module."""
+        spec = getattr(self.model, "spec", None)
+        return spec.name if spec is not None else type(self.module).__name__
+
+    @property
+    def task(self) -> str:
+        """What the outputs mean: the module's own `task` if we know it, else classification."""
+        task = getattr(self.module, "task", None)
+        return task if isinstance(task, str) and task in TASKS else "classification"
+
+    def references(self, n_outputs: int) -> list[float]:
+        """The value of each output that a regression is explained against."""
+        value = None if self._spec("relative") else self._spec("reference")
+        return declared_references(value, n_outputs, task=self.task, owner=self.name)
+
+    def target_names(self, n_outputs: int) -> tuple[str, ...] | None:
+        """Names of what can be explained, or None if nobody gave any."""
+        if isinstance(self.module, MILModel) and hasattr(self.module, "spec"):  # checked already
+            names = self.module.class_names
+        else:
+            names = getattr(self.module, "class_names", None)
+            names = declared_names(names, n_outputs, task=self.task, owner=self.name)
+        return TASKS[self.task].target_names(n_outputs, names, self._spec("time_bins"))
+
+    def _spec(self, name: str) -> Any:
+        """A setting of a model's spec, or an attribute of another's module."""
+        return getattr(getattr(self.module, "spec", self.module), name, None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What belongs beside every explanation: warnings of a model of ours, and those of the trial."""
+        own = self.module.warnings if isinstance(self.module, MILModel) else ()
+        return (*own, *self.trial_warnings)
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the model is of this package: nothing but its tensors and settings decides what it does."""
+        return self.model is not None and type(self.model).__module__.startswith("xmil.models.")
+
+    @property
+    def takes_companions(self) -> bool:
+        """Whether outputs of a model of ours depend on more than features: coordinates, say."""
+        return bool(self._own_names)
+
+    def __call__(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags (b, n, d); `rows` (b, n) if they are not the full bag."""
+        if self.model is not None:
+            logits: Tensor = self.model(x, **self._companion_values(x, rows))
+            return logits
+        return self._one_by_one(x, rows)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """What can be computed once for all perturbed bags: embedded instances, or the instances."""
+        return x if self.model is None else self.model.embed(x)
+
+    def aggregate(self, h: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Outputs (b, c) of bags of embedded instances (b, n, e); `rows` as for a call."""
+        if self.model is not None:
+            return self.model.aggregate(h, **self._companion_values(h, rows))
+        return self._one_by_one(h, rows)
+
+    def attention_weights(self, h: Tensor) -> Tensor:
+        """The weights (b, n, k) by which a model of ours joins the embedded instances of full bags."""
+        assert self.model is not None  # noqa: S101  # others have no such weights
+        return self.model.attention_weights(h, **self._companion_values(h, None))
+
+    def with_companions(self, **values: Tensor) -> Network:
+        """The network with other values in place of some companions."""
+        twin = copy.copy(self)
+        twin.companions = self.companions.replaced(values)
+        return twin
+
+    def part(self, rows: Tensor) -> Network:
+        """The network for the bag of some rows (m,) of the full one, in that order."""
+        twin = copy.copy(self)
+        twin._rows = rows if self._rows is None else self._rows[rows]
+        return twin
+
+    def _one_by_one(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        if len(x) == 1:
+            return self._one(x, rows)
+        each = [None] * len(x) if rows is None else rows.split(1)
+        return torch.cat([self._one(bag, row) for bag, row in zip(x.split(1), each, strict=True)])
+
+    def _companion_values(self, x: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
+        """The companions that the call names, for the instances of bags (b, n, .)."""
+        parameters = self.call_style.names if self.model is None else self._own_names
+        names = [name for name, must in parameters.items() if must or name in self.companions]
+        if not names:
+            return {}
+        asker = "forward" if self.has_forward else self.name
+        if (error := self.companions.missing_error(names, asker)) is not None:
+            raise error
+        at = self.rows(x, rows)
+        return {name: part_of_bag(self.companions.select(name, at, x)) for name in names}
+
+    def rows(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Rows of the full bag (b, m) for bags (b, m, .)."""
+        n = self.companions.n or x.shape[1]
+        full = torch.arange(n, device=x.device) if self._rows is None else self._rows
+        at = full.expand(len(x), -1) if rows is None else torch.where(rows < 0, -1, full[rows])
+        if at.shape != x.shape[:2]:
+            raise InputError(
+                f"A bag of {x.shape[1]} instances does not say which of the {n} of the full one it holds; "
+                "pass their rows."
+            )
+        return at
+
+    def _one(self, x: Tensor, rows: Tensor | None) -> Tensor:
+        """Logits (1, c) of one bag, of a random module the mean over its draws.
+
+        The error says why a sub-bag cannot run.
+        """
+        is_part = rows is not None or self._rows is not None
+        if is_part and self.sub_bag_refusal is not None:
+            raise self.sub_bag_refusal
+        try:
+            if not self.draws:
+                return self.logits(x, rows)
+            draws = []
+            for seed in range(self.draws):
+                with seeded(seed):
+                    draws.append(self.logits(x, rows))
+            return torch.stack(draws).mean(dim=0)
+        except (XmilError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's module raises
+            if not is_part:
+                raise
+            raise sub_bag_error(self, x.shape[1], error) from error
+
+    def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Logits (1, c) of one bag, from one pass."""
+        if self.link != "source":
+            out = self.logits_path(self.raw(x, rows))
+            return to_log_odds(out, self.task) if self.link == "log" else out
+        with ProbabilityWatch() as watch:
+            out = self.logits_path(self.raw(x, rows))
+        source = watch.source(out)
+        return to_log_odds(out, self.task) if source is None else source.reshape(1, -1)
+
+    def values_per_instance(self, n: int) -> ValuesPerInstance:
+        """Values of `forward` and of the module with a row for each of n instances."""
+        return find_values_per_instance(self._forward, self.module, n)
+
+    def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
+        """What the module returns for one bag."""
+        return self.call_style.call(
+            self.module, x.clone() if self.writes_input else x, self._companion_values(x, rows)
+        )
+
+    def call_in_style(self, style: CallStyle, x: Tensor) -> Any:
+        """What the module returns for any bag, called in another style."""
+        is_full = x.shape[1] == self.companions.n
+        names = [name for name, must in style.names.items() if must or name in self.companions]
+        values = {name: self.companions.select(name, self.rows(x), x) for name in names} if is_full else {}
+        return style.call(self.module, x, values)
+
+
+class CallOptions(TypedDict, total=False):
+    """How a user's module is called and read: see `explain`."""
+
+    forward: ForwardFunction | None
+    returns: str | None
+    average: int | None
+
+
+def open_network(model: Any, bag: Any, **options: Unpack[CallOptions]) -> tuple[Network, Tensor]:
+    """The network for one bag, with its companions, and the bag as a checked (1, n, d) tensor.
+
+    A foreign module is tried out on the bag: how it is called, what it returns, whether it is random.
+    """
+    for name in options:
+        if name not in CallOptions.__annotations__:
+            raise unknown_name("parameter", name, CallOptions.__annotations__)
+    network = Network(as_model(model), options.get("forward"))
+    bag = as_bag(bag)
+    x = as_tensor(bag, network)
+    network.companions = Companions.of(bag, x.shape[1])
+    returns, average = options.get("returns"), options.get("average")
+    if returns is not None and returns not in RETURNS:
+        raise unknown_name("kind of output for returns", returns, RETURNS)
+    if average is not None and (isinstance(average, bool) or not isinstance(average, int) or average < 1):
+        raise bad_parameter("average", "explain", "an int in the range [1, inf)", average)
+    if network.model is None:
+        with frozen(network.module):
+            run_trial(network, x, returns=returns, average=average)
+    elif returns == "probability":
+        raise bad_parameter("returns", f"explain for {network.name}", "'logit': it returns logits", returns)
+    return network, x
+
+
+def as_model(model: Any) -> Any:
+    """A model; a path is read."""
+    if not isinstance(model, str | PathLike):
+        return model
+    from xmil.models import load_model
+
+    return load_model(model)
+
+
+def as_bag(bag: Any) -> Any:
+    """A bag, tensor or array; a path is read."""
+    if not isinstance(bag, str | PathLike):
+        return bag
+    from xmil.data import read_bag
+
+    return read_bag(bag)
+
+
+def check_same_bag(e: Explanation, name: str | None) -> None:
+    """Refuse the explanation of another bag, if both have a name."""
+    if e.bag is not None and name is not None and e.bag != name:
+        raise InputError(
+            f"The explanation is of the bag {e.bag!r}, but the bag here is {name!r}; explain that one, or "
+            "pass the explanation's scores if the two are the same."
+        )
+
+
+def as_tensor(bag: Any, network: Network) -> Tensor:
+    """The bag as a checked (1, n, d) tensor in the model's dtype; tensors stay on their device."""
+    name = bag.called if isinstance(bag, Bag) else "the bag"
+    from_file = isinstance(bag, Bag) and bool(bag.source)
+    leave = ", or move the file away to leave the slide out" if from_file else ""
+    like = next(iter(network.module.parameters()), torch.zeros(0))
+    if isinstance(bag, Tensor):
+        if bag.layout != torch.strided:
+            raise InputError("The bag is a sparse tensor; pass it as tensor.to_dense().")
+        x = bag[0] if bag.ndim == 3 and bag.shape[0] == 1 else bag
+        if x.ndim != 2 or x.is_complex():
+            raise InputError(
+                f"Features of the bag must be real, of shape (instances, width). Got {tuple(bag.shape)}."
+            )
+        if x.device != like.device and like.numel():
+            raise InputError(f"The bag is on {x.device} but the model on {like.device}; move one of them.")
+    elif isinstance(bag, StoredBag):  # copied as it is stored, widened when it is used
+        x = torch.from_numpy(bag.stored).to(like.device, non_blocking=True)
+    else:
+        features = bag.features if isinstance(bag, Bag) else as_features(bag, name=name)
+        x = torch.from_numpy(features).to(like.device)
+    x = x.to(like.dtype) if like.is_floating_point() else x.float()
+    if x.shape[0] == 0:
+        start = f"{name[0].upper()}{name[1:]}" if name.startswith(("bag ", "the bag")) else name
+        nothing = f"{start} has no instances; there is nothing to explain"
+        raise InputError(f"{nothing}: extract its features again{leave}." if leave else f"{nothing}.")
+    width = getattr(network.model, "in_dim", None)
+    if width is not None and x.shape[1] != width:
+        raise InputError(
+            f"{network.name} takes features of width {width}, but {name} has width {x.shape[1]}; "
+            f"use the features of the encoder the model was trained on{leave}."
+        )
+    if not bool(torch.isfinite(x.sum())):
+        rows = (~torch.isfinite(x)).any(dim=1).nonzero().squeeze(1)
+        if len(rows):  # else the sum alone is too large
+            raise InputError(
+                f"Features of {name} are not finite (NaN or inf) in {len(rows)} of {len(x)} rows, "
+                f"the first is row {int(rows[0])}; extract the features again or drop those rows{leave}."
+            )
+    return x.detach().unsqueeze(0)
+
+
+# A module in eval mode, and everything put back afterwards.
+
+_lock = threading.Lock()
+# Every module and parameter that is frozen: itself, its flag before, and how many freeze it. Counted one by
+# one, so that two models may share a part.
+_frozen_parts: dict[int, tuple[Any, bool, int]] = {}
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[nn.Module]:
+    """Keep a module in eval mode without trainable parameters; the last holder restores every flag.
+
+    Threads may freeze the same module, or modules that share a part, at once.
+    """
+    parts: list[nn.Module | nn.Parameter] = [*module.modules(), *module.parameters()]
+    with _lock:
+        for part in parts:
+            flag = _flag_of(part)
+            _, before, holders = _frozen_parts.get(id(part), (part, getattr(part, flag), 0))
+            _frozen_parts[id(part)] = (part, before, holders + 1)
+            if before:
+                setattr(part, flag, False)
+    try:
+        yield module
+    finally:
+        with _lock:
+            for part in parts:
+                _, before, holders = _frozen_parts.pop(id(part))
+                if holders > 1:
+                    _frozen_parts[id(part)] = (part, before, holders - 1)
+                elif before:
+                    setattr(part, _flag_of(part), True)
+
+
+def _flag_of(part: nn.Module | nn.Parameter) -> str:
+    return "training" if isinstance(part, nn.Module) else "requires_grad"
+
+
+# What a module declares by its attributes.
+
+
+def declared_names(value: Any, n_outputs: int, *, task: str, owner: str) -> tuple[str, ...] | None:
+    """The `class_names` of a module: a list, tuple or array of different names, one for each output.
+
+    >>> declared_names(["benign", "tumour"], 1, task="classification", owner="Net")  # one logit, two classes
+    ('benign', 'tumour')
+    """
+    if value is None:
+        return None
+    kind = TASKS[task]
+    n = kind.count_targets(n_outputs) if kind.decides else n_outputs
+    listed = _listed(value)
+    names = tuple(map(str, listed or ()))
+    if listed is not None and len(names) != n:
+        has = f"{owner[0].upper()}{owner[1:]} has {counted(n_outputs, 'output')}"
+        there = f"there {'is' if len(names) == 1 else 'are'} {counted(len(names), 'class name')}"
+        raise InputError(f"{has}, but {there}; set class_names to {n} different names, or to None.")
+    if listed is None or len(set(names)) < n:
+        raise bad_parameter("class_names", owner, f"a list of {n} different names, or None", value)
+    return names
+
+
+def declared_references(value: Any, n_outputs: int, *, task: str, owner: str) -> list[float]:
+    """The `reference` of a regression: a finite number, or one for each output; zeros for other tasks."""
+    if value is None or not TASKS[task].takes_reference:
+        return [0.0] * n_outputs
+    listed = _listed(value)
+    must = f"a finite number, or a list of {n_outputs}"
+    try:
+        numbers = references(value if listed is None else listed, n_outputs)
+    except (TypeError, ValueError):
+        raise bad_parameter("reference", owner, must, value) from None
+    if len(numbers) != n_outputs or not all(map(math.isfinite, numbers)):
+        raise bad_parameter("reference", owner, must, value)
+    return numbers
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """The entries of a sequence or an array (NumPy, torch, pandas); None for a single or unordered value."""
+    items = value.tolist() if callable(getattr(value, "tolist", None)) else value
+    return list(items) if isinstance(items, Sequence) and not isinstance(items, str | bytes) else None

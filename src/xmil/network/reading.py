@@ -1,0 +1,261 @@
+"""What a module returns: where the logits are, and how probabilities become logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from xmil.core.errors import InputError
+from xmil.core.task import TASKS
+
+LOGITS = ("logits", "logit", "bag_logits", "bag_logit", "slide_logits", "wsi_logits")
+Path = tuple[Any, ...]
+
+
+class UnreadableError(InputError):
+    """What a module returned is not logits, or not for certain."""
+
+
+class AmbiguousError(UnreadableError):
+    """Several of the things a module returned may be the logits."""
+
+
+@dataclass(frozen=True)
+class LogitsPath:
+    """The place of the logits in what a module returns.
+
+    >>> str(LogitsPath((0, "logits"))), LogitsPath((1,))((0, torch.zeros(3))).shape
+    ("[0]['logits']", torch.Size([1, 3]))
+    """
+
+    path: Path = ()
+
+    def __str__(self) -> str:
+        return "".join(f".{key[1:]}" if _is_attribute(key) else f"[{key!r}]" for key in self.path)
+
+    def __call__(self, raw: Any) -> Tensor:
+        for key in self.path:
+            raw = getattr(raw, key[1:]) if _is_attribute(key) else raw[key]
+        logits = as_logits(raw)
+        if logits is None:
+            raise _no_logits(raw)
+        return logits
+
+
+def as_logits(value: Any) -> Tensor | None:
+    """A tensor (c,), (1, ..., 1, c) or () as logits (1, c); None for anything else."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
+        return None
+    if value.ndim == 2 and value.shape[0] == 1:
+        return value
+    if value.ndim <= 1 or value.shape[:-1].numel() == 1:
+        return value.reshape(1, -1)
+    return None
+
+
+def find_logits(raw: Any, n: int, *, name: str) -> LogitsPath:
+    """Find the one tensor that can be the logits of a bag of n instances; refuse several."""
+    if isinstance(raw, Tensor):
+        if as_logits(raw) is None:
+            raise _no_logits(raw, name)
+        return LogitsPath()
+    leaves = [(path, logits) for path, value in _leaves(raw) if (logits := as_logits(value)) is not None]
+    named = [path for path, _ in leaves if path and str(path[-1]).lstrip(".").lower() in LOGITS]
+    if len(named) == 1:
+        return LogitsPath(named[0])
+    # without a number per instance, losses beside longer ones, and what follows from another of them
+    leaves = [(path, value) for path, value in leaves if value.shape[1] != n] or leaves
+    longer = [(path, value) for path, value in leaves if value.shape[1] > 1]
+    losses = all("loss" in str(path[-1]).lower() for path, value in leaves if value.shape[1] == 1)
+    leaves = longer if longer and losses else leaves
+    left = [
+        (path, value)
+        for i, (path, value) in enumerate(leaves)
+        if not any(_follows(value, other, later=j < i) for j, (_, other) in enumerate(leaves) if j != i)
+    ]
+    if len(left) == 1:
+        return LogitsPath(left[0][0])
+    if not left:
+        raise _no_logits(raw, name)
+    places = ", ".join(f"{LogitsPath(path)} of shape {tuple(value.shape)}" for path, value in left)
+    raise AmbiguousError(
+        f"{name} returned a {type(raw).__name__} in which several tensors may be the logits: {places}; pass "
+        f"forward= to pick them, such as forward=lambda net, x: net(x){LogitsPath(left[0][0])}."
+    )
+
+
+def _leaves(raw: Any, path: Path = (), depth: int = 0) -> Iterator[tuple[Path, Any]]:
+    """Tensors in tuples, lists, dicts and plain objects, with their places."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(raw, Tensor):
+        yield path, raw
+    elif isinstance(raw, Mapping):
+        items = raw.items()
+    elif isinstance(raw, tuple) and hasattr(raw, "_fields"):
+        items = [(f".{field}", getattr(raw, field)) for field in raw._fields]
+    elif isinstance(raw, list | tuple):
+        items = enumerate(raw)
+    elif hasattr(raw, "__dict__") and not isinstance(raw, type):
+        items = [(f".{key}", value) for key, value in vars(raw).items()]
+    for key, value in items if depth < 4 else ():
+        yield from _leaves(value, (*path, key), depth + 1)
+
+
+def _is_attribute(key: Any) -> bool:
+    return isinstance(key, str) and key.startswith(".")
+
+
+def _follows(value: Tensor, source: Tensor, *, later: bool) -> bool:
+    """Whether a tensor is a copy of an earlier one, or its probabilities or decisions."""
+    if value.shape != source.shape:
+        return False
+    if later and torch.equal(value, source):
+        return True
+    if torch.equal(value, source) or bool(((source == 0) | (source == 1)).all()):
+        return False
+    results = (source.softmax(dim=-1), source.sigmoid(), source.log_softmax(dim=-1))
+    decisions = (source >= 0.5).to(source)
+    return any(torch.allclose(value, result, atol=1e-6) for result in (*results, decisions))
+
+
+def _no_logits(raw: Any, name: str = "The model") -> UnreadableError:
+    if isinstance(raw, Tensor):
+        shape = tuple(raw.shape)
+        return UnreadableError(f"{name} must return logits (1, c) or (c,) for one bag. Got {shape}.")
+    return UnreadableError(
+        f"{name} returned a {type(raw).__name__} without a tensor of logits (1, c) or (c,); pass forward= to "
+        "pick them, such as forward=lambda net, x: net(x)['logits']."
+    )
+
+
+RETURNS = ("logit", "probability")
+MOST_LOGITS = 1 << 16  # no model has more outputs
+_SQUASH = ("softmax", "sigmoid", "sigmoid_", "special_expit", "expit")
+_SAME = (
+    "squeeze", "unsqueeze", "view", "reshape", "flatten", "__getitem__", "float", "double", "to", "clone",
+    "contiguous", "type_as",
+)  # fmt: skip
+_SIGNED = ("tanh", "erf", "special_erf")  # with one added, probabilities times two
+_KEEP_PROBABILITIES = (
+    "clamp", "clip", "clamp_min", "clamp_max", "cat", "concat", "stack", "where", "lerp",
+    "mean", "sum", "prod", "amax", "amin", "max", "min", "maximum", "minimum", "topk", "sort", "kthvalue",
+    "median", "quantile", "gather", "index_select", "take_along_dim", "masked_select", "split", "chunk",
+    "unbind", "transpose", "permute", "movedim", "rsub", "__rsub__", "sub", "__sub__", "add", "__add__",
+    "__radd__", "mul", "__mul__", "__rmul__", "div", "true_divide", "__truediv__", "pow", "__pow__", "sqrt",
+    "square", "dot", "matmul", "__matmul__", "bmm", "mm", "mv", "einsum",
+)  # fmt: skip  # of probabilities alone these give probabilities, if the result is within [0, 1]
+
+
+class ProbabilityWatch(TorchFunctionMode):
+    """Note which tensors are probabilities by how they were computed, and the logits they came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources: Any = WeakIdKeyDictionary()
+        self._signed: Any = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        out = func(*args, **options)
+        name = getattr(func, "__name__", "")
+        first = args[0] if args else options.get("input")
+        parts = out if isinstance(out, list | tuple) else (out,)
+        for part in parts:
+            if isinstance(part, Tensor):
+                self._note(part, name, first, (func, args[1:], options))
+        return out
+
+    def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
+        if name in _SQUASH and isinstance(first, Tensor):
+            small = first.numel() <= MOST_LOGITS and not name.endswith("_")
+            self._sources[out] = first if small else None  # large ones are attention: not to be kept alive
+        elif name in _SAME and isinstance(first, Tensor) and first in self._sources:
+            function, rest, options = operation
+            source = self._sources[first]
+            self._sources[out] = None if source is None else function(source, *rest, **options)
+        elif name in ("clamp", "clip") and isinstance(first, Tensor) and first in self._sources:
+            self._sources[out] = self._sources[first] if _to_unit(*operation[1:]) else None
+        elif name in _SIGNED:
+            self._signed[out] = None
+        elif self._makes_probabilities(name, first, operation):
+            self._sources[out] = None
+
+    def _makes_probabilities(self, name: str, first: Any, operation: tuple[Any, Any, Any]) -> bool:
+        """Whether an operation makes probabilities, if not by a sigmoid or softmax."""
+        _, rest, options = operation
+        if name == "hardsigmoid" or (name in ("clamp", "clip") and _to_unit(rest, options)):
+            return True
+        if name in ("add", "__add__", "__radd__") and isinstance(first, Tensor) and first in self._signed:
+            return [*rest] == [1]
+        parts = list(first) if isinstance(first, list | tuple) else [first]
+        tensors = [t for t in (*parts, *rest) if isinstance(t, Tensor)]
+        return name in _KEEP_PROBABILITIES and bool(tensors) and all(t in self._sources for t in tensors)
+
+    def is_probability(self, out: Tensor) -> bool:
+        """Whether a tensor was computed from softmaxes and sigmoids alone."""
+        return out in self._sources
+
+    def source(self, out: Tensor) -> Tensor | None:
+        """The logits whose softmax or sigmoid a tensor is, if that is the last thing done."""
+        source: Tensor | None = self._sources.get(out)
+        return source
+
+
+def _to_unit(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether the bounds of a clamp are 0 and 1, about."""
+    bounds = [*arguments, *(options[name] for name in ("min", "max") if name in options)]
+    if len(bounds) != 2 or not all(isinstance(bound, int | float) for bound in bounds):
+        return False
+    return bool(0 <= bounds[0] < 0.01 and 0.99 < bounds[1] <= 1)
+
+
+def look_like_probabilities(p: Tensor, *, is_computed: bool) -> bool:
+    """Whether outputs (1, c) are probabilities: within [0, 1], and computed as such or adding up to one."""
+    if not bool(((p >= 0) & (p <= 1)).all()):
+        return False
+    return is_computed or (p.shape[1] > 1 and abs(float(p.double().sum()) - 1) < 1e-4)
+
+
+def check_probabilities(p: Tensor, task: str, name: str) -> None:
+    """Refuse outputs that cannot be probabilities of the task."""
+    if not bool(((p >= -1e-6) & (p <= 1 + 1e-6)).all()):
+        low, high = float(p.min()), float(p.max())
+        raise InputError(f"{name} gave {low:.3g} to {high:.3g}, not probabilities; leave out returns=.")
+    total = float(p.double().sum())
+    if TASKS[task].link == "softmax" and p.shape[1] > 1 and abs(total - 1) > 1e-3:
+        raise InputError(
+            f"The probabilities of {name} add up to {total:.4g}, not to 1: for a sigmoid per class set the "
+            "module's attribute task = 'multilabel'."
+        )
+
+
+def to_log_odds(p: Tensor, task: str) -> Tensor:
+    """Logits (1, c) whose softmax, or sigmoid for one output or a sigmoid per class, are p.
+
+    >>> to_log_odds(torch.tensor([[0.2, 0.8]]), "classification").softmax(dim=-1)
+    tensor([[0.2000, 0.8000]])
+    """
+    tiny = torch.finfo(p.dtype).eps
+    if p.shape[1] == 1 or TASKS[task].link == "sigmoid":
+        inner = p.clamp(tiny, 1 - tiny)
+        return inner.log() - (1 - inner).log()
+    return p.clamp_min(tiny).log()
+
+
+def to_probabilities(logits: Tensor, task: str) -> Tensor:
+    """The probabilities of logits (1, c)."""
+    if logits.shape[1] == 1 or TASKS[task].link == "sigmoid":
+        return logits.sigmoid()
+    return logits.softmax(dim=-1)

@@ -1,0 +1,492 @@
+"""Whether a foreign module can be trusted: trial calls settle how it is used, and name what is wrong.
+
+Everything is decided by passes over the bag, never by the wording of an error or by a name; if two readings
+are possible, the user is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xmil.core.errors import InputError, UnsupportedError, XmilError, bad_parameter, unknown_name
+from xmil.core.task import TASKS
+from xmil.network.calling import (
+    COMPANIONS,
+    PLAIN,
+    CallStyle,
+    MissingCompanionError,
+    MissingInputError,
+    check_parameters,
+    fixed_value_error,
+    list_call_styles,
+    mask_of_ones,
+    mask_of_zeros,
+    optional_companions,
+)
+from xmil.network.reading import (
+    AmbiguousError,
+    ProbabilityWatch,
+    UnreadableError,
+    check_probabilities,
+    find_logits,
+    look_like_probabilities,
+    to_probabilities,
+)
+
+if TYPE_CHECKING:
+    from xmil.network.network import Network
+
+logger = logging.getLogger(__name__)
+
+ROUNDING = 1e-5  # of the logits: what rounding on parallel devices may change between two passes
+MASK_ROUNDING = 1e-3  # of the logits: between a masked bag and the bag of what the mask keeps
+FEW_INSTANCES = 64  # on which the two shapes of a bag are compared
+MOST_WIDTHS, MOST_INSTANCES = 6, 256  # how many widths and instances are tried to explain a failed call
+T = TypeVar("T")
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def run_trial(network: Network, x: Tensor, *, returns: str | None = None, average: int | None = None) -> None:
+    """Settle how a foreign module is called and read, from trial calls with the full bag (1, n, d).
+
+    Whatever is not plain goes into `network.params` and `network.warnings`, which explanations carry.
+    """
+    task = getattr(network.module, "task", None)
+    if isinstance(task, str) and task not in TASKS:
+        if get_close_matches(task.lower(), TASKS, n=1, cutoff=0.5):  # misspelt
+            raise unknown_name(f"task of {network.name}", task, TASKS)
+        network.trial_warnings += (
+            f"{network.name}.task is {task!r}, none of {', '.join(TASKS)}: taken as classification.",
+        )
+    x = x.clone() if x.is_inference() else x
+    network.trial_bag = x
+    before = network.values_per_instance(x.shape[1])
+    watch, logits = _settle_call(network, x)
+    if not bool(torch.isfinite(logits).all()):
+        bag = network.companions.name
+        raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
+    n, after = x.shape[1], network.values_per_instance(x.shape[1])
+    fixed = [(name, value[1]) for name, value in after.items() if before.get(name) == value]
+    if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
+        owner = "forward" if network.has_forward else network.name
+        network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
+    _check_one_row_per_bag(network, x, logits)
+    _check_optional_companions(network, x)
+    _settle_probabilities(network, logits, watch, returns)
+    _settle_randomness(network, x, logits, average)
+
+
+# How the module is called.
+
+
+def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]:
+    """Take the first style of calling that gives logits, under a watch for probabilities."""
+    if network.has_forward:
+        styles = [network.call_style]
+    else:
+        check_parameters(network.module, network.companions.names)
+        styles = list_call_styles(network.module, network.companions.names)
+    failures: list[FailedCall] = []
+    for style, following in zip(styles, [*styles[1:], None], strict=True):
+        network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
+        try:
+            with watch:
+                raw = network.raw(probe)
+                network.logits_path = find_logits(raw, x.shape[1], name=network.name)
+                logits = network.logits_path(raw)
+        except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's module raises
+            failures.append(FailedCall(style, error))
+            continue
+        network.writes_input = probe._version > 0
+        if style.with_mask is not None:
+            if not _settle_mask(network, x):
+                hidden = UnreadableError(f"{network.name} masks the bag with {style.text}.")
+                failures.append(FailedCall(style, hidden))
+                continue
+            with watch:
+                logits = network.logits_path(network.raw(x))
+        elif style.batch and following is not None and not following.batch:
+            _check_batch(network, x, following)
+        _record_call(network, x)
+        return watch, logits
+    raise call_error(network, x, failures) from failures[0].error
+
+
+def _record_call(network: Network, x: Tensor) -> None:
+    """Record how the module is called, unless that is the plain way; warn if the unit of places matters."""
+    text = f"{network.call_style.text}{network.logits_path}"
+    if text in (PLAIN.text, "forward(net, x)"):
+        return
+    network.params["call"] = text
+    logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, text)
+    if "coords" not in network.call_style.names or "coords" not in network.companions or network.has_forward:
+        return
+    origin = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
+    twin = network.with_companions(coords=origin)  # all patches in one place
+    with seeded(0):
+        logits = network.logits(x)
+    with seeded(0):
+        moved = relative_difference(logits, twin.logits(x))
+    if moved > ROUNDING:
+        top = int(network.companions.select("coords", network.rows(x), x).max())
+        network.trial_warnings += (
+            f"{network.name} gets level-0 coordinates, here up to {top}; if it was trained with "
+            "another unit, pass forward=lambda net, x, *, coords: ... that converts them.",
+        )
+
+
+def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
+    """Refuse a module that takes (1, n, d) and (n, d) and gives another output for each.
+
+    A few instances are enough: with (n, d), some modules compare all pairs of instances.
+    """
+    n = min(x.shape[1], FEW_INSTANCES)
+    part, rows = x[:, :n], None if n == x.shape[1] else torch.arange(n, device=x.device).unsqueeze(0)
+    twin = copy(network)
+    twin.call_style = other
+    with seeded(0):
+        plain = attempt(lambda: find_logits(raw := twin.raw(part.clone(), rows), n, name=network.name)(raw))
+    if n < 2 or plain is None:  # a bag of one instance is read alike
+        return
+    batch = _seeded_logits(network, part, rows)
+    if batch is None or batch.shape != plain.shape or relative_difference(batch, plain) <= ROUNDING * 10:
+        return
+    raise InputError(
+        f"{network.name} takes a bag as (1, n, d) and as (n, d), with different outputs; say which one it "
+        "was trained with: forward=lambda net, x: net(x), or forward=lambda net, x: net(x[0])."
+    )
+
+
+def _settle_mask(network: Network, x: Tensor) -> bool:
+    """Settle which mask shows the full bag; False if none shows any of it.
+
+    A mask that keeps a part of the bag must give what that part gives alone: that says whether True keeps an
+    instance or leaves it out. If neither holds and it matters, the user is asked.
+    """
+    style = network.call_style
+    assert style.with_mask is not None  # noqa: S101  # only such styles come here
+    masks = {
+        "ones": style.with_mask(mask_of_ones, "ones"),
+        "zeros": style.with_mask(mask_of_zeros, "zeros"),
+    }
+    logits = {}
+    for mask, masked in masks.items():
+        network.call_style = masked
+        full, empty = _seeded_logits(network, x), _seeded_logits(network, torch.zeros_like(x))
+        if full is None or empty is None or not bool(torch.isfinite(full).all()):
+            continue
+        if relative_difference(full, empty) > 0:
+            logits[mask] = full
+    if not logits:
+        return False
+    fitting = list(logits)
+    if len(fitting) == 2 and relative_difference(logits["ones"], logits["zeros"]) > ROUNDING:
+        fitting = [mask for mask in fitting if _mask_keeps(network, style, x, keep=mask == "ones")]
+        if len(fitting) != 1:
+            raise InputError(
+                f"{network.name} takes a mask, and its output depends on whether True keeps an instance or "
+                f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
+                "ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place."
+            )
+    network.call_style = masks[fitting[0]]
+    return True
+
+
+def _mask_keeps(network: Network, style: CallStyle, x: Tensor, *, keep: bool) -> bool:
+    """Whether the bag under a mask of its first half gives what the part it would keep gives alone."""
+    if style.with_mask is None or x.shape[1] < 2:
+        return False
+    first = torch.arange(x.shape[1], device=x.device) < x.shape[1] // 2
+    part = (first == keep).nonzero().squeeze(1)
+    network.call_style = style.with_mask(lambda bag: first.expand(bag.shape[:2]), "half")
+    masked = _seeded_logits(network, x)
+    network.call_style = style.with_mask(mask_of_ones if keep else mask_of_zeros, "all")
+    alone = _seeded_logits(network, x[:, part], part.unsqueeze(0))
+    return masked is not None and alone is not None and relative_difference(alone, masked) <= MASK_ROUNDING
+
+
+# What the module needs and returns.
+
+
+def _check_one_row_per_bag(network: Network, x: Tensor, logits: Tensor) -> None:
+    """Refuse a number per instance that passes for logits."""
+    n = x.shape[1]
+    if logits.shape[1] != n or n < 2:
+        return
+    rows = torch.arange(n - 1, device=x.device).unsqueeze(0)
+    fewer = attempt(partial(network.logits, x[:, :-1], rows))
+    if fewer is not None and fewer.shape[1] == n - 1:  # without an answer the logits are taken as they are
+        raise InputError(
+            f"{network.name} returned a number for each instance, not logits of the bag; pass forward= to "
+            "join them, such as forward=lambda net, x: net(x).mean(dim=1)."
+        )
+
+
+def _check_optional_companions(network: Network, x: Tensor) -> None:
+    """Ask the user if companions are optional, the bag has them, and the output depends on them."""
+    names = {} if network.has_forward else optional_companions(network.module, network.companions.names)
+    if not names or network.call_style.names:
+        return
+    batch = network.call_style is PLAIN
+    values = {name: network.companions.select(to, network.rows(x), x) for name, to in names.items()}
+    values = {name: value if batch else value[0] for name, value in values.items()}
+    without = _seeded_logits(network, x)
+    bag = x.clone() if batch else x[0].clone()
+    with seeded(0):
+        with_them = attempt(lambda: network.logits_path(network.module(bag, **values)))
+    if without is None or with_them is None:  # it does not take them as the bag has them
+        return
+    if with_them.shape != without.shape or relative_difference(with_them, without) > ROUNDING:
+        name, to = next(iter(names.items()))
+        raise InputError(
+            f"The output of {network.name} depends on {name!r}, which is optional, and the bag has it; say "
+            f"which: forward=lambda net, x, *, {to}: net(x, {name}={to}), or forward=lambda net, x: net(x)."
+        )
+
+
+def _settle_probabilities(
+    network: Network, output: Tensor, watch: ProbabilityWatch, returns: str | None
+) -> None:
+    """Refuse probabilities that are not announced; settle how announced ones become logits."""
+    task, name = network.task, network.name
+    has_link = TASKS[task].link is not None
+    if returns == "probability":
+        if not has_link:
+            raise bad_parameter("returns", f"explain for a {task} model", "'logit'", returns)
+        check_probabilities(output, task, name)
+        source = watch.source(output)
+        if source is not None and source.numel() == output.numel():
+            source = source.reshape(1, -1)
+        network.link = "log"
+        if source is not None and source.shape == output.shape:
+            same = torch.allclose(to_probabilities(source, task), output, atol=1e-6)
+            network.link = "source" if same else "log"
+        network.params["returns"] = returns
+    elif (
+        returns is None
+        and has_link
+        and look_like_probabilities(output, is_computed=watch.is_probability(output))
+    ):
+        reason = "made by a sigmoid or softmax" if watch.is_probability(output) else "adding up to 1"
+        raise InputError(
+            f"{name} returned what look like probabilities (within [0, 1], {reason}); say "
+            "returns='probability', or returns='logit' if they are logits."
+        )
+
+
+# Whether two passes give the same.
+
+
+def _settle_randomness(network: Network, x: Tensor, first: Tensor, average: int | None) -> None:
+    """Compare a second pass with the first; if they differ, use seeded draws from now on, and warn."""
+    second = network.logits_path(network.raw(x))
+    if not relative_difference(first, second) > ROUNDING:
+        return
+    if (warning := _fast_path_warning(network, x, first, second)) is not None:
+        network.trial_warnings += (warning,)
+        return
+    network.draws = average or 1
+    network.params["average"] = network.draws
+    size = float((first - second).abs().max())
+    shown = (
+        "these scores are of one draw with a fixed seed; average=K takes the mean output of K draws"
+        if network.draws == 1
+        else f"these scores are of the mean output of {network.draws} draws with fixed seeds"
+    )
+    network.trial_warnings += (
+        f"{network.name} is random in eval mode: two passes over this bag differ by {size:.3g} in an output "
+        f"of {float(first.abs().max()):.3g}; {shown}.",
+    )
+
+
+def _fast_path_warning(network: Network, x: Tensor, first: Tensor, second: Tensor) -> str | None:
+    """The warning if torch's fast path, not randomness, makes two passes differ; else None."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        plain = network.logits_path(network.raw(x))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    again = network.logits_path(network.raw(x))
+    if relative_difference(first, plain) > ROUNDING or relative_difference(second, again) > ROUNDING:
+        return None
+    return (
+        f"{network.name} gives another output on torch's fast path, as in a plain prediction (different by "
+        f"{float((first - second).abs().max()):.3g}): there masked rows become zeros. Methods by gradients, "
+        "lrp among them, explain the output without it; build nn.TransformerEncoder with "
+        "enable_nested_tensor=False, or call torch.backends.mha.set_fastpath_enabled(False)."
+    )
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference, as a share of the largest number of the first."""
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-3))
+
+
+def _seeded_logits(network: Network, x: Tensor, rows: Tensor | None = None) -> Tensor | None:
+    """The logits of a bag from a fixed seed, or None if the module cannot run on it."""
+    with seeded(0):
+        return attempt(lambda: network.logits(x, rows))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Start the generators of torch, NumPy and Python from a seed, and put them back afterwards."""
+    python, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # users' modules draw from it
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+# Why a call failed.
+
+
+@dataclass(frozen=True)
+class FailedCall:
+    """A style of calling, and what it raised."""
+
+    style: CallStyle
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.style.text} raised {first_line(self.error)}"
+
+
+def attempt(compute: Callable[[], T]) -> T | None:
+    """What a call into a user's module gives, or None if it raises."""
+    try:
+        return compute()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:  # whatever a user's module raises
+        return None
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line.
+
+    >>> first_line(KeyError("a"))
+    "KeyError: 'a'"
+    """
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+
+
+def call_error(network: Network, x: Tensor, failures: Sequence[FailedCall]) -> XmilError:
+    """The error for a module that no style of calling fits: companions, output, width, instances, in turn."""
+    for failure in failures:
+        name = failure.error.args[0] if isinstance(failure.error, MissingInputError) else None
+        if name in COMPANIONS and (error := network.companions.missing_error([str(name)], network.name)):
+            return error
+    styles = [failure.style for failure in failures]
+    reasons = "; ".join(str(failure) for failure in failures[:2])
+    advice = "; pass forward=lambda net, x: ... that calls it and returns logits (1, c)"
+    advice = "" if network.has_forward else advice
+    return (
+        _first_of(failures, MissingCompanionError)
+        or _first_of(failures, UnreadableError)
+        or _width_error(network, x, styles)
+        or _too_few_error(network, x, styles)
+        or _first_of(failures, XmilError)
+        or InputError(f"{network.name} could not take a bag of shape {tuple(x.shape)}: {reasons}{advice}.")
+    )
+
+
+def _first_of(failures: Sequence[FailedCall], kind: type[XmilError]) -> XmilError | None:
+    return next((failure.error for failure in failures if isinstance(failure.error, kind)), None)
+
+
+def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
+    """The error if the module runs on features of another width, which its layers name."""
+    widths: dict[int, None] = {}
+    for part in network.module.modules():
+        shape = getattr(part, "normalized_shape", (getattr(part, "in_features", None),))
+        width = shape[-1] if isinstance(shape, tuple) and shape else None
+        if isinstance(width, int) and width != x.shape[2]:
+            widths.setdefault(width)
+    for width in list(widths)[:MOST_WIDTHS]:
+        other = torch.zeros(*x.shape[:2], width, dtype=x.dtype, device=x.device)
+        if any(_runs(partial(network.call_in_style, style, other)) for style in styles):
+            return InputError(
+                f"{network.name} takes features of width {width}, but {network.companions.name} has width "
+                f"{x.shape[2]}; use the features of the encoder the model was trained on."
+            )
+    return None
+
+
+def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
+    """The error if the module runs on the same instances, repeated."""
+    n = x.shape[1]
+    for style in styles:
+        if style.names:  # repeated companions would not be those of any bag
+            continue
+
+        def runs(k: int, style: CallStyle = style) -> bool:
+            repeated = x[:, torch.arange(k, device=x.device) % n]
+            return _runs(partial(network.call_in_style, style, repeated))
+
+        if n < MOST_INSTANCES and runs(MOST_INSTANCES):
+            least = smallest(runs, n, MOST_INSTANCES)
+            return InputError(
+                f"{network.name} needs at least {least} instances, but {network.companions.name} has {n}."
+            )
+    return None
+
+
+def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
+    """The error for a module that runs on the full bag, but not on a bag of m of its instances."""
+    bag = network.trial_bag
+    n = m + 1 if bag is None else bag.shape[1]
+
+    def runs(k: int) -> bool:
+        rows = torch.arange(k, device=None if bag is None else bag.device)
+        return bag is not None and _runs(lambda: network.logits(bag[:, :k], rows.unsqueeze(0)))
+
+    if m < n - 1 and runs(n - 1):
+        least = smallest(runs, m, n - 1)
+        return UnsupportedError(
+            f"{network.name} needs at least {least} instances, and here it was to run on {m}; use what keeps "
+            "the bag whole: the methods lrp, ig and gxi, and mode='mask' in flip."
+        )
+    return InputError(
+        f"{network.name} runs on all {n} instances of the bag, but not on {m} of them ({first_line(error)}): "
+        "what it has for each instance must travel with them: name it in forward's signature, such as "
+        "forward=lambda net, x, *, coords: net(x, coords)."
+    )
+
+
+def smallest(runs: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number above `low` that runs, if `high` does.
+
+    >>> smallest(lambda k: k >= 8, 1, 256)
+    8
+    """
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if runs(middle) else (middle, high)
+    return high
+
+
+def _runs(call: Callable[[], object]) -> bool:
+    return attempt(lambda: [call()]) is not None

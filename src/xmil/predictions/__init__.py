@@ -1,1 +1,0 @@
-"""How good predictions are: measures with intervals, figures, tables."""

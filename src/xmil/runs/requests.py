@@ -1,0 +1,512 @@
+"""The requests of every command over slides: each option, with its type, default and help, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xmil.core.errors import InputError, bad_parameter
+from xmil.core.request import Request, option, pop_old
+from xmil.core.text import parse_json
+from xmil.runs.workers.pool import Workers
+
+INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
+COMPUTING = ("out", "engine", "workers", "gpus", "device", "memory", "restart")  # changes no result
+PICTURES, EXPORTS = ("panel", "overlay", "patches"), ("geojson",)
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes from 500MB, 4GB, 2GiB or a plain number.
+
+    >>> parse_size("500MB"), parse_size("2 GiB"), parse_size("1.5G")
+    (500000000, 2147483648, 1500000000)
+    """
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+    number = text.strip().rstrip("BbKMGTikmgt ").strip()
+    unit = text.strip()[len(number) :].strip().removesuffix("B").removesuffix("b")
+    try:
+        size = int(float(number) * units[unit[:1].upper() + unit[1:]])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size < 1:
+        raise InputError(f"memory= must be a size such as 500MB or 4GB. Got {text!r} instead.")
+    return size
+
+
+def parse_parameters(texts: list[str]) -> dict[str, dict[str, Any]]:
+    """Read methods' own parameters from texts such as ig.steps=100.
+
+    >>> parse_parameters(["ig.steps=100", "shapley.output=logit"])
+    {'ig': {'steps': 100}, 'shapley': {'output': 'logit'}}
+    """
+    parameters: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, _, value = text.partition("=")
+        method, _, name = place.partition(".")
+        if not (method and name and value):
+            raise InputError(
+                f"params= must read METHOD.NAME=VALUE, such as ig.steps=100. Got {text!r} instead."
+            )
+        try:
+            parameters.setdefault(method, {})[name] = parse_json(value)
+        except ValueError:
+            parameters.setdefault(method, {})[name] = value
+    return parameters
+
+
+def parse_numbers(text: str) -> tuple[float, ...]:
+    """Read numbers separated by commas."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"Expected numbers separated by commas. Got {text!r} instead.") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Request):
+    """What all commands over slides share: who computes, and how a run goes on."""
+
+    engine: str = option(
+        "local: this machine; ray: Ray, started here; ray:ADDRESS: a running cluster (ray:auto finds it).",
+        "local", panel=COMPUTE,
+    )  # fmt: skip
+    workers: int = option(
+        "Worker processes, each with its own model; 0 runs in this process (with ray: as many as fit).",
+        0, panel=COMPUTE, least=0,
+    )  # fmt: skip
+    restart: bool = option("Delete the earlier run in the output folder and start over.", False, panel=OUTPUT)
+    follow_links: bool = option(
+        "Follow links in input folders; links that are not followed are reported.", True, panel=ADVANCED
+    )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Full digests are a matter of the machine; workers are named by number and engine."""
+        advice = "set the environment variable XMIL_FULL_DIGESTS=1."
+        if pop_old(values, "full_digests", advice):
+            os.environ["XMIL_FULL_DIGESTS"] = "1"
+        if isinstance(workers := values.get("workers"), Workers):
+            address = f":{workers.address}" if workers.address else ""
+            values |= {"workers": workers.workers, "engine": f"{workers.kind}{address}"}
+            values |= {"gpus": workers.gpus} if workers.gpus else {}
+        return values
+
+    def as_dict(self) -> dict[str, Any]:
+        """What run.json keeps of the request: all but who computed, and where the results are."""
+        return {name: value for name, value in super().as_dict().items() if name not in COMPUTING}
+
+    @property
+    def pool(self) -> Workers:
+        """The workers that the request asks for."""
+        kind, _, address = self.engine.partition(":")
+        count = self.workers or (0 if kind == "ray" else 1)
+        return Workers(kind, workers=count, address=address or None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRequest(RunRequest):
+    """A request whose work runs on a device, with draws of a seed."""
+
+    device: str = option("cpu, cuda or cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
+    gpus: float = option(
+        "GPUs per worker; 0.25 lets four workers share one. With ray and a GPU: 1 by default.",
+        0.0, panel=COMPUTE, least=0,
+    )  # fmt: skip
+    seed: int = option("Seed of everything that is drawn at random.", 0, panel=COMPUTE, decides=True)
+
+    @property
+    def pool(self) -> Workers:
+        """The workers, each with its share of the GPUs."""
+        base = super().pool
+        gpus = self.gpus or float(base.kind == "ray" and self.device.startswith("cuda"))
+        return Workers(base.kind, workers=base.workers, address=base.address, gpus=gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortRequest(DeviceRequest):
+    """A request over the feature files of a folder, or of a cohort's rows, with a model."""
+
+    model: tuple[Any, ...] = option(
+        "Checkpoint, folder of `xmil train`, or a network of yours as module:function or file.py:function; "
+        "several models form an ensemble.",
+        panel=INPUT,
+    )  # fmt: skip
+    features: Path = option("Folder of feature files, or a single file.", panel=INPUT)
+    cohort: Path | None = option(
+        "Table of slides and labels; without it, all files are used.", None, panel=INPUT
+    )
+    label: tuple[str, ...] = option(
+        "Label column; for several labels or values their columns, for survival models time and event.",
+        (), panel=INPUT,
+    )  # fmt: skip
+    split: tuple[str, ...] = option("Use only slides of these splits.", (), panel=INPUT)
+    by: str = option(
+        "Unit of a bag: slide, or case (all slides of a case together).", "slide", panel=INPUT,
+        choices=("slide", "case"), decides=True,
+    )  # fmt: skip
+    class_names: tuple[str, ...] = option(
+        "Names of the classes in the model's order, if its file does not store them.",
+        (),
+        panel=INPUT,
+        decides=True,
+    )
+    mpp: float | None = option(
+        "Microns per level-0 pixel, if the files do not store it.", None, panel=INPUT, decides=True
+    )
+    patch_size: int | None = option(
+        "Patch edge in level-0 pixels, if the files do not store it.", None, panel=INPUT, decides=True
+    )
+    format: str = option(
+        "Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT, decides=True
+    )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Columns of survival are labels."""
+        time = pop_old(values, "time", "name both columns of survival as label=[time, event].")
+        event = pop_old(values, "event", "name both columns of survival as label=[time, event].")
+        if time or event:
+            values["label"] = [time or "time", event or "event"]
+        return super().upgrade(values)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What `read_bag` is told where files do not say it."""
+        values: dict[str, Any] = {"mpp": self.mpp, "patch_size": self.patch_size}
+        values |= {"format": None if self.format == "auto" else self.format}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def check_apart(self, out: Path) -> None:
+        """Refuse to write a run among the features."""
+        if self.features.is_dir() and out.resolve() == self.features.resolve():
+            raise InputError(f"{out}: out= is the folder of features=; choose another, such as {out}-run.")
+
+    def places(self) -> dict[str, str | None]:
+        """Where the inputs are, for run.json."""
+        cohort = None if self.cohort is None else str(self.cohort.resolve())
+        return {"features": str(self.features.resolve()), "cohort": cohort}
+
+
+RESULTS = "Folder for results; an interrupted run continues where it stopped."
+BACKGROUND = (
+    "For a model without a background: a folder of features, none, or auto (the run's own, from 50 slides "
+    "on). lrp measures patches against its mean."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainRequest(CohortRequest):
+    """Explain every slide: which instances speak for a class, and which against it.
+
+    Without --out one feature file is explained: verdict, account and strongest patches are printed, and a
+    picture is left in the current folder.
+    """
+
+    out: Path | None = option(f"{RESULTS} Optional for one slide.", None, panel=OUTPUT)
+    slides: Path | None = option(
+        "Folder of slides: draw heatmaps as well, into OUT/heatmaps; without OUT, the slide to draw over.",
+        None, panel=INPUT,
+    )  # fmt: skip
+    methods: tuple[str, ...] = option("Explanation methods.", ("lrp",), panel=WHAT)
+    target: tuple[str, ...] = option(
+        "predicted, label, all, a class by name or number, or a contrast A:B.", ("predicted",), panel=WHAT
+    )
+    output: str | None = option(
+        "The number to explain: logit, contrastive, log_odds, probability, value, risk.", None, panel=WHAT
+    )
+    preset: str = option("Rules of lrp: default, exact, paper, released.", "", panel=WHAT)
+    params: Mapping[str, Mapping[str, Any]] | None = option(
+        "A parameter of one method, such as ig.steps=100; may be repeated.", None, panel=WHAT, flag="--param"
+    )
+    contexts: int = option(
+        "Mean scores of lrp, ig and gxi over so many random sub-bags, with errors.", 0, panel=WHAT, least=0
+    )
+    interactions: int = option(
+        "Pairs that act together, among so many of the strongest patches.", 0, panel=WHAT, least=0
+    )
+    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    memory: int = option(
+        "Memory limit for a method's temporary arrays, such as 500MB or 4GB.",
+        10**9,
+        panel=COMPUTE,
+        parse=parse_size,
+        text="1GB",
+    )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Rare parameters of methods go through `params`."""
+        params = {name: dict(own) for name, own in (values.get("params") or {}).items()}
+        old = {"keep": pop_old(values, "keep", 'pass params={"lrp": {"keep": ...}}.')}
+        if pop_old(values, "save_vectors", 'pass params={"lrp": {"feature_level": True}}.'):
+            old["feature_level"] = True
+        old = {name: value for name, value in old.items() if value is not None}
+        if old:
+            values["params"] = {**params, "lrp": {**params.get("lrp", {}), **old}}
+        return super().upgrade(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(CohortRequest):
+    """Drop instances by each method's scores and see whether the prediction follows."""
+
+    out: Path = option(RESULTS, panel=OUTPUT)
+    methods: tuple[str, ...] = option("Methods; 'all' for every method that fits the model.", (), panel=WHAT)
+    modes: tuple[str, ...] = option(
+        "remove, mask, or both; the random band and SRG use the first.", ("remove", "mask"), panel=WHAT
+    )
+    steps: int = option("Steps per curve.", 100, panel=WHAT)
+    orders: int = option("Random orders for the band.", 20, panel=WHAT)
+    background: str = option(BACKGROUND, "auto", panel=WHAT)
+    truth: Path | None = option(
+        "Ground truth: a folder of GeoJSON, masks or instance labels.", None, panel=INPUT
+    )
+    truth_class: str = option(
+        "Class that the ground truth is evidence for, by name or number.", "1", panel=INPUT
+    )
+    truth_names: tuple[str, ...] = option("QuPath classes that count.", (), panel=INPUT)
+    slides: Path | None = option(
+        "Folder of slides; needed for QuPath's GeoJSON of slides with a bounds offset.", None, panel=INPUT
+    )
+    mask_downsample: float = option("Level-0 pixels per pixel of the masks.", 1.0, panel=INPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(CohortRequest):
+    """Predict every slide: probabilities, values or risks, with measures where the truth is known."""
+
+    out: Path = option(RESULTS, panel=OUTPUT)
+    draws: int = option("Bootstrap draws, over cases.", 1000, panel=ADVANCED)
+    instances: int = option("Sample this many patches per slide; 0 uses all.", 0, panel=ADVANCED, least=0)
+    repetitions: int = option("How often to sample; outputs are averaged.", 1, panel=ADVANCED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileRequest(RunRequest):
+    """Lay patches on the tissue of slides: corners in TRIDENT's layout, outlines, overview pictures."""
+
+    slides: tuple[Path, ...] = option("Slides, or folders of slides.", argument=True)
+    out: Path = option("Folder for the patches; an interrupted run continues where it stopped.", panel=OUTPUT)
+    size: int = option("Patch size in pixels.", 256, decides=True)
+    mpp: float = option("Microns per pixel of a patch.", 0.5, decides=True)
+    overlap: int = option("Pixels that neighbouring patches share.", 0, decides=True)
+    magnification: float | None = option(
+        "Magnification instead of mpp: 20 is 0.5 µm/px, 40 is 0.25.", None, decides=True
+    )
+    slide_mpp: float | None = option("Microns per level-0 pixel, for slides that do not store it.", None)
+    min_tissue: float = option("Minimum share of tissue in a patch.", 0.25, panel=ADVANCED, decides=True)
+    min_std: float = option(
+        "Minimum standard deviation of a patch's grey values.", 8.0, panel=ADVANCED, decides=True
+    )
+    pen: bool = option(
+        "Keep patches with pen marks.", False, panel=ADVANCED, flag="--pen/--no-pen", decides=True
+    )
+    fold: bool = option("Keep patches with folded tissue.", True, panel=ADVANCED, decides=True)
+    blur: bool = option("Keep patches out of focus.", True, panel=ADVANCED, decides=True)
+    coverslip: bool = option("Keep patches with the coverslip's edge.", True, panel=ADVANCED, decides=True)
+    keep_edge: bool = option(
+        "Also patches over the slide's right and lower border.", False, panel=ADVANCED, decides=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedRequest(RunRequest):
+    """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
+
+    tiles: Path = option("Folder of patches written by xmil tile, TRIDENT or CLAM.", panel=INPUT)
+    slides: tuple[Path, ...] = option("Folder of slides.", panel=INPUT)
+    encoder: str = option(
+        "resnet18, resnet50, resnet50_trunc (CLAM's), ctranspath, uni, ..., a timm name, hf-hub:OWNER/NAME, "
+        "FILE.onnx, a TorchScript file, or module:function. The last two run code: use those you trust.",
+        panel=INPUT,
+    )  # fmt: skip
+    out: Path | None = option("Folder for features; TILES/features_ENCODER by default.", None, panel=OUTPUT)
+    weights: Path | None = option(
+        "Weights (a state dict) to use instead of the published ones.", None, panel=INPUT
+    )
+    device: str = option("cpu, cuda, cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
+    precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", panel=COMPUTE)
+    batch: int = option("Patches encoded at once.", 64, panel=COMPUTE)
+    threads: int = option("Threads that read and decode; 0 means one per core, at most 16.", 0, panel=COMPUTE)
+    readers: int = option(
+        "Processes that read and decode; 0: threads instead; -1: one per core for a GPU, threads for a CPU.",
+        -1, panel=COMPUTE,
+    )  # fmt: skip
+    compile: bool = option(
+        "Compile the network: quicker on a GPU; the last digits of features differ.", False, panel=COMPUTE
+    )
+    gpus: float = option("GPUs per worker; 0.25 lets four workers share one.", 0.0, panel=COMPUTE, least=0)
+    stain_norm: bool = option(
+        "Normalise each slide's stains to a reference (Macenko).", False, panel=ADVANCED
+    )
+    input_size: int | None = option(
+        "Input size of the encoder in pixels, instead of its own.", None, panel=ADVANCED
+    )
+    mean: tuple[float, ...] | None = option(
+        "Three numbers that replace the encoder's own.", None, panel=ADVANCED, parse=parse_numbers
+    )
+    std: tuple[float, ...] | None = option(
+        "Three numbers that replace the encoder's own.", None, panel=ADVANCED, parse=parse_numbers
+    )
+    patch_px: int | None = option(
+        "Patch size in pixels, if the file does not store it.", None, panel=ADVANCED
+    )
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawRequest(RunRequest):
+    """Draw each slide's scores: overlays, panels, patch sheets; GeoJSON, OME-TIFF, tables."""
+
+    run: Any = option("Folder of a run, or one explanation file (.parquet).", argument=True)
+    slides: Path | None = option("Folder of slides; without it, scores are drawn alone.", None, panel=INPUT)
+    out: Path | None = option("Folder for the files; RUN/heatmaps by default.", None, panel=OUTPUT)
+    names: tuple[str, ...] = option("Draw only these slides.", (), panel=INPUT)
+    methods: tuple[str, ...] = option("Draw only these methods, in this order.", (), panel=INPUT)
+    target: tuple[str, ...] = option("Only these explained classes, or 'predicted'.", (), panel=INPUT)
+    pictures: tuple[str, ...] = option(
+        "Of panel, overlay, side, patches, map; 'none' for exports alone.", PICTURES, panel=OUTPUT
+    )
+    formats: tuple[str, ...] = option("Of png, pdf, svg.", ("png",), panel=OUTPUT)
+    exports: tuple[str, ...] = option(
+        "Of geojson (QuPath), scores and colours (OME-TIFF), csv, parquet; or 'none'.", EXPORTS, panel=OUTPUT
+    )
+    clip: str = option(
+        "End of the colour scale: whiskers (1.5 IQR), percentile or none.", "whiskers", panel=OUTPUT
+    )
+    percentile: float = option("Where clip=percentile ends the scale.", 99.0, panel=ADVANCED)
+    scale: str = option(
+        "slide: a colour scale per slide; cohort: one scale for all slides.", "slide", panel=OUTPUT,
+        choices=("slide", "cohort"),
+    )  # fmt: skip
+    alpha: float = option("Opacity of the colours over the slide, 0 to 1.", 0.5, panel=ADVANCED)
+    tissue: str = option("Show the slide under the colours in grey or colour.", "grey", panel=ADVANCED)
+    size: int = option("Pixels of a picture's longer edge.", 1200, panel=ADVANCED, least=1)
+    region: tuple[float, ...] | None = option(
+        "Zoom: x,y,width,height in level-0 pixels.", None, panel=ADVANCED, parse=parse_numbers
+    )
+    top: int = option("Number of highest and lowest patches on a sheet.", 8, panel=ADVANCED)
+    pairs: int = option(
+        "Most lines between patches that act together, if the run has interactions.",
+        30,
+        panel=ADVANCED,
+        least=0,
+    )
+    mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None, panel=INPUT)
+    patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None, panel=INPUT)
+    frame: str = option(
+        "Origin of exported coordinates: the scanned bounds, as in QuPath, or level0.",
+        "bounds",
+        panel=ADVANCED,
+    )
+    downsample: int | None = option(
+        "Level-0 pixels per OME-TIFF pixel; by default 1 unless the slide is very wide.", None, panel=ADVANCED
+    )
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The looks of pictures are options of their own."""
+        look = pop_old(values, "look", "pass clip=, alpha=, size= and the like by themselves.")
+        return super().upgrade({**(vars(look) if look is not None else {}), **values})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise bad_parameter("alpha", "heatmap", "a number in the range [0, 1]", self.alpha)
+        if self.region is not None and len(self.region) != 4:
+            raise bad_parameter("region", "heatmap", "x,y,width,height in level-0 pixels", self.region)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest(Request):
+    """Write each slide's scores for QuPath, ASAP, DICOM, OME-Zarr, SpatialData and tables."""
+
+    run: Any = option("Folder of a run, or one explanation file (.parquet).", argument=True)
+    to: tuple[str, ...] = option(
+        "Of qupath (gzipped GeoJSON), asap (XML), dicom (Parametric Map), dicom-annotations, ome-zarr, "
+        "spatialdata, geojson, scores, colours (OME-TIFF), csv, parquet."
+    )  # fmt: skip
+    slides: Path | None = option(
+        "Folder of slides; needed for coordinates in microns or with an offset.", None
+    )
+    out: Path | None = option("Folder for the files; RUN/export by default.", None)
+    methods: tuple[str, ...] = option("Export only these methods.", ())
+    target: tuple[str, ...] = option("Only these explained classes, or 'predicted'.", ())
+    mpp: float | None = option("Microns per level-0 pixel, if no file stores it.", None)
+    patch_size: int | None = option("Patch edge in level-0 pixels, if unknown.", None)
+    restart: bool = option("Write existing files again.", False)
+    follow_links: bool = option(
+        "Follow links in input folders; links that are not followed are reported.", True
+    )
+
+
+INSIDE_METHODS = ("turned", "tokens", "lrp", "occlusion", "shifted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsideRequest(RunRequest):
+    """Map where inside the strongest patches their scores come from; sheets and tiles for QuPath."""
+
+    run: Any = option("Folder of a run of `xmil explain` with lrp.", argument=True)
+    slides: Path = option("Folder of slides.", panel=INPUT)
+    encoder: str = option("The encoder that made the features; see `xmil embed`.", panel=INPUT)
+    weights: Path | None = option("State dict of the encoder.", None, panel=INPUT)
+    model: Path | None = option(
+        "The run's checkpoint; needed if no relevance vectors are stored.", None, panel=INPUT
+    )
+    features: Path | None = option(
+        "Feature files; without them and without vectors, patches are encoded again.", None, panel=INPUT
+    )
+    out: Path | None = option("Folder for the maps; RUN/inside by default.", None, panel=OUTPUT)
+    patches: int = option("Number of strongest patches per slide.", 16, panel=WHAT)
+    method: str = option(f"{', '.join(INSIDE_METHODS[:-1])} or {INSIDE_METHODS[-1]}.", "turned", panel=WHAT)
+    target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
+    patch_px: int | None = option("Patch size in pixels, as given to the encoder.", None, panel=INPUT)
+    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)
+    random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
+    tiff: bool = option("Write the maps as OME-TIFF as well.", False, panel=OUTPUT)
+    device: str = option("cpu, cuda or cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsightRequest(RunRequest):
+    """Find concepts, strategies, shortcuts and biomarkers over a run; write a report and a card."""
+
+    run: Any = option("Folder of a run of `xmil explain`.", argument=True)
+    features: Path = option("Folder of the feature files that were explained.", panel=INPUT)
+    cohort: Path | None = option(
+        "Table with labels and columns of acquisition (site, scanner, ...).", None, panel=INPUT
+    )
+    slides: Path | None = option(
+        "Folder of slides, for image properties of patches and examples in the report.", None, panel=INPUT
+    )
+    model: Path | None = option(
+        "The run's checkpoint, or its training folder; for concepts, and stability over folds.",
+        None,
+        panel=INPUT,
+    )
+    out: Path | None = option("Folder for the findings; RUN/insight by default.", None, panel=OUTPUT)
+    method: str = option("Method whose explanations are analysed.", "lrp", panel=WHAT)
+    target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
+    label: str = option("Label column; it is an outcome and never tested as a cause.", "label", panel=WHAT)
+    concepts: int = option("Size of the dictionary.", 20, panel=WHAT)
+    dictionary: str = option("kmeans, nmf (features >= 0) or topk.", "kmeans", panel=WHAT)
+    causes: tuple[str, ...] = option("Columns to test, or all.", (), panel=WHAT)
+    beside: tuple[Path, ...] = option("Further runs of the same slides (folds, seeds).", (), panel=INPUT)
+    evaluated: Path | None = option(
+        "Run of `xmil evaluate`, for certificates in the card and the album.", None, panel=INPUT
+    )
+    album: bool = option("Write album.pdf, one page per slide.", False, panel=OUTPUT)
+    regions: Path | None = option(
+        "Folder of annotations, SLIDE.geojson; biomarkers within them are added.", None, panel=INPUT
+    )
+    within: tuple[str, ...] = option("Classes of annotations that make a region, or all.", (), panel=WHAT)
+    sanity: int = option(
+        "Slides for the card's sanity tests, with a model; 0 for none.", 10, panel=WHAT, least=0
+    )
+    seed: int = option("Seed for the sample, the dictionary and the tests.", 0, panel=COMPUTE)
+    format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)

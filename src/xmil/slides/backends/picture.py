@@ -1,0 +1,66 @@
+"""Plain pictures through Pillow: PNG, JPEG, and small TIFFs that nothing else decodes."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError, XmilError
+from xmil.slides.backends import UnreadableSlideError
+from xmil.slides.slide import Pixels, Size, Slide, on_white
+
+STRIP = 256  # rows turned into colours in one go, to bound the memory beside the result
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+class PictureSlide(Slide):
+    """A picture held in memory: one level, no mpp of its own."""
+
+    def __init__(self, path: Path, pixels: Pixels, *, kind: str) -> None:
+        height, width = pixels.shape[:2]
+        super().__init__(path, levels=[(width, height)], backend=f"Pillow, {kind}")
+        self._pixels = pixels
+
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:  # noqa: ARG002 - there is one level
+        return self._pixels[y : y + size[1], x : x + size[0]].copy()
+
+
+def open_(path: Path) -> Slide:
+    """Open by Pillow; pictures above its limit for a bomb are refused."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its error stays
+            with Image.open(path) as picture:
+                kind = str(picture.format)
+                if picture.mode not in MODES:
+                    raise UnreadableSlideError(
+                        f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
+                    )
+                check_budget(7 * picture.width * picture.height, "the picture", path)  # pixels and colours
+                pixels = _opaque(picture)
+    except Image.DecompressionBombError:
+        raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
+    except UnidentifiedImageError:
+        raise UnreadableSlideError("Pillow does not know the format") from None
+    except XmilError:
+        raise
+    except Exception as error:  # damaged pictures raise almost any type
+        raise UnreadableSlideError(f"Pillow: {' '.join(str(error).split())}") from None
+    return PictureSlide(path, pixels, kind=kind)
+
+
+def _opaque(picture: Any) -> Pixels:
+    """The picture over white, strip by strip."""
+    width, height = picture.size
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    for top in range(0, height, STRIP):
+        bottom = min(top + STRIP, height)
+        strip = picture.crop((0, top, width, bottom)).convert("RGBA")
+        pixels[top:bottom] = on_white(np.asarray(strip))
+    return pixels

@@ -1,0 +1,416 @@
+"""TIFFs through tifffile: plain, pyramidal and OME-TIFF, read segment by segment.
+
+A segment is a tile or a strip: only those that a region touches are read and decoded, and the last ones are
+kept, since neighbouring patches share them.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.budget import check_budget
+from xmil.core.errors import FileError
+from xmil.core.text import parse_xml
+from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
+from xmil.slides.slide import Pixels, Size, Slide, on_white
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
+
+KEPT = 256 << 20  # bytes of decoded segments kept
+LARGEST_SEGMENT = 2 << 30
+NEEDS_CODECS = (33003, 33004, 33005, 34712, 50001)  # JPEG 2000 by Aperio and by TIFF, WebP
+JPEG, RGB = 7, 2  # TIFF's codes for the compression and the photometric interpretation
+ADOBE_RGB = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"  # "no colour transform"
+_MICRONS = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6}
+
+
+class TiffSlide(Slide):
+    """A TIFF whose pages are the levels."""
+
+    def __init__(self, path: Path, file: Any, series: Any, *, mpp: tuple[float | None, str | None]) -> None:
+        pages = [level.keyframe for level in series.levels]
+        super().__init__(
+            path,
+            levels=[(int(page.imagewidth), int(page.imagelength)) for page in pages],
+            mpp=mpp[0],
+            mpp_source=mpp[1],
+            magnification=_ome_magnification(file),
+            backend=f"tifffile, {series.kind}",
+        )
+        self._file, self._pages = file, pages
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[int, int], npt.NDArray[Any]] = OrderedDict()
+        self._held, self.keep = 0, KEPT  # bytes of them, and how many may be
+
+    def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
+        page = self._pages[level]
+        if page.is_memmappable and page.planarconfig == 1:
+            return self._mapped(page, x, y, size)
+        samples = int(page.samplesperpixel)
+        pixels = np.full((size[1], size[0], samples), 255, dtype=np.uint8)
+        for index in _touched(page, x, y, size):
+            self._paste(pixels, level, index, x, y)
+        return _as_rgb(pixels, page)
+
+    def _mapped(self, page: Any, x: int, y: int, size: Size) -> Pixels:
+        """Uncompressed rows straight from the file: one strip may hold the whole picture."""
+        with self._lock:
+            rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
+        return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
+
+    def _paste(self, pixels: Pixels, level: int, index: int, x: int, y: int) -> None:
+        page = self._pages[level]
+        top, left, plane = _place(page, index)
+        segment = self._segment(level, index)  # (length, width, samples)
+        above, before = max(y - top, 0), max(x - left, 0)
+        part = segment[above : above + pixels.shape[0], before : before + pixels.shape[1]]
+        row, column = max(top - y, 0), max(left - x, 0)
+        part = part[: pixels.shape[0] - row, : pixels.shape[1] - column]
+        channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
+        pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
+
+    def _segment(self, level: int, index: int) -> npt.NDArray[Any]:
+        key = (level, index)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            page = self._pages[level]
+            data = _bytes(self._file, page, index)
+        segment = _decoded(page, data, index)
+        with self._lock:
+            if key not in self._kept:  # another thread may have been quicker
+                self._kept[key] = segment
+                self._held += segment.nbytes
+            while self._held > self.keep and len(self._kept) > 1:
+                self._held -= self._kept.popitem(last=False)[1].nbytes
+        return segment
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_ome(path: Path) -> Slide:
+    """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
+    if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
+        raise UnreadableSlideError("")
+    return _open(path, ome=True)
+
+
+def stored_ome_mpp(path: Path) -> float | None:
+    """The mpp of an OME-TIFF whose pixels another library reads; None where it says nothing."""
+    import tifffile
+
+    try:
+        check_pages(path)
+        with tifffile.TiffFile(path) as file:
+            return mean_mpp(*_ome_sizes(file.ome_metadata or ""))
+    except Exception:  # damaged TIFFs raise almost any type
+        return None
+
+
+def open_(path: Path) -> Slide:
+    """Open by tifffile."""
+    return _open(path, ome=False)
+
+
+def _open(path: Path, *, ome: bool) -> Slide:
+    import tifffile
+
+    try:
+        check_pages(path)
+        file = tifffile.TiffFile(path)
+    except (UnreadableSlideError, FileError):
+        raise
+    except tifffile.TiffFileError:
+        raise UnreadableSlideError("tifffile: not a TIFF, or its header is damaged") from None
+    except Exception as error:  # damaged TIFFs raise almost any type
+        raise UnreadableSlideError(f"tifffile: {' '.join(str(error).split())}") from None
+    try:
+        if ome and not file.is_ome:
+            raise UnreadableSlideError("")
+        if file.is_ome:
+            _check_parts(path, file.ome_metadata or "")
+        return _slide(path, file)
+    except (UnreadableSlideError, FileError):
+        file.close()
+        raise
+    except Exception as error:
+        file.close()
+        raise UnreadableSlideError(
+            f"tifffile: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+
+
+def _slide(path: Path, file: Any) -> Slide:
+    if not file.series:
+        raise UnreadableSlideError("tifffile: the file holds no picture")
+    series = file.series[0]
+    page = series.keyframe
+    if page.dtype is None:
+        raise UnreadableSlideError("tifffile: the file holds no picture")
+    _check_pixels(path, series)
+    slide = TiffSlide(path, file, series, mpp=_mpp(file, page))
+    slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
+    return slide
+
+
+def check_brightfield(path: Path) -> None:
+    """Refuse a plain TIFF of other pixels, of which OpenSlide would show the first page in eight bits."""
+    try:
+        import tifffile
+
+        check_pages(path)
+        with tifffile.TiffFile(path) as file:
+            series = file.series[0]
+            _check_pixels(path, series)
+    except FileError:
+        raise
+    except Exception:  # not for this library to judge
+        return
+
+
+def _check_pixels(path: Path, series: Any) -> None:
+    page = series.keyframe
+    brightfield = series.axes in ("YX", "YXS", "SYX") and page.samplesperpixel in (1, 3, 4)
+    if page.dtype != np.uint8 or not brightfield:
+        kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
+        raise FileError(f"{path}: {_named_kind(series, page)} ({kind}); a brightfield slide has 8-bit RGB.")
+
+
+def _named_kind(series: Any, page: Any) -> str:
+    """What a TIFF is that is no brightfield slide."""
+    if "Z" in series.axes:
+        return "a Z-stack; save one focal plane as a slide of its own"
+    if "T" in series.axes:
+        return "a series in time"
+    if "C" in series.axes or (page.dtype != np.uint8 and page.samplesperpixel == 1):
+        return "a fluorescence image, or channels apart"
+    return "a TIFF of other pixels"
+
+
+def _touched(page: Any, x: int, y: int, size: Size) -> list[int]:
+    """The indices of the segments that a region touches, in every plane."""
+    width, length = _segment_size(page)
+    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
+    columns = range(x // width, (x + size[0] - 1) // width + 1)
+    rows = range(y // length, (y + size[1] - 1) // length + 1)
+    planes = range(1 if page.planarconfig == 1 else page.samplesperpixel)
+    return [(plane * down + row) * across + column for plane in planes for row in rows for column in columns]
+
+
+def _place(page: Any, index: int) -> tuple[int, int, int]:
+    """Row, column and plane of a segment."""
+    width, length = _segment_size(page)
+    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
+    plane, place = divmod(index, across * down)
+    return place // across * length, place % across * width, plane
+
+
+def _segment_size(page: Any) -> Size:
+    if page.is_tiled:
+        return int(page.tilewidth), int(page.tilelength)
+    rows = min(int(page.rowsperstrip or page.imagelength), int(page.imagelength))
+    return int(page.imagewidth), max(1, rows)
+
+
+def _bytes(file: Any, page: Any, index: int) -> bytes | None:
+    if index >= len(page.dataoffsets) or index >= len(page.databytecounts):
+        raise ValueError(f"tile {index} is not in the file")
+    count = page.databytecounts[index]
+    if count == 0:
+        return None
+    file.filehandle.seek(page.dataoffsets[index])
+    data: bytes = file.filehandle.read(count)
+    if len(data) < count:
+        raise ValueError("the file ends too early")
+    return data
+
+
+def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
+    """A segment (length, width, samples); one that was never written is white."""
+    width, length = _segment_size(page)
+    channels = page.samplesperpixel if page.planarconfig == 1 else 1
+    if width * length * channels > LARGEST_SEGMENT:
+        raise ValueError("one strip holds it all; convert it to a tiled TIFF")
+    check_budget(width * length * channels, "a tile", page.parent.filehandle.path)
+    if data is None:
+        return np.full((length, width, channels), 255, dtype=np.uint8)
+    if int(page.compression) == JPEG and find_spec("imagecodecs") is None:
+        return _jpeg(page, data)
+    tables = {"jpegtables": page.jpegtables} if page.jpegtables is not None else {}
+    if int(page.compression) in NEEDS_CODECS and find_spec("imagecodecs") is None:
+        raise ValueError("JPEG 2000 and WebP need imagecodecs: pip install 'xmil[dicom]'")
+    segment: npt.NDArray[Any] = np.asarray(
+        page.decode(data, index, **tables)[0]
+    )  # (depth, length, width, samples)
+    return segment.reshape(segment.shape[1:])
+
+
+def _jpeg(page: Any, data: bytes) -> npt.NDArray[Any]:
+    """A JPEG segment by Pillow: the page's tables go in front, RGB is marked where it is no YCbCr."""
+    from PIL import Image
+
+    head = (page.jpegtables or b"")[2:-2]  # without start and end of image
+    mark = ADOBE_RGB if int(page.photometric) == RGB else b""
+    with Image.open(BytesIO(data[:2] + mark + head + data[2:])) as picture:
+        pixels: npt.NDArray[Any] = np.asarray(
+            picture if page.samplesperpixel == 1 else picture.convert("RGB")
+        )
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
+    if pixels.shape[2] == 4:
+        return on_white(pixels)
+    if pixels.shape[2] == 1:
+        grey = 255 - pixels if int(page.photometric) == 0 else pixels
+        return np.repeat(grey, 3, axis=2)
+    return pixels
+
+
+def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
+    """Microns per pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
+    if file.is_ome:
+        stored = told_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
+        if stored[1] is not None:
+            return stored
+    unit = {2: "inch", 3: "centimeter"}.get(_tag(page, "ResolutionUnit") or 2, "")
+    x, y = (_per_unit(_tag(page, f"{axis}Resolution")) for axis in "XY")
+    across, down = (None if value is None else resolution_mpp(value, unit) for value in (x, y))
+    return told_mpp(across, down, "TIFF resolution tags")
+
+
+def _tag(page: Any, name: str) -> Any:
+    tag = page.tags.get(name)
+    return None if tag is None else tag.value
+
+
+def _per_unit(value: Any) -> float | None:
+    """A rational tag as a number."""
+    if isinstance(value, tuple) and len(value) == 2 and value[1]:
+        return float(value[0]) / float(value[1])
+    return None
+
+
+def _ome_sizes(text: str) -> tuple[float | None, float | None]:
+    """Microns per pixel across and down."""
+    pixels = _ome(text, "Pixels")
+    if pixels is None:
+        return None, None
+    sizes: list[float | None] = []
+    for axis in "XY":
+        scale = _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+        value = pixels.get(f"PhysicalSize{axis}")
+        sizes.append(None if scale is None or value is None else float(value) * scale)
+    return sizes[0], sizes[1]
+
+
+def _ome_magnification(file: Any) -> float | None:
+    objective = _ome(file.ome_metadata, "Objective") if file.is_ome else None
+    with suppress(TypeError, ValueError):
+        return float(objective.get("NominalMagnification", "")) if objective is not None else None
+    return None
+
+
+def _check_parts(path: Path, text: str) -> None:
+    """Refuse an OME-TIFF that is made of files outside its folder: tifffile would mix their pixels in."""
+    for node in _ome_nodes(text, "UUID"):
+        name = node.get("FileName") or ""
+        if set(name) & {"/", "\\", "\0"} or name == "..":
+            raise FileError(
+                f"{path}: its metadata take pixels from {name!r}, outside its folder, which is not opened; "
+                "write the slide as one file."
+            )
+
+
+def _ome(text: str, element: str) -> Any:
+    """The first element of a name, whatever the schema's version."""
+    return next(_ome_nodes(text, element), None)
+
+
+def _ome_nodes(text: str, element: str) -> Iterator[Any]:
+    try:
+        root = parse_xml(text)
+    except ValueError:
+        return
+    yield from (node for node in root.iter() if node.tag.rpartition("}")[2] == element)
+
+
+LARGEST_TILE = 1 << 26  # pixels
+_TAGS = 4096  # of one page, at most
+_WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH, _OFFSETS = 256, 257, 322, 323, 324
+
+
+class _Kind(NamedTuple):
+    """How a TIFF writes numbers: its byte order, and the sizes of plain and of large files."""
+
+    counted: str
+    offset: str
+    tag: int
+    value: int  # where in a tag
+    first: int  # where in the head of the file
+
+
+def check_pages(path: Path) -> None:
+    """Refuse a TIFF whose pages cannot be what they claim; other files pass."""
+    with path.open("rb") as stream:
+        head = stream.read(16).ljust(16, b"\0")
+        if head[:4] in (b"II*\0", b"MM\0*"):
+            end = "<" if head[:1] == b"I" else ">"
+            kind = _Kind(f"{end}H", f"{end}I", 12, 8, 4)
+        elif head[:4] in (b"II+\0", b"MM\0+"):
+            end = "<" if head[:1] == b"I" else ">"
+            kind = _Kind(f"{end}Q", f"{end}Q", 20, 12, 8)
+        else:
+            return
+        for tags in _pages(stream, kind, struct.unpack_from(kind.offset, head, kind.first)[0]):
+            if fault := _tile_fault(tags, kind):
+                raise FileError(f"{path}: {fault}; the file is damaged, copy it again.")
+
+
+def _pages(stream: BinaryIO, kind: _Kind, at: int) -> Iterator[bytes]:
+    """The tags of each page, until the list ends or leaves the file."""
+    visited = set[int]()
+    while at and at not in visited:
+        visited.add(at)
+        try:
+            stream.seek(at)
+            (count,) = struct.unpack(kind.counted, stream.read(struct.calcsize(kind.counted)))
+            yield stream.read(min(count, _TAGS) * kind.tag)
+            (at,) = struct.unpack(kind.offset, stream.read(struct.calcsize(kind.offset)))
+        except (struct.error, OverflowError, OSError):
+            return
+    if at:
+        raise UnreadableSlideError("its list of pages leads back into itself")
+
+
+def _tile_fault(tags: bytes, kind: _Kind) -> str:
+    """What is wrong with a page's tiles; empty where nothing is."""
+    end, sizes, tiles = kind.counted[0], dict.fromkeys((_WIDTH, _LENGTH, _TILE_WIDTH, _TILE_LENGTH), 0), 0
+    for at in range(0, len(tags) - kind.tag + 1, kind.tag):
+        code, number = struct.unpack_from(f"{end}HH", tags, at)
+        if code in sizes:
+            wide = "H" if number == 3 else "I"
+            sizes[code] = struct.unpack_from(f"{end}{wide}", tags, at + kind.value)[0]
+        if code == _OFFSETS:
+            tiles = struct.unpack_from(f"{end}{'Q' if kind.tag == 20 else 'I'}", tags, at + 4)[0]
+    width, length = sizes[_TILE_WIDTH], sizes[_TILE_LENGTH]
+    if width * length > LARGEST_TILE:
+        return f"a tile of {width:,} by {length:,} pixels"
+    if tiles and width and length and -(-sizes[_WIDTH] // width) * -(-sizes[_LENGTH] // length) > tiles:
+        return f"a page claims more pixels than its {tiles:,} tiles hold"
+    return ""

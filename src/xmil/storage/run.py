@@ -1,0 +1,431 @@
+"""The reader of run folders: run.json, tables, explanations, certificates.
+
+run.json, slides.csv, failures.csv   what was done, a row per slide, the slides without a result
+slides/<slide>.parquet               explanations
+interactions/<slide>.<target>.parquet, certificates/<slide>.json, results/<bag>.parquet,
+inside/<slide>.npz, insight/concepts/<slide>.npz    what else commands leave of a slide
+
+A folder may still be growing, and may come from anyone: pipes are refused, links are not followed, and what a
+file says is checked before it is used. Layout 1 of run.json had no number, named its kind `command` in some
+runs and kept settings under `inputs`; it is read as if it were of today.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from glob import escape as escape_glob
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from xmil.core.budget import check_regular, read_parquet
+from xmil.core.errors import FileError, InputError, absent, not_made, unknown_name
+from xmil.core.interactions import Interactions
+from xmil.core.task import Target
+from xmil.core.text import counted, is_plain, parse_json
+from xmil.storage.explanations import read_explanation, read_interactions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from xmil.core.explanation import Explanation
+
+RUN, SLIDES, FAILURES = "run.json", "slides.csv", "failures.csv"
+INTERACTIONS = "interactions"  # the folder of `xmil explain --interactions`
+LAYOUT = 2  # of run.json; later ones are refused, earlier ones keep being read
+TABLES = {"predict": "predictions.csv", "train": "results.csv"}  # of the others slides.csv
+NAMED = ("slide_id", "case_id", "name", "model", "fold", "job")  # never numbers, whatever they look like
+EXPLAINED = ("explain", "evaluate")  # the commands whose runs hold explanations
+PLACES = {  # of a slide's files: the folder and the ending
+    "explanations": ("slides", ".parquet"),
+    "certificate": ("certificates", ".json"),
+    "results": ("results", ".parquet"),
+    "inside": ("inside", ".npz"),
+    "concepts": ("insight/concepts", ".npz"),
+}
+DRAWING = "xmil.heatmaps"  # a higher layer: found by name when a notebook shows a run
+Row = dict[str, str]
+T = TypeVar("T")
+
+
+class Run:
+    """A folder that a command, or its function in Python, has filled.
+
+    Iterating gives the slides that have a result. The folder may still be growing: `table()` and `failed`
+    read it anew. Links inside it are not followed.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        files: Mapping[str, Path] | None = None,
+        follow_links: bool = False,
+    ) -> None:
+        self.path, self.follow_links = Path(path), follow_links
+        self._chosen = None if files is None else dict(files)  # explanations by slide, in place of slides/
+        self._about: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({str(self.path)!r}, {self.kind}: {counted(len(self), 'slide')}, {len(self.failed)} failed)"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.slides)
+
+    def __len__(self) -> int:
+        return len(self.slides)
+
+    def __contains__(self, slide: object) -> bool:
+        return slide in self.slides
+
+    def _read(self, parse: Callable[[Path], T], path: Path) -> T:
+        """What a file says; a subclass may keep it while the file stays the same."""
+        return parse(path)
+
+    def _read_table(self, name: str) -> dict[str, Row]:
+        return self._read(read_rows, self.path / name)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What run.json says; empty where there is none."""
+        if self._about is None:
+            self._about = read_run(self.path) or {}
+        return self._about
+
+    @property
+    def kind(self) -> str:
+        """The command that filled the folder: "explain", "tile", ..."""
+        return str(self.about.get("kind") or "explain")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the results."""
+        return dict(self.about.get("settings", {}))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is doubtful about the run, in sentences."""
+        return [str(text) for text in self.about.get("warnings") or ()]
+
+    @property
+    def task(self) -> str:
+        """The task of the run's model."""
+        return str(self.about.get("task") or self.spec.get("task") or "classification")
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, where the model knows them."""
+        names = self.about.get("class_names") or self.spec.get("class_names")
+        return tuple(map(str, names)) if isinstance(names, list) and names else None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The spec of the run's model, as far as it is written down."""
+        model = self.about.get("model")
+        spec = model.get("spec") if isinstance(model, dict) else None
+        return spec if isinstance(spec, dict) else {}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of the model's file, or of the files of an ensemble."""
+        models = self.about.get("models") or [self.about.get("model")]
+        listed = models if isinstance(models, list) else []
+        return tuple(str(m["digest"]) for m in listed if isinstance(m, dict) and m.get("digest"))
+
+    @property
+    def by_case(self) -> bool:
+        """Whether all slides of a case made one bag."""
+        return (self.about.get("by") or self.settings.get("by")) == "case"
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The rows of slides.csv by slide, as text."""
+        return self._read_table(SLIDES)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The slides that have no result, and why."""
+        return {name: row.get("error", "") for name, row in self._read_table(FAILURES).items()}
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files of explanations by slide."""
+        return list_explanations(self.path / "slides") if self._chosen is None else dict(self._chosen)
+
+    @property
+    def slides(self) -> list[str]:
+        """The slides that have a result: those of the table, then those with a file alone."""
+        if self.kind in TABLES:
+            return list(self._read_table(TABLES[self.kind]))
+        return list(dict.fromkeys([*self.rows, *self.files]))
+
+    def table(self) -> pd.DataFrame:
+        """The run's table: a row per slide, of `predict` per prediction, of `train` per model."""
+        import pandas as pd
+
+        path = self.path / TABLES.get(self.kind, SLIDES)
+        if not path.is_file():
+            raise FileError(f"{path}: no such table; the run has not got that far, or is of another kind.")
+        check_inside(path)
+        texts = dict.fromkeys(NAMED, str)
+        try:
+            return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+        except (OSError, ValueError, OverflowError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise FileError(f"{path}: not a readable table ({why}); make it again.") from None
+
+    def explanation(self, slide: str, *, method: str | None = None, target: Any = None) -> Explanation:
+        """The explanation of a slide by a method, of a target; an error where several fit."""
+        return read_explanation(self.file(slide), method=method, target=target)
+
+    def file(self, slide: str) -> Path:
+        """The file of a slide's explanations."""
+        path = (self._chosen or {}).get(slide, self.path / "slides" / f"{slide}.parquet")
+        with suppress(OSError):  # a name that is too long for a file is that of no slide
+            if is_plain(slide) and path.is_symlink():
+                raise FileError(f"{path}: a link; a run's folder is read without following links.")
+            if is_plain(slide) and path.is_file():
+                return path
+        if slide in self.failed:
+            raise InputError(f"{self.path}: {slide!r} has no explanation: {self.failed[slide]}")
+        raise unknown_name("slide", slide[:80], self.files)
+
+    def find(self, what: str, slide: str) -> Path | None:
+        """A slide's file of a kind in `PLACES`; None where there is none, an error where a link leads out."""
+        if not is_plain(slide):
+            raise FileError(f"The slide name {slide!r} cannot name a file; rename the slide.")
+        folder, suffix = PLACES[what]
+        return self._within(self.path / folder / f"{slide}{suffix}")
+
+    def find_interactions(self, slide: str) -> list[Path]:
+        """The files of a slide's interactions, one for each target."""
+        if not is_plain(slide):
+            return []
+        listed = list_interactions(self.path, slide, links=self.follow_links)
+        return listed.get(slide, [])
+
+    def interactions(self, slide: str, *, target: Any = None) -> Interactions:
+        """The interactions that a run has of a slide; name the target where there are several."""
+        if not is_plain(slide):
+            raise unknown_name("slide", slide, self.slides)
+        every = [read_interactions(path) for path in self.find_interactions(slide)]
+        fitting = [pairs for pairs in every if target is None or pairs.target == Target.of(target)]
+        fitting = fitting or [pairs for pairs in every if str(pairs.target) == str(target)]
+        if len(fitting) != 1:
+            fault = "several fit" if fitting else "none fit"
+            targets = ", ".join(str(pairs.target) for pairs in every) or "none"
+            folder = self.path / INTERACTIONS
+            raise InputError(f"{folder}: {fault} for {slide!r}; name the target. Found: {targets}.")
+        return fitting[0]
+
+    def certificate(self, slide: str) -> dict[str, Any] | None:
+        """A slide's certificate of `xmil evaluate` with each method's curves, where the run has one."""
+        path = self.find("certificate", slide)
+        if path is None:
+            return None
+        stored = self._read(read_json, path)
+        bag = str(stored.get("slide_id") or slide)  # the case, where its slides were one bag
+        mode = str(stored.get("mode"))
+        curves: dict[tuple[str, str], dict[str, list[float]]] = {}
+        with suppress(FileError):
+            results = self.find("results", bag)
+            curves = {} if results is None else self._read(read_curves, results)
+        methods = stored.get("methods")
+        listed = [m for m in methods if isinstance(m, dict)] if isinstance(methods, list) else []
+        return {**stored, "methods": [{**curves.get((str(m.get("method")), mode), {}), **m} for m in listed]}
+
+    def _within(self, path: Path) -> Path | None:
+        """The path where it is a file inside the folder, links followed only when asked."""
+        try:
+            plain = stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+        except (OSError, ValueError):
+            return None
+        if plain and path.parent.parent == self.path:
+            return path
+        if not path.is_file():
+            return None
+        if not self.follow_links and not _resolves_into(path, self.path):
+            raise FileError(
+                f"{path.name}: a link out of its folder, not followed; follow_links=True follows it."
+            )
+        return path
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the kind, counts, warnings, and the first rows."""
+        return str(import_module(DRAWING).run_html(self))
+
+
+def open_run(path: str | PathLike[str]) -> Run:
+    """Open the folder of a run, made by a command or from Python, by this version or an earlier one."""
+    place = Path(path)
+    check_run(place)
+    run = Run(place)
+    _ = run.about  # refused where it cannot be read
+    return run
+
+
+def explained_run(path: str | PathLike[str]) -> Run:
+    """Open the folder of a run that holds explanations; one of another command is refused by its name."""
+    run = open_run(path)
+    check_explained(run)
+    return run
+
+
+def open_explanations(path: str | PathLike[str]) -> Run:
+    """Open a run's folder, a folder of explanations, or one explanation file."""
+    place = Path(path)
+    if place.is_file():
+        folder = place.parent.parent if place.parent.name == "slides" else place.parent
+        return Run(folder, files={place.stem: place})
+    if not place.is_dir():
+        raise InputError(absent(place, "folder or file"))
+    files = list_explanations(place / "slides" if (place / "slides").is_dir() else place)
+    if not files:
+        raise InputError(f"{place}: no explanations here; give the folder that 'xmil explain' wrote.")
+    return Run(place, files=files)
+
+
+def check_run(folder: Path) -> None:
+    """Refuse what is not the folder of a run."""
+    if not folder.is_dir():
+        raise InputError(absent(folder, "folder"))
+    if not (folder / RUN).exists() and not (folder / "slides").is_dir():
+        raise InputError(f"{folder}: not a run (no {RUN} and no slides/); give the folder of `xmil explain`.")
+
+
+def check_explained(run: Run) -> None:
+    """Refuse a run of a command that explains nothing, by what its run.json says of its kind."""
+    kind = run.about.get("kind")
+    if kind not in (None, *EXPLAINED) and not run.files:
+        raise InputError(
+            f"{run.path}: a run of `xmil {kind}`, which holds no explanations; give the folder of "
+            "`xmil explain`."
+        )
+
+
+def list_explanations(folder: Path) -> dict[str, Path]:
+    """The files of explanations in a folder by slide."""
+    paths = sorted(folder.glob("*.parquet"), key=lambda path: path.name)
+    return {path.stem: path for path in paths if not path.name.startswith(".")}
+
+
+def interactions_file(folder: Path, slide: str, target: Target) -> Path:
+    """The file of a slide's interactions for a target, in a run's folder."""
+    against = "" if target.against is None else f"-vs-{target.against}"
+    return folder / INTERACTIONS / f"{slide}.{target.cls}{against}.parquet"
+
+
+def list_interactions(
+    folder: Path, slide: str | None = None, *, links: bool = False
+) -> dict[str, list[Path]]:
+    """The files of interactions in a run's folder by slide, one for each target; links are passed over."""
+    stem, files = re.compile(r"(.+)\.\d+(-vs-\d+)?\.parquet"), dict[str, list[Path]]()
+    pattern = "*.parquet" if slide is None else f"{escape_glob(slide)}.*.parquet"
+    for path in sorted((folder / INTERACTIONS).glob(pattern)):
+        if (parts := stem.fullmatch(path.name)) and (links or not path.is_symlink()):
+            files.setdefault(parts[1], []).append(path)
+    return files
+
+
+def read_run(folder: Path) -> dict[str, Any] | None:
+    """What a folder's run.json says, of whatever layout; None where there is none.
+
+    `kind`, `layout` and `settings` are always there.
+    """
+    path = folder / RUN
+    check_inside(path)
+    try:
+        stored = parse_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not folder.is_dir():  # a file, or a link in a circle, where results should go
+            raise InputError(not_made(folder, error)) from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); use another folder.") from None
+    except ValueError:
+        raise InputError(
+            f"{path}: damaged; put back a copy of it, or make the run again in another folder."
+        ) from None
+    return _upgrade(stored if isinstance(stored, dict) else {}, path)
+
+
+def _upgrade(stored: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What an earlier run.json says, in the words of today's."""
+    layout = stored.get("layout", 1)
+    if not isinstance(layout, int) or layout > LAYOUT:
+        raise InputError(f"{path}: of layout {layout}, which this version does not know; update xmil.")
+    kind = stored.get("kind", stored.get("command"))
+    inputs, settings = stored.get("inputs"), stored.get("settings", stored.get("config"))
+    if "protocol_name" in stored:  # of `xmil bench`, which did not name itself, nor keep its settings apart
+        kind, settings = "bench", stored
+    merged = {
+        **(inputs if isinstance(inputs, dict) else {}),
+        **(settings if isinstance(settings, dict) else {}),
+    }
+    about = {**stored, "kind": kind if isinstance(kind, str) else None, "layout": layout, "settings": merged}
+    if "warnings" in stored:
+        listed = stored["warnings"]
+        about["warnings"] = [str(text) for text in listed] if isinstance(listed, list) else []
+    return about
+
+
+def read_rows(path: Path, key: str = "slide_id") -> dict[str, Row]:
+    """The rows of a table by slide; none where there is no table."""
+    check_inside(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [
+                {k: v or "" for k, v in row.items() if isinstance(k, str)} for row in csv.DictReader(stream)
+            ]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, OSError) and not path.parent.is_dir():
+            raise InputError(not_made(path.parent, error)) from None
+        raise FileError(f"{path.name}: not a readable table ({error}).") from None
+    return {row[key]: row for row in rows if row.get(key)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        stored = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise FileError(f"{path.name}: damaged; it is not JSON.") from None
+    if not isinstance(stored, dict):
+        raise FileError(f"{path.name}: damaged; it is not a JSON object.")
+    return stored
+
+
+def read_curves(path: Path) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """The flip curves of a bag by method and mode, from a file of `xmil evaluate`."""
+    import pyarrow as pa
+
+    try:
+        rows = read_parquet(path, ["method", "mode", "morf", "lerf"]).to_pylist()
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise FileError(f"{path.name}: not a readable result ({str(error).splitlines()[0]}).") from None
+    last = {(str(row["method"]), str(row["mode"])): row for row in rows}
+    return {key: {name: row[name] for name in ("morf", "lerf") if row[name]} for key, row in last.items()}
+
+
+def check_inside(path: Path) -> None:
+    """Refuse what is not a file of the run: a pipe, or a link that leads out of the folder."""
+    check_regular(path)
+    if path.is_symlink() and not _resolves_into(path, path.parent):
+        raise FileError(f"{path}: a link out of the run's folder, which is not followed; copy the file in.")
+
+
+def _resolves_into(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder once links are followed."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # links in a circle
+        return False

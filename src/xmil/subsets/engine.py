@@ -1,0 +1,178 @@
+"""Outputs of parts of a bag for any model: by running it; `closed_forms` has models that need not be run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from xmil.core.errors import bad_parameter
+from xmil.network import Network, frozen
+
+MODES = ("remove", "mask")
+SMALL = 200  # bags up to this size are run without each instance plainly: the same bits as doing it by hand
+LARGE = 1 << 18  # numbers in a bag from which batches of masked bags do not pay
+SLAB = 1 << 26  # entries of the masks that are written out at once
+BUDGET_BYTES = 1 << 30  # what the temporaries of one batch of bags may take, about
+_budget: ContextVar[int] = ContextVar("budget", default=BUDGET_BYTES)
+
+
+@contextmanager
+def memory_budget(n_bytes: int) -> Iterator[None]:
+    """Limit what the temporaries of one batch take within the block, about: smaller batches, same scores."""
+    if n_bytes < 1:
+        raise bad_parameter("n_bytes", "memory_budget", "an int in the range [1, inf)", n_bytes)
+    token = _budget.set(n_bytes)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+class Subsets:
+    """v(S) for the parts S of one bag (1, n, d), from instances that are embedded once.
+
+    A part is the sub-bag in the bag's order. In mode "remove" the other instances are gone, in mode "mask"
+    the vector `fill` (d,) stands in their places. The empty part is n such vectors; without a fill, zeros.
+    Outputs are in double precision; `full` and `empty` (1, c) are those of all and of no instances, `logits`
+    the full bag's as the model gives them. `cost` is what one part takes: "run", a run of the model, "head",
+    a sum or maximum and the model's head, or "sum", the sum alone.
+
+    This class runs any model, parts of one size together. Build one with `xmil.subsets.open_subsets`.
+    """
+
+    cost = "run"
+
+    def __init__(self, network: Network, x: Tensor, fill: Tensor | None = None) -> None:
+        self.network, self.x, self.n = network, x, x.shape[1]
+        self._width = max((p.shape[0] for p in network.module.parameters() if p.ndim > 1), default=1)
+        outside = torch.zeros_like(x[:, :1]) if fill is None else fill.view(1, 1, -1)
+        self.h, self.h0 = network.embed(x), network.embed(outside)  # (1, n, e), (1, 1, e)
+        self.logits = self._aggregate_all()
+        self.full = self.logits.double()
+
+    @cached_property
+    def empty(self) -> Tensor:
+        """The outputs (1, c) of no instances, computed when first needed."""
+        with frozen(self.network.module), torch.no_grad():
+            return self._aggregate_none().double()
+
+    @property
+    def n_bytes(self) -> int:
+        """About the memory that the bag and its embedded instances take."""
+        return sum(v.numel() * v.element_size() for v in vars(self).values() if isinstance(v, Tensor))
+
+    def run(self, masks: Tensor, *, mode: str = "remove") -> Tensor:
+        """Outputs (b, c) of the parts that masks (b, n) hold."""
+        sizes = masks.sum(dim=1)
+        out = self.full.repeat(len(masks), 1)
+        if bool((sizes == 0).any()):
+            out[sizes == 0] = self.empty
+        inner = ((sizes > 0) & (sizes < self.n)).nonzero().squeeze(1)
+        if len(inner):
+            out[inner] = self._run(masks[inner], mode)
+        return out
+
+    def nested(self, orders: Tensor, sizes: Sequence[int], *, mode: str = "remove") -> Tensor:
+        """Outputs (q, len(sizes), c) of the first m instances of orders (q, n), for each size m."""
+        inner = sorted({m for m in sizes if 0 < m < self.n})
+        columns = [self.full.expand(len(orders), 1, -1)]
+        if inner:
+            columns.append(self._nested(orders, inner, mode))
+        if 0 in sizes:
+            columns.append(self.empty.expand(len(orders), 1, -1))
+        place = {m: i for i, m in enumerate([self.n, *inner, 0])}
+        return torch.cat(columns, dim=1)[:, [place[m] for m in sizes]]
+
+    def prefixes(self, orders: Tensor) -> Tensor:
+        """Outputs (p, n + 1, c) of the first 0..n instances of orders (p, n)."""
+        none, everything = (end.expand(len(orders), 1, -1) for end in (self.empty, self.full))
+        inner = [self._prefixes(orders)] if self.n > 1 else []
+        return torch.cat([none, *inner, everything], dim=1)
+
+    def around(self, masks: Tensor, rows: Tensor, choices: Tensor) -> Tensor:
+        """Outputs (b, m, c) of masks (b, n), each with m other choices (b, m, k) of the rows (k,)."""
+        out = []
+        at_once = max(1, SLAB // (choices.shape[1] * self.n))
+        for mask, here in zip(masks.split(at_once), choices.split(at_once), strict=True):
+            changed = mask.unsqueeze(1).repeat(1, here.shape[1], 1)
+            changed[:, :, rows] = here
+            out.append(self.run(changed.flatten(0, 1)).unflatten(0, here.shape[:2]))
+        return torch.cat(out)
+
+    def toggled(self, mask: Tensor, rows: Tensor) -> Tensor:
+        """Outputs (k, c) of a part (n,) with each of the rows (k,) on the other side."""
+        out = []
+        for part in rows.split(max(1, SLAB // self.n)):
+            masks = mask.repeat(len(part), 1)
+            masks[torch.arange(len(part), device=part.device), part] ^= True
+            out.append(self.run(masks))
+        return torch.cat(out)
+
+    def singles(self) -> Tensor:
+        """Outputs (n, c) of each instance alone."""
+        rows = torch.arange(self.n, device=self.x.device).unsqueeze(1)
+        return torch.cat([self._rows(rows[batch], "remove") for batch in self.batches(self.n, 1)]).double()
+
+    def without_each(self) -> Tensor:
+        """Outputs (n, c) of the bag without each of its instances; without its only one it is the empty bag.
+
+        Small bags are run as anyone would by hand, with the same bits.
+        """
+        rows = torch.arange(self.n, device=self.x.device)
+        if 1 < self.n <= SMALL:
+            rests = [rows[rows != k] for k in rows]
+            return torch.cat([self.network(self.x[:, rest], rest.unsqueeze(0)) for rest in rests]).double()
+        return self.toggled(torch.ones_like(rows, dtype=torch.bool), rows)
+
+    def batches(self, n_bags: int, n: int) -> Iterator[slice]:
+        """Slices of range(n_bags) whose temporaries fit the memory budget, for bags of n instances."""
+        step = max(1, _budget.get() // (4 * 16 * max(1, n) * max(self._width, 1)))
+        return (slice(start, min(start + step, n_bags)) for start in range(0, n_bags, step))
+
+    def _aggregate_all(self) -> Tensor:
+        """The outputs (1, c) of the full bag, with the model's own bits."""
+        return self.network.aggregate(self.h)
+
+    def _aggregate_none(self) -> Tensor:
+        """The outputs (1, c) of n vectors `fill`."""
+        return self.network.aggregate(self.h0.repeat(1, self.n, 1))
+
+    def _run(self, masks: Tensor, mode: str) -> Tensor:
+        """Outputs of parts that are neither empty nor full."""
+        if mode == "remove":
+            return self._by_size(masks, mode)
+        singly = self.h.numel() > LARGE and not self.h.is_cuda
+        parts = masks.split(1) if singly else [masks[b] for b in self.batches(len(masks), self.n)]
+        rows, table = torch.arange(self.n, device=masks.device), torch.cat([self.h[0], self.h0[0]])
+        bags = (table[torch.where(part, rows, self.n)] for part in parts)
+        return torch.cat([self.network.aggregate(bag) for bag in bags]).double()
+
+    def _by_size(self, masks: Tensor, mode: str) -> Tensor:
+        """Outputs of parts by their rows, those of one size together."""
+        sizes, out = masks.sum(dim=1), self.full.new_empty(len(masks), self.full.shape[1])
+        for size in sizes.unique().tolist():
+            index = (sizes == size).nonzero().squeeze(1)
+            for batch in self.batches(len(index), size):
+                rows = masks[index[batch]].nonzero()[:, 1].view(-1, size)
+                out[index[batch]] = self._rows(rows, mode).double()
+        return out
+
+    def _rows(self, rows: Tensor, mode: str) -> Tensor:  # noqa: ARG002 - the model has no rows for masked ones
+        """Outputs of one batch of parts by their rows (b, m)."""
+        return self.network.aggregate(self.h[0][rows], rows)
+
+    def _nested(self, orders: Tensor, sizes: list[int], mode: str) -> Tensor:
+        """Outputs (q, len(sizes), c) for sizes that ascend within (0, n)."""
+        ranks, limits, out = orders.argsort(dim=1), torch.tensor(sizes, device=orders.device), []
+        for part in limits.split(max(1, SLAB // ranks.numel())):
+            masks = ranks.unsqueeze(1) < part.view(1, -1, 1)  # (q, s, n)
+            out.append(self._run(masks.flatten(0, 1), mode).unflatten(0, masks.shape[:2]))
+        return torch.cat(out, dim=1)
+
+    def _prefixes(self, orders: Tensor) -> Tensor:
+        return self._nested(orders, list(range(1, self.n)), "remove")

@@ -1,1 +1,0 @@
-"""The evidence benchmark: bags of digits whose evidence is known, tables and plots."""

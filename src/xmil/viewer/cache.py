@@ -1,0 +1,108 @@
+"""Results and files held in memory: a file is read again once it has changed, the least used results go."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from threading import Lock
+from typing import Any, Generic, TypeVar
+
+from xmil.core.errors import FileError, XmilError
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path) -> Stamp | None:
+    """What changes when a file does; None if there is no file."""
+    try:
+        facts = path.stat()
+    except (OSError, ValueError):
+        return None
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino
+
+
+class Cache(Generic[T]):
+    """The last few results by key, up to a total weight; safe to share between threads."""
+
+    def __init__(self, limit: int, weigh: Callable[[T], int] = lambda _: 1) -> None:
+        self._limit, self._weigh, self.weight = limit, weigh, 0
+        self._results: OrderedDict[Hashable, T] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> T | None:
+        """The result stored under a key."""
+        with self._lock:
+            if key not in self._results:
+                return None
+            self._results.move_to_end(key)
+            return self._results[key]
+
+    def put(self, key: Hashable, value: T) -> T:
+        """Store a result; drop the least used ones if they weigh too much together."""
+        with self._lock:
+            if key in self._results:
+                self.weight -= self._weigh(self._results.pop(key))
+            self._results[key] = value
+            self.weight += self._weigh(value)
+            while self.weight > self._limit and len(self._results) > 1:
+                self.weight -= self._weigh(self._results.popitem(last=False)[1])
+        return value
+
+    def fetch(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The result stored under a key, or computed and stored now."""
+        result = self.get(key)
+        return self.put(key, compute()) if result is None else result
+
+
+class Files(Generic[T]):
+    """Files through a reader, each read once until it changes. Errors are stored as well.
+
+    With `patience` a file is checked again only after so many seconds.
+    """
+
+    def __init__(self, read: Callable[[Path], T], limit: int, *, patience: float = 0.0) -> None:
+        self._read, self._patience = read, patience
+        self._checked: dict[Path, float] = {}
+        self._stored: Cache[tuple[Stamp, T | None, XmilError | None]] = Cache(limit)
+
+    def get(self, path: Path) -> T:
+        """The content of the file now."""
+        stored, clock = self._stored.get(path), time.monotonic()
+        is_fresh = clock - self._checked.get(path, float("-inf")) < self._patience
+        if stored is None or not is_fresh:
+            if stored is not None and self._patience:  # only for the few files that every slide needs
+                self._checked[path] = clock
+            now = stamp(path)
+            if now is None:
+                raise FileError(f"{path.name}: no such file.")
+            if stored is None or stored[0] != now:
+                stored = self._stored.put(path, (now, *self._try(path)))
+        if stored[2] is not None:
+            raise FileError(str(stored[2]))
+        return stored[1]  # type: ignore[return-value]  # there is a value if there is no error
+
+    def _try(self, path: Path) -> tuple[T | None, XmilError | None]:
+        try:
+            return self._read(path), None
+        except XmilError as error:
+            return None, FileError(str(error).replace(str(path), path.name))
+        except Exception as error:  # a damaged file must not end the server, whatever is wrong with it
+            return None, FileError(f"{path.name}: cannot be read ({type(error).__name__}).")
+
+
+def to_json(content: Any) -> bytes:
+    """Strict JSON: numbers that JSON cannot express become null."""
+    return json.dumps(_finite(content), allow_nan=False, default=str, separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

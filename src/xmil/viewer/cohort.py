@@ -1,0 +1,249 @@
+"""Similar patches over all slides: short codes of the features of every slide, in bounded memory.
+
+Unit features are projected at random to a few numbers (their cosines stay about the same), slide by slide; of
+large cohorts an even sample of each slide's patches. The best by code are compared by their features.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from heapq import nlargest
+from io import BytesIO
+from threading import Lock, Thread
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.errors import XmilError
+from xmil.data import read_bag
+from xmil.viewer.cache import Cache, Stamp, stamp
+from xmil.viewer.collection import Collection, MissingError
+from xmil.viewer.layers import Evidence
+from xmil.viewer.whatif import CaseBags
+
+DIMS = 64  # numbers of a code
+ROWS = 2_000_000  # codes in all: 256 MB
+K = 12  # patches that are shown
+TRIED = 96  # best by code, whose features are compared
+OPENED = 12  # slides whose features are read for one question
+Floats = npt.NDArray[np.float32]
+
+
+class CohortIndex:
+    """Codes of the patches of all slides, made in the background on the first question."""
+
+    def __init__(self, collection: Collection, bags: CaseBags) -> None:
+        self._collection, self._bags = collection, bags
+        self._lock = Lock()
+        self._builds: dict[int, _Codes] = {}
+
+    def ask(self, key: int, run: int, index: int) -> dict[str, Any]:
+        """The patches of other slides most like one, or how far the index is."""
+        bag = self._bags.get(key, run)
+        own = bag.features[bag.rows]
+        if not 0 <= index < len(own):
+            raise MissingError(f"There is no patch {index}; the slide has {len(own)}.")
+        codes = self._codes(run)
+        if not codes.ready:
+            return {"done": codes.done, "of": codes.of, "neighbours": None}
+        near = codes.nearest(_unit(own[index : index + 1])[0], key)
+        return {"done": codes.done, "of": codes.of, "neighbours": self._compare(own[index], near, run)}
+
+    def _codes(self, run: int) -> _Codes:
+        with self._lock:
+            codes = self._builds.get(run)
+            slides = self._collection.refresh()
+            if codes is None or (codes.ready and codes.of != len(slides)):
+                codes = self._builds[run] = _Codes(len(slides))
+                Thread(target=codes.build, args=(self._collection, run), daemon=True).start()
+            return codes
+
+    def _compare(self, feature: Floats, near: list[tuple[int, int]], run: int) -> list[dict[str, Any]]:
+        """The nearest by the cosine of their features, of the slides that come first."""
+        unit, neighbours = _unit(feature[None])[0], []
+        for key in list(dict.fromkeys(key for key, _ in near))[:OPENED]:
+            try:
+                bag = self._bags.get(key, run)
+            except XmilError:
+                continue
+            rows = [row for other, row in near if other == key]
+            cosines = _unit(bag.features[bag.rows][rows]) @ unit
+            neighbours += [
+                {"key": key, "index": row, "similarity": float(cosine)}
+                for row, cosine in zip(rows, cosines, strict=True)
+            ]
+        return sorted(neighbours, key=lambda each: (-each["similarity"], each["key"], each["index"]))[:K]
+
+
+class _Codes:
+    """The codes of all slides, grown one slide at a time."""
+
+    def __init__(self, slides: int) -> None:
+        self.of, self.done, self.ready = slides, 0, False
+        self._parts: list[npt.NDArray[np.float16]] = []
+        self._places: list[npt.NDArray[np.int32]] = []
+        self._turn: Floats | None = None
+
+    def build(self, collection: Collection, run: int) -> None:
+        """Read slide by slide; those that cannot be read are left out."""
+        most = max(1, ROWS // max(1, self.of))
+        for key in range(self.of):
+            with suppress(XmilError):
+                self._add(key, read_bag(collection.feature_file(key, run), collection.layout).features, most)
+            self.done = key + 1
+        self.ready = True
+
+    def _add(self, key: int, features: Floats, most: int) -> None:
+        rows = np.unique(np.linspace(0, len(features) - 1, min(most, len(features))).astype(np.int64))
+        if self._turn is None:
+            rng = np.random.default_rng(0)
+            self._turn = rng.normal(size=(features.shape[1], DIMS)).astype(np.float32) / np.float32(DIMS**0.5)
+        if features.shape[1] != len(self._turn):
+            return  # other features than the rest
+        self._parts.append((_unit(features[rows]) @ self._turn).astype(np.float16))
+        self._places.append(np.stack([np.full(len(rows), key), rows], axis=1).astype(np.int32))
+
+    def nearest(self, unit: Floats, key: int) -> list[tuple[int, int]]:
+        """Slide and row of the patches whose codes are nearest, nearest first; not those of one slide."""
+        if self._turn is None or len(unit) != len(self._turn):
+            return []
+        code = unit @ self._turn
+        best: list[tuple[float, int, int]] = []
+        for part, places in zip(self._parts, self._places, strict=True):
+            if places[0, 0] == key:
+                continue
+            likeness = part.astype(np.float32) @ code
+            first = np.argsort(-likeness)[:TRIED]
+            best += [(-float(likeness[i]), int(places[i, 0]), int(places[i, 1])) for i in first]
+        return [(slide, row) for _, slide, row in sorted(best)[:TRIED]]
+
+
+def _unit(features: Floats) -> Floats:
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return np.asarray(features / np.maximum(lengths, np.finfo(np.float32).tiny), dtype=np.float32)
+
+
+PER_SLIDE = 3  # of them from one slide: a wall of one slide says little of the cohort
+SMALL = 64  # pixels of the longer edge of a small picture
+Key = tuple[str | None, bool | None]
+Strong = tuple[float, int, int]  # strength, slide, patch
+
+
+class CohortWall:
+    """The strongest patches by label and by right and wrong; slides are read one by one."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._collection = collection
+        self._walls: Cache[dict[str, Any]] = Cache(32)
+        self._small: Cache[bytes] = Cache(16 << 20, len)
+        self._lock = Lock()  # one wall is built at a time
+
+    def columns(self, run: int) -> list[tuple[str, str]]:
+        """The signed methods and targets of a run, by number, from its first slide that can be read."""
+        for key in range(len(self._collection.refresh())):
+            try:
+                columns = self._collection.evidence(key, run).columns
+            except XmilError:
+                continue
+            return [(c["method"], c["target"]) for c in columns if c["signed"]]
+        return []
+
+    def wall(self, run: int, column: int) -> dict[str, Any]:
+        """The patches that say most for and against, for each label and for right and wrong predictions."""
+        method, target = self._name_column(run, column)
+        with self._lock:
+            key = (run, method, target, self._stamps(run))
+            return self._walls.fetch(key, lambda: self._build(run, method, target))
+
+    def small(self, key: int, run: int, column: int) -> bytes:
+        """A slide's scores as a small PNG in the colours of the heatmaps; no scores are transparent."""
+        path = self._collection.run(run).find("explanations", self._collection.slide(key))
+        method, target = self._name_column(run, column)
+
+        def draw() -> bytes:
+            evidence = self._collection.evidence(key, run)
+            return _picture(evidence, _scores(evidence, method, target))
+
+        return self._small.fetch((key, run, method, target, stamp(path) if path else None), draw)
+
+    def _name_column(self, run: int, column: int) -> tuple[str, str]:
+        self._collection.run(run)
+        columns = self.columns(run)
+        if not 0 <= column < len(columns):
+            raise MissingError(f"There are no scores {column}; the run has {len(columns)} with signs.")
+        return columns[column]
+
+    def _stamps(self, run: int) -> tuple[Stamp | None, ...]:
+        stamps: list[Stamp | None] = []
+        for slide in self._collection.refresh():
+            try:
+                path = self._collection.run(run).find("explanations", slide)
+            except XmilError:
+                path = None
+            stamps.append(None if path is None else stamp(path))
+        return tuple(stamps)
+
+    def _build(self, run: int, method: str, target: str) -> dict[str, Any]:
+        groups: dict[Key, tuple[list[Strong], list[Strong]]] = {}
+        slides = 0
+        for key in range(len(self._collection.refresh())):
+            try:
+                scores = _scores(self._collection.evidence(key, run), method, target)
+            except XmilError:
+                continue  # the list says what is wrong with it
+            slides += 1
+            facts = self._collection.facts(key)
+            sides = groups.setdefault((facts["label"], facts["correct"]), ([], []))
+            for side, signed in zip(sides, (scores, -scores), strict=True):
+                positive = np.flatnonzero(signed > 0)
+                best = positive[np.argsort(-signed[positive], kind="stable")[:PER_SLIDE]]
+                side[:] = nlargest(K, [*side, *((float(signed[i]), key, int(i)) for i in best)])
+        entries = [
+            {
+                "label": label,
+                "correct": correct,
+                **{
+                    name: [{"key": key, "index": i, "score": sign * size} for size, key, i in side]
+                    for name, sign, side in (("supporting", 1, supporting), ("refuting", -1, refuting))
+                },
+            }
+            for (label, correct), (supporting, refuting) in sorted(groups.items(), key=lambda g: str(g[0]))
+        ]
+        return {"method": method, "target": target, "slides": slides, "groups": entries}
+
+
+def _scores(evidence: Evidence, method: str, target: str) -> npt.NDArray[np.float32]:
+    for place, column in enumerate(evidence.columns):
+        if (column["method"], column["target"]) == (method, target):
+            return np.asarray(evidence.scores[place])
+    raise MissingError(f"This slide has no scores of {method} for {target}.")
+
+
+def _picture(evidence: Evidence, scores: npt.NDArray[np.float32]) -> bytes:
+    """One pixel is the mean of the patches whose centres fall into it; one clear pixel without places."""
+    from PIL import Image
+
+    from xmil.heatmaps import SIGNED, Scale
+
+    pixels = np.zeros((1, 1, 4), dtype=np.uint8)
+    if evidence.coords is not None and evidence.n:
+        edge = evidence.patch_size or 1
+        corner = evidence.coords.min(axis=0)
+        places = evidence.coords - corner + edge // 2
+        span = (evidence.coords.max(axis=0) - corner + edge).astype(np.float64)
+        pixel = max(float(span.max()) / SMALL, float(edge))
+        width, height = (max(1, int(np.ceil(length / pixel))) for length in span)
+        cell = (places[:, 1] // pixel).astype(np.int64) * width + (places[:, 0] // pixel).astype(np.int64)
+        counts = np.bincount(cell, minlength=width * height)
+        mean = np.bincount(cell, weights=scores, minlength=width * height) / np.maximum(counts, 1)
+        size = np.abs(mean[counts > 0])
+        limit = float(np.quantile(size, 0.95)) if size.any() else 1.0
+        painted = Scale(-1, 1, True, SIGNED).paint(np.clip(mean / (limit or 1.0), -1, 1))
+        pixels = np.zeros((height * width, 4), dtype=np.uint8)
+        pixels[:, :3] = painted[:, :3]
+        pixels[:, 3] = np.where(counts > 0, 255, 0)
+        pixels = pixels.reshape(height, width, 4)
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,264 @@
+"""A slide's scores as one compact block of bytes, and the facts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from xmil.core.bag import FloatArray
+from xmil.core.budget import read_parquet
+from xmil.core.errors import FileError, XmilError
+from xmil.core.inside import Inside
+from xmil.core.interactions import Interactions
+from xmil.core.patches import Patches, Placed
+from xmil.core.task import Target
+from xmil.storage import KEY, RAW, SPREAD, STABLE, STDERR, ConceptMaps, patches_in, read_header
+
+INT32 = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence(Placed):
+    """Scores (columns, n) of one slide in one run, and where its patches lie."""
+
+    columns: list[dict[str, Any]]
+    scores: npt.NDArray[np.float32]
+    patches: Patches
+    outputs: list[list[float]]  # of each model of an ensemble, or of the one
+
+    @property
+    def logits(self) -> list[float]:
+        """The outputs of the model, or the mean of an ensemble's."""
+        return [float(value) for value in np.mean(self.outputs, axis=0)]
+
+    @property
+    def n(self) -> int:
+        """How many patches the slide has."""
+        return int(self.scores.shape[1])
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is known where the patches lie."""
+        return self.patches.missing is None
+
+    def count_inside(self, width: int, height: int) -> int:
+        """How many patches have their centre on a slide of this size."""
+        if self.coords is None or self.patch_size is None:
+            return self.n
+        x, y = (self.coords + self.patch_size // 2).T
+        return int(((x >= 0) & (y >= 0) & (x < width) & (y < height)).sum())
+
+    def at(self, mpp: float | None) -> Evidence:
+        """The evidence with its places, where they had to wait for the slide's mpp."""
+        if self.placed or self.raw_coords is None or mpp is None:
+            return self
+        return replace(self, patches=_check(self.patches.placed(mpp)))
+
+    def to_bytes(self) -> bytes:
+        """Little endian: int32 x0[n] and y0[n] where placed, then float32[n] for each column."""
+        scores = self.scores.astype("<f4", copy=False).tobytes()
+        if self.coords is None or not self.placed:
+            return scores
+        return self.coords.T.astype("<i4").tobytes() + scores
+
+
+def read_evidence(path: Path) -> Evidence:
+    """The scores in a file of explanations; what methods keep beyond scores is left unread."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    header = read_header(path)
+    try:
+        stored = set(pq.read_schema(path).names)
+        columns = _columns(header["columns"], stored)
+        shown = [column["name"] for column in columns]
+        table = read_parquet(path, ["x0", "y0", *(name for name in RAW if name in stored), *shown])
+        if not shown:
+            raise ValueError("no scores in it")
+        scores = [table[name].to_numpy().astype(np.float32) for name in shown]
+        return Evidence(
+            columns=columns,
+            scores=np.stack(scores),
+            patches=_check(patches_in(header, table)),
+            outputs=_outputs(header, shown[0]),
+        )
+    except XmilError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileError(f"{path.name}: the explanation is damaged ({reason}); explain it again.") from None
+
+
+def _outputs(header: dict[str, Any], name: str) -> list[list[float]]:
+    """The outputs of each model: beside the scores of an ensemble, whose own are the mean."""
+    mean = [float(value) for value in header["columns"][name]["logits"]]
+    stored = (header.get("provenance") or {}).get("logits") or [mean]
+    each = [[float(value) for value in outputs] for outputs in stored]
+    return each if all(len(outputs) == len(mean) for outputs in each) else [mean]
+
+
+def targets_in(path: Path, method: str) -> dict[str, tuple[Target, str | None]]:
+    """The targets that a method explained, by their words, each with the number that was explained."""
+    targets = {}
+    for meta in read_header(path)["columns"].values():
+        if meta["method"] == method:
+            target, kind = Target(**meta["target"]), (meta.get("params") or {}).get("output")
+            targets[str(target)] = (target, kind if isinstance(kind, str) else None)
+    return targets
+
+
+def count_patches(path: Path) -> int:
+    """How many patches a file of explanations has, from its footer; an error where it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        footer = pq.read_metadata(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileError(f"{path.name}: not a readable explanation ({reason}); explain it again.") from None
+    if KEY not in (footer.metadata or {}):
+        raise FileError(f"{path.name}: a Parquet file, but not an explanation (no xmil metadata).")
+    return int(footer.num_rows)
+
+
+BESIDE = {SPREAD: "spread", STDERR: "standard error", STABLE: "stable"}
+
+
+def _columns(metas: dict[str, Any], stored: set[str]) -> list[dict[str, Any]]:
+    """The columns to show: each method and target, then what stands beside its scores.
+
+    `beside` names the column they belong to; `stable`, whether the sign is sure, is 0 or 1.
+    `made` says how an explanation was made, as names and words: rule, baseline, samples.
+    """
+    columns = []
+    for name, meta in metas.items():
+        params, output = meta.get("params"), meta.get("output")
+        facts = params.items() if isinstance(params, dict) else ()
+        plain = [(str(key), value) for key, value in facts if isinstance(value, str | bool | int | float)]
+        column = {
+            "name": name,
+            "beside": None,
+            "kind": "scores",
+            "method": str(meta["method"]),
+            "target": str(Target(**meta["target"])),
+            "signed": bool(meta["signed"]),
+            "output": None if output is None else float(output),
+            "audit": meta.get("audit") if isinstance(meta.get("audit"), dict) else None,
+            "made": [(key, f"{v:.6g}" if isinstance(v, float) else str(v)) for key, v in plain],
+            "warnings": [str(text) for text in meta.get("warnings") or ()],
+        }
+        columns.append(column)
+        for suffix, kind in BESIDE.items():
+            if name + suffix in stored:
+                changes = {"name": name + suffix, "beside": name, "kind": kind, "signed": False}
+                changes |= {"method": f"{column['method']} ({kind})", "output": None, "audit": None}
+                columns.append({**column, **changes})
+    return columns
+
+
+def _check(patches: Patches) -> Patches:
+    coords = patches.coords
+    if coords is not None and coords.size and not np.abs(coords).max() < INT32:
+        raise ValueError("coordinates out of range")
+    return patches
+
+
+def fitting_maps(maps: ConceptMaps, evidence: Evidence, slide_id: str) -> ConceptMaps:
+    """The maps, where they are of this explanation: of its patches, and of the scores of its column."""
+    own = [
+        i for i, c in enumerate(evidence.columns) if (c["method"], c["target"]) == (maps.method, maps.target)
+    ]
+    if not own or len(maps) != evidence.n or not np.allclose(evidence.scores[own[0]], maps.scores, rtol=1e-4):
+        raise FileError(
+            f"The concepts of {slide_id!r} belong to another explanation; run `xmil insight` again."
+        )
+    return maps
+
+
+def concepts_layer(maps: ConceptMaps) -> dict[str, Any]:
+    """The concepts, those with most relevance first, and what of the scores goes through none."""
+    sums = maps.values.sum(axis=0, dtype=np.float64)
+    order = np.argsort(-np.abs(maps.values).sum(axis=0), kind="stable")
+    spoken = [int(k) for k in order if np.any(maps.values[:, k])]
+    total = float(maps.scores.sum(dtype=np.float64))
+    return {
+        "method": maps.method,
+        "target": maps.target,
+        "concepts": [{"concept": k, "sum": float(sums[k])} for k in spoken],
+        "total": total,
+        "rest": total - float(sums.sum()),
+    }
+
+
+FINEST = 56  # places along the edge of a patch: as many as a screen shows
+
+
+def read_layer(path: Path) -> dict[str, Any]:
+    """What the page needs of a file of maps."""
+    inside = Inside.load(path)
+    maps = summed(inside.maps, FINEST)
+    return {
+        "method": inside.method,
+        "target": inside.target,
+        "encoder": inside.encoder,
+        "warnings": list(inside.warnings),
+        "limit": float(np.abs(maps).max(initial=0.0)),
+        "height": maps.shape[1],
+        "width": maps.shape[2],
+        "maps": [
+            {
+                "patch": int(inside.patches[i]),
+                "box": [int(value) for value in inside.boxes[i]],
+                "values": [float(value) for value in maps[i].ravel()],
+                "limit": float(np.abs(maps[i]).max(initial=0.0)),
+                **{name: float(getattr(inside.audit, name)[i]) for name in vars(inside.audit)},
+            }
+            for i in range(len(inside))
+        ],
+    }
+
+
+def fits(layer: dict[str, Any], evidence: Evidence) -> bool:
+    """Whether the maps are of these patches and these scores."""
+    rows = np.array([one["patch"] for one in layer["maps"]], dtype=np.int64)
+    corners = np.array([one["box"][:2] for one in layer["maps"]], dtype=np.int64).reshape(-1, 2)
+    if evidence.coords is None or len(rows) == 0 or not 0 <= rows.min() <= rows.max() < evidence.n:
+        return False
+    scores = np.array([one["score"] for one in layer["maps"]], dtype=np.float32)
+    near = np.isclose(evidence.scores[:, rows], scores, rtol=1e-4, atol=1e-7).all(axis=1)
+    return bool((evidence.coords[rows] == corners).all() and near.any())
+
+
+def summed(maps: FloatArray, finest: int) -> FloatArray:
+    """Maps (k, h, w) on a grid of `finest` places at most; a place has the sum of what it covers.
+
+    >>> summed(np.ones((1, 6, 6), dtype=np.float32), 4).tolist()
+    [[[4.0, 4.0, 4.0], [4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]]
+    """
+    k, h, w = maps.shape
+    down, across = (  # the largest number of equal parts
+        next(parts for parts in range(min(length, finest), 0, -1) if length % parts == 0) for length in (h, w)
+    )
+    parts = maps.reshape(k, down, h // down, across, w // across)
+    return np.asarray(parts.sum(axis=(2, 4), dtype=np.float64), dtype=np.float32)
+
+
+def pairs_layer(results: Sequence[Interactions], slide_id: str, evidence: Evidence) -> dict[str, Any]:
+    """The pairs of this slide; those of other bags, of groups, or of rows that are not there are left out."""
+    sets = []
+    for result in results:
+        pairs = result.pairs
+        if result.bag != slide_id or result.names is not None or not len(result):
+            continue
+        if pairs.min() < 0 or pairs.max() >= evidence.n:
+            continue
+        rows = zip(pairs.tolist(), result.values.tolist(), result.sure.tolist(), strict=True)
+        listed = [{"first": a, "second": b, "value": value, "sure": sure} for (a, b), value, sure in rows]
+        sets.append({"target": str(result.target), "warnings": list(result.warnings), "pairs": listed})
+    return {"sets": sets}

@@ -1,0 +1,400 @@
+"""The server: a socket that is surely ours, and uvicorn on it, in the foreground or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import h11
+import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from xmil.core.errors import InputError
+from xmil.viewer.cache import to_json
+
+PORT = 8787
+TRIES = 50  # ports tried from PORT on where the user names none
+
+
+def open_socket(host: str, port: int | None = None) -> socket.socket:
+    """A listening socket: on this port, or on the first free one from 8787 on."""
+    ports = range(PORT, PORT + TRIES) if port is None else [port]
+    reason = ""
+    for number in ports:
+        try:
+            return _bind(host, number)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+    where = f"{host}:{port}" if port is not None else f"{host}, ports {PORT} to {PORT + TRIES - 1}"
+    raise InputError(f"Cannot listen on {where} ({reason}); choose another port or host.")
+
+
+def address(listening: socket.socket, rules: Rules) -> str:
+    """The address to open, with the token if there is one."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104  # named, not bound
+        host = socket.gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}/" + (f"?token={quote(rules.token, safe='')}" if rules.token else "")
+
+
+def serve(app: Any, listening: socket.socket) -> None:
+    """Serve until interrupted."""
+    with suppress(KeyboardInterrupt):
+        _server(app).run(sockets=[listening])
+
+
+class BackgroundServer:
+    """A server in a thread of its own; `stop` ends it."""
+
+    def __init__(self, app: Any, listening: socket.socket) -> None:
+        self._server = _server(app)
+        self._listening = listening
+        self._thread = threading.Thread(target=self._serve, name="xmil viewer", daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            self._thread.join(0.01)
+
+    @property
+    def running(self) -> bool:
+        """Whether the server still answers."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the server and free its port."""
+        self._server.should_exit = True
+        self._thread.join(10)
+        self._listening.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._listening])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(256)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _server(app: Any) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=LimitedProtocol,
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=512,
+            timeout_keep_alive=20,
+            timeout_graceful_shutdown=2,
+        )
+    )
+
+
+METHODS = ("GET", "HEAD", "POST")
+MAX_URL = 2048
+MAX_BODY = 32 << 20  # 100,000 annotations
+MIN_TOKEN = 8
+POLICY = (
+    "default-src 'self'; img-src 'self' blob: data:; style-src 'self' 'unsafe-inline'; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'"
+)
+NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* https://127.0.0.1:*"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Where the server listens, the token it asks for, and whether notebooks on this machine may frame it."""
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+    framed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < MIN_TOKEN:
+            raise InputError(f"A token needs at least {MIN_TOKEN} characters.")
+        if self.token is None and not is_loopback(self.host):
+            raise InputError(f"Serving on {self.host} requires a token; pass one, or use 127.0.0.1.")
+
+    @property
+    def policy(self) -> str:
+        """The content security policy."""
+        return f"{POLICY}; frame-ancestors 'self'{' ' + NOTEBOOKS if self.framed else ''}"
+
+    @property
+    def cookie(self) -> str:
+        """What the cookie holds: proof of the token, not the token."""
+        return hashlib.sha256(f"xmil viewer {self.token}".encode()).hexdigest()
+
+    def knows(self, token: str) -> bool:
+        """Whether a token is the right one."""
+        return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """The gate before every route; what it lets in leaves with the headers that bind the browser."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self.app, self.rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on with bounded body and safe headers."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return  # websockets are not accepted
+        headers = Headers(scope=scope)
+        refused = self._refusal(scope, headers)
+        guarded = self._guarded(send)
+        if refused is not None:
+            await _refuse(guarded, scope, *refused)
+        elif self.rules.token is not None and (place := self._without_token(scope)) is not None:
+            secure = "; Secure" if scope.get("scheme") == "https" else ""
+            cookie = f"{_cookie_name(scope)}={self.rules.cookie}; HttpOnly; SameSite=Strict; Path=/{secure}"
+            await _answer(guarded, 303, "", {"location": place, "set-cookie": cookie})
+        else:
+            await self.app(scope, _bounded(receive), guarded)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
+        """The status and sentence for a request that may not pass."""
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL:
+            return 414, "The address is too long."
+        if not self._host_is_ours(headers):
+            return 403, "The Host header is not this server's."
+        if _is_foreign(scope, headers):
+            return 403, "Requests from other sites are refused."
+        if scope["method"] not in METHODS:
+            return 405, "The server is read-only."
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 18 or int(length) > MAX_BODY:
+            return 413, "The body is too large."
+        if self.rules.token is not None and not self._may_enter(scope, headers):
+            return 401, "A token is required: open the address that the server printed."
+        return None
+
+    def _host_is_ours(self, headers: Headers) -> bool:
+        """On loopback only names of this machine: a foreign name that resolves to us is an attack."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1:
+            return False
+        try:
+            parts = urlsplit(f"//{hosts[0]}")
+            _ = parts.port  # an impossible port is an error
+        except ValueError:
+            return False
+        if parts.hostname is None or parts.username is not None or parts.path:
+            return False
+        return not is_loopback(self.rules.host) or is_loopback(parts.hostname)
+
+    def _may_enter(self, scope: Scope, headers: Headers) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.rules.knows(token.strip()):
+            return True
+        if any(self.rules.knows(token) for token in _tokens(scope)):
+            return True
+        return hmac.compare_digest(_cookie(headers, _cookie_name(scope)).encode(), self.rules.cookie.encode())
+
+    def _without_token(self, scope: Scope) -> str | None:
+        """The address to go on to when the page was opened with the token: it leaves the address bar."""
+        if scope["method"] != "GET" or not _tokens(scope) or scope["path"] not in ("/", "/index.html"):
+            return None
+        rest = [(k, v) for k, v in _query(scope) if k != "token"]
+        return str(scope["path"]) + (f"?{urlencode(rest)}" if rest else "")
+
+    def _guarded(self, send: Send) -> Send:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers["content-security-policy"] = self.rules.policy
+                headers["x-content-type-options"] = "nosniff"
+                headers["referrer-policy"] = "no-referrer"
+                headers["cross-origin-resource-policy"] = "same-origin"
+                headers["cross-origin-opener-policy"] = "same-origin"
+                headers.setdefault("cache-control", "no-cache")
+                if not self.rules.framed:
+                    headers["x-frame-options"] = "SAMEORIGIN"
+            await send(message)
+
+        return guarded
+
+
+class TooLargeError(Exception):
+    """A body that grew beyond the limit."""
+
+
+def _bounded(receive: Receive) -> Receive:
+    received = 0
+
+    async def bounded() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY:
+            raise TooLargeError
+        return message
+
+    return bounded
+
+
+async def _refuse(send: Send, scope: Scope, status: int, sentence: str) -> None:
+    """A person who opened the page gets text, a program gets JSON."""
+    headers = {}
+    if status == 405:
+        path = str(scope["path"])
+        reads = "GET, HEAD, POST" if "/annotations-" in path else "GET, HEAD"
+        headers["allow"] = "POST" if path.endswith("/whatif") else reads
+    if not Headers(scope=scope).get("accept", "").startswith("text/html"):
+        return await _answer(send, status, sentence, headers)
+    words = f"<!doctype html><meta charset=utf-8><title>xmil</title><h1>xmil</h1><p>{escape(sentence)}</p>"
+    headers["content-type"] = "text/html; charset=utf-8"
+    return await _answer(send, status, sentence, headers, words.encode())
+
+
+async def _answer(
+    send: Send, status: int, sentence: str, headers: dict[str, str] | None = None, body: bytes | None = None
+) -> None:
+    if body is None:
+        body = to_json({"error": sentence}) if sentence else b""
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    raw = [(key.encode(), value.encode("latin-1")) for key, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _is_foreign(scope: Scope, headers: Headers) -> bool:
+    """Whether another site's page asks; following a link to the page itself is allowed."""
+    origin = headers.get("origin")
+    if origin is not None and origin.split("://")[-1].lower() != headers.get("host", "").lower():
+        return True
+    site = headers.get("sec-fetch-site", "none")
+    opened = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    return site not in ("none", "same-origin") and not opened
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=16)
+    except ValueError:
+        return []
+
+
+def _tokens(scope: Scope) -> list[str]:
+    return [value for key, value in _query(scope) if key == "token"]
+
+
+def _cookie_name(scope: Scope) -> str:
+    """One cookie for each port: several servers on one machine do not mix."""
+    server = scope.get("server")
+    return f"xmil-{server[1] if server else 0}"
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return morsel.value if morsel is not None else ""
+
+
+WAIT = 10.0  # seconds for a request to come in whole, headers and body
+GRACE = 0.5  # seconds until it is known which clients have left
+PER_CLIENT = 64  # connections of one address; a browser opens six
+
+
+class LimitedProtocol(H11Protocol):
+    """HTTP with a limit on the time a request takes to arrive and on a client's connections."""
+
+    wait, per_client, grace = WAIT, PER_CLIENT, GRACE
+
+    def connection_made(self, transport: Any) -> None:
+        """Watch the new connection, and close an idle one where the client has too many."""
+        super().connection_made(transport)
+        self.opened = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch()
+        self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the bytes on; what they leave unfinished must be finished in time."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop watching."""
+        self._stop()
+        super().connection_lost(exc)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        """One timer from the first byte of a request, or the opening, to the end of its body."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.wait, self._give_up)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self.transport.close()
+
+    def _make_room(self) -> None:
+        own = [p for p in self.connections if isinstance(p, LimitedProtocol) and p._host == self._host]
+        waiting = sorted((p for p in own if p.idle and p is not self), key=lambda p: p.opened)
+        for protocol in waiting[: max(0, len(own) - self.per_client)]:
+            protocol.transport.close()
+        if len(own) - len(waiting) > self.per_client:  # all of them are being answered
+            self.loop.call_later(self.grace, self._yield)
+
+    def _yield(self) -> None:
+        """Close this connection where too many are being answered still; clients that left are gone now."""
+        own = [p for p in self.connections if isinstance(p, LimitedProtocol) and p._host == self._host]
+        if self in own and sum(not p.idle for p in own) > self.per_client:
+            self.transport.close()
+
+    @property
+    def _host(self) -> str | None:
+        return self.client[0] if self.client else None

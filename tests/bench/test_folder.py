@@ -1,0 +1,151 @@
+"""Results and models on disk: what is there is not computed again, what is damaged is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from xmil.bench import (
+    SETUPS,
+    SUITES,
+    TASKS,
+    Configuration,
+    DigitProblem,
+    Folder,
+    Plan,
+    Protocol,
+    Referee,
+    load_instances,
+    method_entry,
+    model_entry,
+    read_rows,
+    rows_of,
+    train_stacked,
+    write_rows,
+)
+from xmil.core.errors import FileError
+
+PROTOCOL = Protocol(repetitions=2, sizes=(32, 16, 12), bag_size=5, training={"epochs": 3, "warmup": 1})
+CONFIGURATION = Configuration(TASKS["four_bags"], SETUPS["attnmil"], load_instances("onehot"), PROTOCOL)
+METHODS = ("lrp", "attention")
+
+
+def measured(out, methods=METHODS, configuration=CONFIGURATION, **options):
+    """The unit of a configuration after the referee has filled the folder."""
+    c = configuration
+    problem = DigitProblem(c.task, c.instances, c.protocol)
+    entries = [method_entry(name) for name in methods], [model_entry(c.setup.name)]
+    referee = Referee(Plan(protocol=c.protocol), *entries, Folder(out), **options)
+    assert referee.run(SUITES["evidence"], [problem])
+    (unit,) = referee.units(SUITES["evidence"], [problem])
+    return unit
+
+
+def same(first, second):
+    return first.values.keys() == second.values.keys() and all(
+        np.array_equal(first.values[key], second.values[key], equal_nan=True) for key in first.values
+    )
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """The configurations that were trained."""
+    names = []
+
+    def noted(configuration, **options):
+        names.append(configuration.name)
+        return train_stacked(configuration, **options)
+
+    monkeypatch.setattr("xmil.bench.referee.train_stacked", noted)
+    return names
+
+
+def test_a_second_run_computes_nothing(tmp_path, trainings):
+    first, second = measured(tmp_path), measured(tmp_path)
+    assert trainings == ["four_bags-attnmil"]
+    assert same(first, second)
+    assert first.rows == second.rows  # their seconds, too
+    assert {fact["seed"] for fact in first.facts.values()} == {0, 1}
+
+
+def test_a_new_method_is_scored_on_the_stored_models(tmp_path, trainings):
+    measured(tmp_path, METHODS[:1])
+    later = measured(tmp_path)
+    assert trainings == ["four_bags-attnmil"]
+    assert same(later, measured(tmp_path / "fresh"))
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, trainings):
+    def stop(text, done, total):
+        if text.startswith("evidence") and done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(tmp_path, say=stop)
+    (unit,) = Folder(tmp_path).units()
+    assert unit.repetitions == [0]
+    assert same(measured(tmp_path), measured(tmp_path / "fresh"))
+    assert trainings == ["four_bags-attnmil"] * 2
+
+
+def test_models_come_back_as_they_were(tmp_path):
+    measured(tmp_path)
+    stored, again = Folder(tmp_path).stack(CONFIGURATION), train_stacked(CONFIGURATION)
+    torch.testing.assert_close(stored.models.flat, again.models.flat)
+    assert (stored.best_epoch, stored.epochs) == (again.best_epoch, again.epochs)
+
+
+CHANGED = [
+    replace(CONFIGURATION, protocol=replace(PROTOCOL, seed=1)),
+    replace(CONFIGURATION, protocol=replace(PROTOCOL, training={"epochs": 4})),
+    replace(CONFIGURATION, instances=load_instances("onehot", seed=1)),
+]
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_other_settings_do_not_meet_stored_results(tmp_path, changed):
+    measured(tmp_path)
+    assert Folder(tmp_path).stack(changed) is None
+    anew = measured(tmp_path, configuration=changed, replace=True)
+    assert same(anew, measured(tmp_path / "fresh", configuration=changed))
+
+
+def test_rows_are_in_parquet_with_their_settings(tmp_path):
+    unit, fitted = measured(tmp_path), Folder(tmp_path).stack(CONFIGURATION)
+    rows = rows_of(unit, fitted)
+    write_rows(tmp_path / "results" / "rows.parquet", rows, CONFIGURATION.settings())
+    settings, stored = read_rows(tmp_path / "results" / "rows.parquet")
+    assert stored == rows
+    assert settings["protocol"]["sizes"] == [32, 16, 12]
+    assert settings["data"]["shape"] == [4000, 10]
+    for row in rows:
+        values = unit.values[row["repetition"], row["method"]]
+        assert row["auprc2"] == pytest.approx(np.nanmean(values[:, 0]))
+        assert row["epochs"] == fitted.epochs[row["repetition"]]
+    fewer = replace(fitted, epochs=fitted.epochs[:1])  # a call for fewer repetitions than were measured
+    assert rows_of(unit, fewer) == [row for row in rows if row["repetition"] == 0]
+
+
+def test_damaged_files_are_refused_by_name(tmp_path):
+    unit = measured(tmp_path)
+    rows = tmp_path / "results" / "rows.parquet"
+    write_rows(rows, rows_of(unit, Folder(tmp_path).stack(CONFIGURATION)), {})
+    (model,) = (tmp_path / "models").iterdir()
+    readers = {
+        unit.path: Folder(tmp_path).units,
+        model: lambda: Folder(tmp_path).stack(CONFIGURATION),
+        rows: lambda: read_rows(rows),
+    }
+    for path, read in readers.items():
+        whole = path.read_bytes()
+        for damaged in (whole[:-20], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(FileError, match=rf"{path.name}: .* delete it"):
+                read()
+
+
+def test_methods_that_do_not_go_with_a_model_are_left_out(tmp_path):
+    assert measured(tmp_path, ("logits", *METHODS)).methods == list(METHODS)

@@ -1,0 +1,51 @@
+"""Functions of the user's, by file and by module, from the folder one stands in."""
+
+from __future__ import annotations
+
+import pytest
+
+from xmil.core.errors import FileError, InputError
+from xmil.core.registry import load_function, source_file
+
+
+def test_a_file_and_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_it.py").write_text("SHIFT = 2\n")
+    (tmp_path / "mine.py").write_text("from beside_it import SHIFT\n\ndef f(x):\n    return x + SHIFT\n")
+    name = f"{tmp_path / 'mine.py'}:f"
+    assert load_function(name, kind="method")(1) == 3
+    assert source_file(name) == (tmp_path / "mine.py").resolve()
+
+
+def test_a_module_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "module_here.py").write_text("def g():\n    return 'here'\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_function("module_here:g", kind="model")() == "here"
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = tmp_path / "changing.py"
+    for value in (1, 2):  # of one length, within a second
+        path.write_text(f"def f():\n    return {value}\n")
+        assert load_function(f"{path}:f", kind="method")() == value
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("mine", InputError, "must look like file.py:function"),
+        ("absent.py:f", FileError, "absent.py: no such file"),
+        ("no_such_module_anywhere:f", InputError, "cannot be imported (ModuleNotFoundError"),
+        ("math:no_such", InputError, "math has no 'no_such'"),
+        ("math:pi", InputError, "math has no 'pi' to call"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(name, error, message):
+    with pytest.raises(error) as caught:
+        load_function(name, kind="method")
+    assert message in str(caught.value)
+
+
+def test_a_file_that_fails_says_how(tmp_path):
+    (tmp_path / "broken.py").write_text("raise ValueError('no luck')\n")
+    with pytest.raises(InputError, match="ValueError: no luck"):
+        load_function(f"{tmp_path / 'broken.py'}:f", kind="method")

@@ -1,0 +1,156 @@
+"""Nothing runs that the user did not type, and no file is replaced that a run did not write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.runs.cohorts import make_cohort, make_model
+from xmil.cli._app import run
+from xmil.core.errors import InputError
+from xmil.storage import RunFolder, check_folder
+
+EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef build(): ...\n"
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four slides, a model, and a run of `xmil explain`."""
+    folder = make_cohort(tmp_path_factory.mktemp("cohort"), 4)
+    where = ["--model", f"{folder}/m0.safetensors", "--features", f"{folder}/features"]
+    assert run(["explain", *where, "--out", f"{folder}/explained"]) == 0
+    return folder
+
+
+def all_files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def commands(cohort: Path, model: Path, out: Path) -> dict[str, list[str]]:
+    over = ["--model", str(model), "--features", f"{cohort}/features", "--out", str(out)]
+    return {
+        "explain": ["explain", *over],
+        "predict": ["predict", *over],
+        "evaluate": ["evaluate", *over, "--methods", "lrp", "--steps", "2", "--orders", "2"],
+        "insight": ["insight", f"{cohort}/explained", *over],
+    }
+
+
+@pytest.mark.parametrize("command", ["explain", "predict", "evaluate", "insight"])
+@pytest.mark.parametrize("name", ["evil.py:build", "{out}/evil.py:build", "evil:build"])
+def test_a_file_cannot_name_code(
+    cohort: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    name: str,
+) -> None:
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    (trained / "evil.py").write_text(EVIL)
+    (trained / "best.json").write_text(json.dumps({"models": [name.format(out=trained)]}))
+    monkeypatch.chdir(trained)
+    assert run(commands(cohort, trained, tmp_path / "out")[command]) == 2
+    told = capsys.readouterr().err
+    assert "best.json" in told
+    assert "evil" in told
+    assert len(told.strip().splitlines()) == 1
+    assert not (trained / "ran").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../m0.safetensors", "{cohort}/m0.safetensors", "linked.safetensors", 3, ""]
+)
+def test_models_outside_the_folder_are_refused(
+    cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: object
+) -> None:
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    make_model(tmp_path / "m0.safetensors")
+    (trained / "linked.safetensors").symlink_to(tmp_path / "m0.safetensors")
+    named = name.format(cohort=cohort) if isinstance(name, str) else name
+    (trained / "best.json").write_text(json.dumps({"models": [named]}))
+    assert run(commands(cohort, trained, tmp_path / "out")["predict"]) == 2
+    assert "best.json" in capsys.readouterr().err
+
+
+def test_what_the_user_typed_may_name_code(cohort: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"import xmil\ndef build():\n    return xmil.load_model({str(cohort / 'm0.safetensors')!r})\n"
+    )
+    assert run(commands(cohort, Path(f"{tmp_path}/mine.py:build"), tmp_path / "out")["predict"]) == 0
+
+
+@pytest.mark.parametrize("command", ["explain", "predict", "evaluate", "insight"])
+@pytest.mark.parametrize("name", ["slides.csv", "predictions.csv", "summary.csv", "notes/mine.txt"])
+@pytest.mark.parametrize("more", [[], ["--restart"]])
+def test_a_folder_of_the_user_is_left_alone(
+    cohort: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    name: str,
+    more: list[str],
+) -> None:
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine\n")
+    words = commands(cohort, cohort / "m0.safetensors", tmp_path / "out")[command]
+    assert run([*words, *more]) == 2
+    told = capsys.readouterr().err
+    assert name in told
+    assert "--out" in told
+    assert len(told.strip().splitlines()) == 1
+    assert all_files(tmp_path) == {f"out/{name}": b"mine\n"}
+
+
+def test_the_folder_of_another_kind_is_left_alone(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = all_files(cohort)
+    words = commands(cohort, cohort / "m0.safetensors", cohort / "explained")
+    assert run(words["evaluate"]) == 2
+    assert "xmil explain" in capsys.readouterr().err
+    assert all_files(cohort) == before
+
+
+@pytest.mark.parametrize("words", [["toy", "--quick"], ["bench", "--suite", "evidence", "--quick"], ["demo"]])
+def test_so_do_the_benchmarks_and_the_demonstration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "table1.csv").write_text("mine\n")
+    assert run([*words, "--out", str(tmp_path)]) == 2
+    assert "table1.csv" in capsys.readouterr().err
+    assert all_files(tmp_path) == {"table1.csv": b"mine\n"}
+
+
+def test_what_a_killed_run_leaves_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "slides").mkdir()
+    for name in (".lock", ".run.json.abc.part", "slides/.s0.parquet.x.part"):
+        (tmp_path / name).touch()
+    with RunFolder(tmp_path, "explain", {}).open({}, folders=("slides",)):
+        (tmp_path / "slides" / "s0.parquet").touch()
+    check_folder(tmp_path, "explain")
+    with pytest.raises(InputError, match="xmil explain"):
+        check_folder(tmp_path, "evaluate")
+
+
+def test_a_link_in_a_folder_is_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "slides").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="slides"):
+        check_folder(tmp_path / "out", "explain")
+
+
+def test_folders_of_earlier_versions_are_known(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"protocol_name": "quick"}')
+    check_folder(tmp_path, "bench")
+    (tmp_path / "run.json").write_text('{"mine": 1}')
+    with pytest.raises(InputError, match=r"run\.json"):
+        check_folder(tmp_path, "bench")
+    (tmp_path / "heatmaps").mkdir()
+    (tmp_path / "heatmaps" / "style.json").write_text("{}")
+    check_folder(tmp_path / "heatmaps", "heatmap", marks=("style.json",))
