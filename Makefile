@@ -9,6 +9,7 @@ BIN       := $(VENV)/bin
 STAMP     := $(VENV)/.installed
 PIP       := -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 CLEAN     := build/check-dist
+PAGE      := $(shell find page/src -type f)
 STORES    := spatialdata==0.7.3 spatialdata-plot==0.4.0 ome-zarr==0.15.0
 SEED      := $(or $(SEED),$(shell date +%s))
 PYTEST    := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
@@ -30,7 +31,7 @@ help:
 	@echo "make release     test-full, dist, its bill of materials (CycloneDX), and the proof that the wheel can be built again"
 	@echo "make check-dist  install the wheel in a clean environment; xmil doctor and xmil demo --quick must pass"
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCKED),$(BIN)/python $(PIP) -c constraints.txt torch)
 	$(if $(LOCKED),$(BIN)/python $(PIP) --no-deps --require-hashes -r hashes.txt)
@@ -38,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py page/package-lock.json $
 	touch $@
 
 # What the demonstration needs, and no more; a full installation has it too.
-$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(wildcard page/src/*)
+$(VENV)/.demo: pyproject.toml constraints.txt hatch_build.py page/package-lock.json $(PAGE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt -e ".[$(DEMO)]"
 	touch $@

@@ -158,7 +158,7 @@ def _away(server: Server, pages: list[tuple[Any, int]], drawn: set[str]) -> None
 
 def _annotate(page: Any, step: int, *, ahead: bool) -> str:
     """Draw on the slide and go to the next one, if there is one."""
-    page.wait_for_function("() => window.xmil.view?.firstPaint && window.xmil.view.keeping")
+    page.wait_for_function("() => window.xmil.view?.firstPaint && window.xmil.view.storage")
     here = page.evaluate("() => window.xmil.view.info.id")
     found = str(page.evaluate(DRAW, [10 + step % 100, 10]))
     if ahead:

@@ -27,11 +27,11 @@ export function svg(tag: string, attributes: Record<string, string | number> = {
 
 /** Replaces what a node holds; the focus stays on the control that stands for the one that had it. */
 export function put(node: Element, ...children: Child[]): void {
-  const held = document.activeElement;
-  const name = held && node !== held && node.contains(held) ? markOf(held) : null;
+  const focused = document.activeElement;
+  const name = focused && node !== focused && node.contains(focused) ? markOf(focused) : null;
   node.replaceChildren();
   fill(node, children);
-  if (name !== null && document.activeElement === document.body) refocus(node, name, held as HTMLElement);
+  if (name !== null && document.activeElement === document.body) refocus(node, name, focused as HTMLElement);
 }
 
 /** What a control is known by when it is drawn anew. */
@@ -41,9 +41,9 @@ function markOf(node: Element): string {
 }
 
 /** Focuses the control of that mark, or the nearest thing above it that takes the focus. */
-function refocus(node: Element, mark: string, held: HTMLElement): void {
+function refocus(node: Element, mark: string, focused: HTMLElement): void {
   const all = [...node.querySelectorAll<HTMLElement>("button, a[href], input, select, textarea, [tabindex]")];
-  const same = held.isConnected ? held : all.find((each) => markOf(each) === mark && !(each as HTMLButtonElement).disabled);
+  const same = focused.isConnected ? focused : all.find((each) => markOf(each) === mark && !(each as HTMLButtonElement).disabled);
   if (same) return same.focus();
   const near = (node as HTMLElement).closest<HTMLElement>("[tabindex]") ?? document.querySelector<HTMLElement>(".stage, main");
   near?.focus();

@@ -1,16 +1,15 @@
 /** The page: the list of slides, or one of them, after the address. */
 
-import { parseHash } from "./address";
-import { CompareView } from "./compare";
-import { parseCompare, type CompareAddress } from "./compare_address";
-import { AwayError, getRun, type Run, type SlideRow } from "./api";
-import { Cohort } from "./cohort";
 import { button, el, put } from "./dom";
-import { listHash, listIn, pageStore } from "./page_state";
-import { applyTheme, isDark, setTheme } from "./settings";
-import { compareKey, helpDialog, slideKey } from "./shortcuts";
-import { SlideView } from "./slide";
-import { WallView } from "./wall";
+import { Cohort } from "./cohort/list";
+import { WallView } from "./cohort/wall";
+import { CompareView } from "./compare/compare";
+import { UnreachableError, getRun, type Run, type SlideRow } from "./server/api";
+import { compareKey, helpDialog, slideKey } from "./slide/keys";
+import { SlideView } from "./slide/slide";
+import { parseCompare, parseHash, type CompareAddress } from "./state/address";
+import { listHash, listIn, pageStore } from "./state/page";
+import { applyTheme, isDark, setTheme } from "./state/settings";
 
 const app = document.getElementById("app")!;
 const bar = el("header", { class: "top" });
@@ -48,9 +47,9 @@ window.xmil = handle;
 
 /** Tells something for a while; what is told already stays longer. */
 function say(text: string, problem = false): void {
-  const told = [...messages.children].find((each) => each.textContent === text);
-  const line = told ?? el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
-  if (!told) messages.append(line);
+  const existing = [...messages.children].find((each) => each.textContent === text);
+  const line = existing ?? el("div", { class: problem ? "message problem" : "message", role: problem ? "alert" : "status" }, text);
+  if (!existing) messages.append(line);
   clearTimeout(leaving.get(line));
   leaving.set(line, window.setTimeout(() => line.remove(), problem ? 12_000 : 5_000));
 }
@@ -98,7 +97,7 @@ function showList(of: Run): void {
   else history.replaceState(null, "", listHash(page.state.list));
   const list = new Cohort(of, page);
   showPage(list.element);
-  list.comeBack();
+  list.restoreScroll();
 }
 
 function showPage(page: HTMLElement): void {
@@ -119,7 +118,7 @@ async function openSlide(slide: string): Promise<void> {
     if (document.activeElement === document.body && view === opened) opened.panes[0]?.stage.focus();
   } catch (error) {
     if (view === opened) put(opened.element, problem((error as Error).message));
-    if (view === opened && error instanceof AwayError) void comeBack(opened);
+    if (view === opened && error instanceof UnreachableError) void reopenWhenBack(opened);
   }
 }
 
@@ -139,7 +138,7 @@ async function openBoth({ slides, state }: CompareAddress): Promise<void> {
 }
 
 /** Opens the slide again when the server answers, unless another one was opened meanwhile. */
-async function comeBack(waiting: SlideView): Promise<void> {
+async function reopenWhenBack(waiting: SlideView): Promise<void> {
   while (view === waiting) {
     await new Promise((done) => setTimeout(done, 1500));
     if (await getRun().then(() => true, () => false)) return view === waiting ? route() : undefined;

@@ -42,14 +42,18 @@ WATCHED = """(() => {
     return answer;
   }));
 })();"""
-QUIET = """() => {
+STILL = """() => {
   const { view, compare } = window.xmil ?? {};
-  const panes = [...(view?.panes ?? []), ...(compare?.sides ?? []).map((side) => side.pane)];
+  const panes = [...(view?.panes ?? []), ...(compare?.sides ?? []).flatMap((side) => side.pane ?? [])];
   const names = ["zoomSpring", "centerSpringX", "centerSpringY", "degreesSpring"];
-  const resting = ({ viewer: { viewport } }) =>
-    !viewport || names.every((name) => viewport[name].isAtTargetValue());
-  return window.pendingWork.size === 0 && panes.every(resting);
+  return panes.every(({ viewer: { viewport }, stage }) => {
+    if (!viewport) return true;
+    const { x, y } = viewport.getContainerSize();  // follows the stage a frame later
+    const fits = x === stage.clientWidth && y === stage.clientHeight;
+    return fits && names.every((name) => viewport[name].isAtTargetValue());
+  });
 }"""
+QUIET = f"() => window.pendingWork.size === 0 && ({STILL})()"
 
 
 @contextmanager
@@ -133,8 +137,15 @@ def show_plainly(page: Any) -> None:
 
 
 def settle(page: Any) -> None:
-    """Wait until the page has drawn, and the slide rests."""
+    """Wait until the page has drawn twice."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def wait_until_still(page: Any) -> None:
+    """Wait until the slides have stopped moving: only then do places have pixels that last."""
+    page.wait_for_function(STILL)
+    settle(page)
+    page.wait_for_function(STILL)
 
 
 def wait_until_quiet(page: Any) -> None:
@@ -142,6 +153,27 @@ def wait_until_quiet(page: Any) -> None:
     page.wait_for_function(QUIET)
     settle(page)
     page.wait_for_function(QUIET)
+
+
+def expect_text(locator: Any, text: str) -> None:
+    """Wait until an element shows a text among others."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_contain_text(text, use_inner_text=True, timeout=60_000)
+
+
+def expect_count(locator: Any, count: int) -> None:
+    """Wait until there are so many elements."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_count(count, timeout=60_000)
+
+
+def expect_value(locator: Any, value: str) -> None:
+    """Wait until a control has a value."""
+    from playwright.sync_api import expect
+
+    expect(locator).to_have_value(value, timeout=60_000)
 
 
 def wait_until(page: Any, condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
@@ -153,7 +185,8 @@ def wait_until(page: Any, condition: Callable[[], bool], *, seconds: float = 120
 
 
 def place_of(page: Any, x: float, y: float, pane: int = 0) -> tuple[float, float]:
-    """The screen pixel of a level-0 place, by OpenSeadragon's own reckoning."""
+    """The screen pixel of a level-0 place once the slide is still, by OpenSeadragon's own reckoning."""
+    wait_until_still(page)
     found = page.evaluate(
         """([x, y, pane]) => {
           const view = window.xmil.view, { viewer, stage } = view.panes[pane], { bounds } = view;
@@ -169,8 +202,8 @@ def place_of(page: Any, x: float, y: float, pane: int = 0) -> tuple[float, float
 
 
 def pixels(page: Any) -> Colours:
-    """What the screen shows (h, w, 3)."""
-    settle(page)
+    """What the screen shows once the slide is still (h, w, 3)."""
+    wait_until_still(page)
     return np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), dtype=np.float64)
 
 

@@ -14,6 +14,9 @@ from PIL import Image
 
 import xmil
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
+    expect_value,
     open_slide,
     opened,
     pixels,
@@ -58,21 +61,21 @@ def clear_of_furniture(i: int) -> bool:
 def test_the_cohort_is_listed_sorted_filtered_and_searched(page: Any, made: Made) -> None:
     rows = page.locator("table.slides tbody tr")
     rows.first.wait_for()
-    assert rows.count() == 3
-    assert "slide-0" in rows.nth(0).inner_text()
+    expect_count(rows, 3)
+    expect_text(rows.nth(0), "slide-0")
     for text in ("benign", "correct", "96"):
         assert text in rows.nth(0).inner_text()
-    assert page.locator("td .verdict").count() == 3
+    expect_count(page.locator("td .verdict"), 3)
     page.wait_for_function("() => document.querySelector('td.thumb img')?.naturalWidth > 0")
     page.get_by_role("button", name="Slide").click()
-    assert "slide-2" in rows.nth(0).inner_text()
+    expect_text(rows.nth(0), "slide-2")
     page.locator("select[name=label]").select_option("tumour")
-    assert rows.count() == 1
+    expect_count(rows, 1)
     page.locator("select[name=label]").select_option("")
     page.get_by_role("searchbox").fill("SLIDE-0")
-    assert rows.count() == 1
+    expect_count(rows, 1)
     page.get_by_role("searchbox").fill("nothing")
-    assert "No slide fits" in rows.first.inner_text()
+    expect_text(rows.first, "No slide fits")
     page.get_by_role("searchbox").fill("")
     rows.nth(1).locator("a").click()
     page.wait_for_function("() => window.xmil.view?.firstPaint")
@@ -94,7 +97,7 @@ def test_switching_method_and_class_shows_their_scores(page: Any, url: str, made
     scores = scores_of(made, "gxi", "tumour") - scores_of(made, "gxi", "benign")
     i = max((i for i in range(96) if clear_of_furniture(i)), key=lambda i: scores[i])
     np.testing.assert_allclose(colour_at(page, i), red_blue(scores[i] / whisker(scores)), atol=4)
-    assert "for benign" in page.locator(".colour-bar").inner_text()
+    expect_text(page.locator(".colour-bar"), "for benign")
 
 
 def test_the_threshold_and_the_signs_hide_patches(page: Any, url: str, made: Made) -> None:
@@ -105,7 +108,7 @@ def test_the_threshold_and_the_signs_hide_patches(page: Any, url: str, made: Mad
     scale = whisker(scores)
     page.locator("input[name=hide]").fill("0.5")
     kept = np.abs(scores) >= 0.5 * scale
-    assert f"{kept.sum()} of 96 patches shown" in page.locator(".panel").inner_text()
+    expect_text(page.locator(".panel"), f"{kept.sum()} of 96 patches shown")
     shown = [i for i in range(96) if clear_of_furniture(i)]
     tissue, seen = patch_colours(96, seed=1), pixels(page)
     for i in shown:
@@ -123,12 +126,12 @@ def test_a_patch_is_inspected(page: Any, url: str, made: Made) -> None:
     place = place_of(page, *centre(i))
     page.mouse.move(*place)
     rank = int((scores > scores[i]).sum()) + 1
-    assert f"rank {rank} of 96" in page.locator(".tip").inner_text()
+    expect_text(page.locator(".tip"), f"rank {rank} of 96")
     page.mouse.click(*place)
     panel = page.locator(".panel")
-    assert f"Patch {i}" in panel.inner_text()
-    assert f"rank {rank} of 96" in panel.inner_text()
-    assert panel.locator("table.scores tbody tr").count() == 6
+    expect_text(panel, f"Patch {i}")
+    expect_text(panel, f"rank {rank} of 96")
+    expect_count(panel.locator("table.scores tbody tr"), 6)
     page.wait_for_function("() => document.querySelector('img.patch-picture')?.naturalWidth === 256")
     neighbours = panel.locator(".patch-button")
     neighbours.first.wait_for()
@@ -138,7 +141,7 @@ def test_a_patch_is_inspected(page: Any, url: str, made: Made) -> None:
     likeness[i] = -2
     assert neighbours.first.get_attribute("data-index") == str(likeness.argmax())
     neighbours.first.click()
-    assert f"Patch {likeness.argmax()}" in panel.inner_text()
+    expect_text(panel, f"Patch {likeness.argmax()}")
 
 
 def test_galleries_jump_to_the_strongest_patches(page: Any, url: str, made: Made) -> None:
@@ -170,7 +173,7 @@ def test_a_lassoed_region_is_removed_and_brought_back(page: Any, url: str, made:
     open_slide(page, url, 1)
     draw_lasso(page, [(40, 40), (4 * EDGE + 60, 60), (4 * EDGE + 40, 4 * EDGE - 30), (30, 4 * EDGE + 20)])
     inside = [r * COLUMNS + c for r in range(4) for c in range(4)]
-    assert "16 patches selected" in page.locator(".selection-bar").inner_text()
+    expect_text(page.locator(".selection-bar"), "16 patches selected")
     page.locator(".selection-bar button", has_text="Remove").click()
     page.locator(".whatif-result").wait_for()
     net = xmil.load_model(made.models[0])
@@ -181,7 +184,7 @@ def test_a_lassoed_region_is_removed_and_brought_back(page: Any, url: str, made:
     for k, name in enumerate(("benign", "tumour")):
         row = page.locator(f".compare[data-label={name}]").inner_text()
         assert f"{100 * before[k]:.1f} % → {100 * after[k]:.1f} %" in row
-    assert "80 patches left" in page.locator(".whatif-result").inner_text()
+    expect_text(page.locator(".whatif-result"), "80 patches left")
     show = page.locator("[data-panel=evidence]")
     show.click()
     show_plainly(page)
@@ -190,7 +193,7 @@ def test_a_lassoed_region_is_removed_and_brought_back(page: Any, url: str, made:
     np.testing.assert_allclose(colour_at(page, inside[5]), grey, atol=9)
     page.keyboard.press("4")
     page.locator("[data-action=undo]").click()
-    assert page.locator(".whatif-result").count() == 0
+    expect_count(page.locator(".whatif-result"), 0)
     scores = scores_of(made, "lrp", "tumour")
     np.testing.assert_allclose(colour_at(page, 25), red_blue(scores[25] / whisker(scores)), atol=4)
 
@@ -205,7 +208,7 @@ def test_brushed_and_outlined_patches_keep_their_shape(
     page.mouse.down()
     page.mouse.move(*place_of(page, *centre(29)), steps=8)
     page.mouse.up()
-    assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+    expect_text(page.locator(".selection-bar"), "4 patches selected")
     page.keyboard.press("a")
     page.locator("body").press("Escape")
     page.locator("[data-panel=evidence]").click()
@@ -263,11 +266,11 @@ def test_annotations_and_views_are_exported_and_read_back(page: Any, url: str, t
         rows.first.locator("button", has_text="Delete").click()
     page.locator("input[type=file]").set_input_files(files["export-annotations"])
     page.locator(".note-row").wait_for()
-    assert page.locator(".note-row input").input_value() == label
+    expect_value(page.locator(".note-row input"), label)
     page.reload()
     page.wait_for_function("() => window.xmil.view?.firstPaint")
     page.locator("[data-panel=notes]").click()
-    assert page.locator(".note-row input").input_value() == label
+    expect_value(page.locator(".note-row input"), label)
     assert page.evaluate("() => window.hurt === undefined")
 
 
@@ -324,8 +327,8 @@ def test_two_panes_move_together_and_compare_runs(page: Any, url: str) -> None:
     page.keyboard.press("s")
     page.wait_for_function("() => window.xmil.view.panes[1]?.viewer.isOpen()")
     wait_until_quiet(page)
-    assert page.locator("select[name=run]").count() == 2
-    assert page.locator("select[name=run]").nth(1).input_value() == "1"
+    expect_count(page.locator("select[name=run]"), 2)
+    expect_value(page.locator("select[name=run]").nth(1), "1")
     page.locator(".stage").nth(1).hover()
     page.mouse.wheel(0, -400)
     wait_until_quiet(page)
@@ -334,7 +337,7 @@ def test_two_panes_move_together_and_compare_runs(page: Any, url: str) -> None:
     assert a[0] - boxes[0]["x"] == pytest.approx(b[0] - boxes[1]["x"], abs=1)
     assert a[1] - boxes[0]["y"] == pytest.approx(b[1] - boxes[1]["y"], abs=1)
     page.locator("[data-action=split]").click()
-    assert page.locator(".stage").count() == 1
+    expect_count(page.locator(".stage"), 1)
 
 
 def test_the_certificate_shows_curve_account_and_verdict(page: Any, url: str, made: Made) -> None:
@@ -343,16 +346,16 @@ def test_the_certificate_shows_curve_account_and_verdict(page: Any, url: str, ma
     said = json.loads((made.runs[0] / "certificates" / "slide-1.json").read_text())
     panel = page.locator(".panel")
     assert said["methods"][0]["sentence"] in panel.inner_text()
-    assert panel.locator("path.morf").count() == 1
-    assert panel.locator("path.band").count() == 1
-    assert panel.locator(".account-row").count() == 6
-    assert panel.locator("table.scores tbody tr").count() == 2
+    expect_count(panel.locator("path.morf"), 1)
+    expect_count(panel.locator("path.band"), 1)
+    expect_count(panel.locator(".account-row"), 6)
+    expect_count(panel.locator("table.scores tbody tr"), 2)
 
 
 def test_keys_and_colours(page: Any, url: str) -> None:
     open_slide(page, url, 1)
     page.keyboard.press("m")
-    assert page.locator("select[name=method]").input_value() == "attention"
+    expect_value(page.locator("select[name=method]"), "attention")
     page.keyboard.press("?")
     assert page.locator("dialog.help").is_visible()
     page.keyboard.press("Escape")

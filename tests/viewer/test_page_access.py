@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.viewer.browser import open_slide, opened, settle, wait_until_quiet
+from tests.viewer.browser import expect_text, open_slide, opened, settle, wait_until_quiet
 
 PAGE = Path(__file__).parents[2] / "page"
 AXE = PAGE / "node_modules" / "axe-core" / "axe.min.js"
@@ -79,7 +79,7 @@ def test_the_keyboard_alone_asks_what_if_and_the_focus_is_never_lost(browser: An
         assert page.evaluate(HELD)
         gone = page.evaluate("() => [...window.xmil.view.removed.values()][0].reduce((s, x) => s + x, 0)")
         assert 0 < gone < 96
-        assert f"without {gone} " in page.locator(".slide-head").inner_text()
+        expect_text(page.locator(".slide-head"), f"without {gone} ")
         for action in ("split", "split", "undo"):
             page.locator(f"[data-action={action}]").focus()
             page.keyboard.press("Enter")
@@ -140,7 +140,7 @@ def lab(colour: list[int], seen_as: Any) -> Any:
 
 
 def test_fault_13_class_colours_differ_for_deuteranopia() -> None:
-    source = (PAGE / "src" / "annotations.ts").read_text(encoding="utf-8")
+    source = (PAGE / "src" / "colours.ts").read_text(encoding="utf-8")
     kinds = {
         name: [int(c) for c in rgb.split(",")]
         for name, rgb in re.findall(r'name: "([\w ]+)", colour: \[([\d, ]+)\]', source)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.viewer.browser import open_slide, opened, served, wait_until_quiet
+from tests.viewer.browser import expect_text, open_slide, opened, served, wait_until_quiet, wait_until_still
 from tests.viewer.given_scores import grid, signed, write_run
 from tests.viewer.make_run import patch_colours, write_slide
 from tests.viewer.test_page_access import AXE, VIOLATIONS
@@ -55,7 +55,8 @@ SCREEN = """([side, x, y]) => {
 
 
 def screen(page: Any, side: int, place: Any) -> list[float]:
-    """The pixel of a place on one of the slides, of the window and from the middle of the stage."""
+    """The pixel of a place on a slide at rest, of the window and from the middle of the stage."""
+    wait_until_still(page)
     return page.evaluate(SCREEN, [side, float(place[0]), float(place[1])])
 
 
@@ -90,7 +91,7 @@ def test_two_places_link_two_slides_and_the_address_keeps_them(browser: Any, url
         if AXE.is_file():
             page.evaluate(AXE.read_text(encoding="utf-8"))
             assert page.evaluate(VIOLATIONS) == []
-        assert "Not linked" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "Not linked")
         mark(page)
         status = page.locator(".link-bar [role=status]")
         told = "Linked: B is turned by 30° and 0.500 times as large in pixels (by their microns per pixel"
@@ -143,10 +144,10 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
                     page.keyboard.press("ArrowRight")
                 wait_until_quiet(page)
                 page.keyboard.press("Enter")
-        assert "Linked" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "Linked")
         assert page.evaluate(turns)[1] not in (0, 360)
         page.keyboard.press("u")
-        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
         assert page.evaluate(turns) == [0, 0]
         middle = "() => window.xmil.compare.sides[1].middle"
         still = page.evaluate(middle)
@@ -155,14 +156,14 @@ def test_undo_parts_them_and_the_keyboard_alone_links_them(browser: Any, url: st
         wait_until_quiet(page)
         assert page.evaluate(middle) == pytest.approx(still)  # each on its own again
         page.keyboard.press("x")
-        assert "Mark two places" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "Mark two places")
         page.keyboard.press("u")
-        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
         page.locator("select[name=method]").nth(1).select_option("gxi")
         wait_until_quiet(page)
         page.reload()
         wait(page)
-        assert "2 of 2 places on A, 1 of 2 on B" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "2 of 2 places on A, 1 of 2 on B")
         shown = "() => window.xmil.compare.sides.map((side) => side.pane.evidence.choice.method)"
         assert page.evaluate(shown) == ["lrp", "gxi"]
 
@@ -171,15 +172,15 @@ def test_places_that_are_one_and_slides_that_are_not_there_are_told(
     browser: Any, url: str, tmp_path: Path
 ) -> None:
     with opened(browser, f"{url}#/compare/he/nowhere") as page:
-        assert "There is no slide nowhere" in page.locator("[role=alert]").inner_text()
+        expect_text(page.locator("[role=alert]"), "There is no slide nowhere")
     with opened(browser, f"{url}#/compare/he/he2?points=1,2;x&second=a,b") as page:
         wait(page)
-        assert "1 of 2 places on A, 0 of 2 on B" in page.locator(".link-bar").inner_text()
+        expect_text(page.locator(".link-bar"), "1 of 2 places on A, 0 of 2 on B")
         page.keyboard.press("p")
         x, y = screen(page, 0, [300, 300])[:2]
         page.mouse.click(x, y)
         page.mouse.click(x + 40, y)
-        assert "Two places are marked on A" in page.locator(".messages").inner_text()
+        expect_text(page.locator(".messages"), "Two places are marked on A")
 
 
 LINK = "points=" + ";".join(

@@ -18,6 +18,9 @@ import xmil
 from tests.runs.cohorts import command
 from tests.runs.test_cohort_faults import survival_folds
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
+    expect_value,
     open_slide,
     opened,
     pixels,
@@ -47,7 +50,7 @@ def test_scripts_in_names_are_text(browser: Any, tmp_path: Path) -> None:
         assert page.locator("select[name=target] option").nth(1).inner_text() == HOSTILE
         page.locator("select[name=target]").select_option(HOSTILE)
         assert HOSTILE in page.locator(".colour-bar").inner_text()
-        assert page.locator("img[src=x]").count() == 0
+        expect_count(page.locator("img[src=x]"), 0)
         assert page.title() != "hurt"
 
 
@@ -84,11 +87,11 @@ def test_geojson_from_elsewhere_is_checked(browser: Any, tmp_path: Path) -> None
         ):
             page.locator("input[type=file]").set_input_files(path)
             page.locator(".message", has_text=said).wait_for()
-        assert page.locator(".note-row").count() == 3
-        assert page.locator(".note-row input").first.input_value() == HOSTILE
+        expect_count(page.locator(".note-row"), 3)
+        expect_value(page.locator(".note-row input").first, HOSTILE)
         assert HOSTILE in page.locator(".note-row").nth(1).inner_text()
-        assert "4 patches" in page.locator(".note-row").first.inner_text()
-        assert page.locator("img[src=x]").count() == 0
+        expect_text(page.locator(".note-row").first, "4 patches")
+        expect_count(page.locator("img[src=x]"), 0)
 
 
 def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path: Path) -> None:
@@ -103,7 +106,7 @@ def test_without_an_image_the_evidence_has_a_blank_canvas(browser: Any, tmp_path
             x, y = place_of(page, *(coords[i] + 32))
             expected = red_blue(scores[i] / np.abs(scores).max())
             np.testing.assert_allclose(seen[round(y), round(x)], expected, atol=4)
-        assert "px" in page.locator(".scale-bar").inner_text()
+        expect_text(page.locator(".scale-bar"), "px")
 
 
 @pytest.mark.parametrize("ending", ["Enter", "double click"])
@@ -119,7 +122,7 @@ def test_a_polygon_selects_the_patches_in_it(browser: Any, tmp_path: Path, endin
             page.keyboard.press("Enter")
         else:
             page.mouse.dblclick(*place_of(page, 10, 140))
-        assert "4 patches selected" in page.locator(".selection-bar").inner_text()
+        expect_text(page.locator(".selection-bar"), "4 patches selected")
         page.keyboard.press("Escape")
         assert page.locator(".selection-bar").is_hidden()
 
@@ -132,7 +135,7 @@ def test_without_coordinates_the_scores_are_a_list(browser: Any, tmp_path: Path)
         order = [int(rows.nth(k).get_attribute("data-index")) for k in range(rows.count())]
         assert order == np.argsort(-signed(30)).tolist()
         rows.nth(2).get_by_role("button").click()
-        assert "rank 3 of 30" in page.locator(".panel").inner_text()
+        expect_text(page.locator(".panel"), "rank 3 of 30")
 
 
 def test_overlapping_patches_off_any_grid_are_drawn(browser: Any, tmp_path: Path) -> None:
@@ -162,8 +165,8 @@ def test_models_without_classes_show_their_value(
         said = page.locator(".facts").inner_text()
         assert f"{name.capitalize()}" in said
         assert f"{logits[0]}" in said
-        assert f"raises {name}" in page.locator(".colour-bar").inner_text()
-        assert page.locator("select[name=against]").count() == 0
+        expect_text(page.locator(".colour-bar"), f"raises {name}")
+        expect_count(page.locator("select[name=against]"), 0)
 
 
 def test_fault_15_the_risk_of_an_ensemble_is_the_mean_of_risks(browser: Any, tmp_path: Path) -> None:
@@ -202,12 +205,12 @@ def test_a_damaged_slide_is_a_message_and_the_rest_works(browser: Any, tmp_path:
     (run / "slides" / "torn.parquet").write_bytes(b"PAR1 torn")
     with served(Collection([run])) as url, opened(browser, url) as page:
         page.locator("table.slides .problem").wait_for()
-        assert "torn" in page.locator("table.slides .problem").inner_text()
+        expect_text(page.locator("table.slides .problem"), "torn")
         page.goto(f"{url}#/slide/torn")
         page.locator(".banner").wait_for()
-        assert "torn.parquet" in page.locator(".banner").inner_text()
+        expect_text(page.locator(".banner"), "torn.parquet")
         open_slide(page, url, 0)
-        assert page.locator(".banner").count() == 0
+        expect_count(page.locator(".banner"), 0)
 
 
 def test_a_missing_slide_is_a_message(browser: Any, tmp_path: Path) -> None:
@@ -217,7 +220,7 @@ def test_a_missing_slide_is_a_message(browser: Any, tmp_path: Path) -> None:
         opened(browser, f"{url}#/slide/77", expect_errors=True) as page,
     ):
         page.locator(".banner").wait_for()
-        assert "77" in page.locator(".banner").inner_text()
+        expect_text(page.locator(".banner"), "77")
 
 
 @contextmanager
@@ -265,9 +268,9 @@ def test_an_exported_folder_opens_from_any_web_server(
         page.wait_for_function("() => window.xmil.view.panes[0].viewer.world.getItemAt(0).getFullyLoaded()")
         wait_until_quiet(page)
         np.testing.assert_allclose(picture.evaluate(colour), tissue[i], atol=16)
-        assert page.locator(".panel", has_text="Most similar").count() == 0
+        expect_count(page.locator(".panel", has_text="Most similar"), 0)
         page.keyboard.press("4")
-        assert "exported copy" in page.locator(".panel").inner_text()
+        expect_text(page.locator(".panel"), "exported copy")
 
 
 def test_25000_patches_are_repainted_at_once(browser: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from tests.viewer.asking import ask
-from tests.viewer.browser import opened, served
+from tests.viewer.browser import expect_count, expect_text, opened, served
 from tests.viewer.make_run import Made
 from xmil.storage import read_explanation
 from xmil.viewer.collection import Collection
@@ -59,11 +59,11 @@ def test_counts_filter_and_the_wall_leads_to_its_patches(browser: Any, made: Mad
         cell = page.locator(f".confusion [data-label={label}][data-predicted={predicted}]")
         assert cell.inner_text() == str(count)
         cell.click()
-        assert page.locator("table.slides tbody tr").count() == count
+        expect_count(page.locator("table.slides tbody tr"), count)
         shares = page.locator("td.column-probability").all_inner_texts()
         assert all(share.endswith(" %") for share in shares)
         page.locator(f".confusion [data-label={label}][data-predicted={predicted}]").click()
-        assert page.locator("table.slides tbody tr").count() == len(slides)
+        expect_count(page.locator("table.slides tbody tr"), len(slides))
         page.locator(".to-wall").click()
         patch = page.locator(".wall-patch").first
         patch.wait_for()
@@ -75,4 +75,4 @@ def test_counts_filter_and_the_wall_leads_to_its_patches(browser: Any, made: Mad
             key,
             index,
         ]
-        assert f"Patch {index}" in page.locator(".panel").inner_text()
+        expect_text(page.locator(".panel"), f"Patch {index}")

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
     open_slide,
     opened,
     pixels,
@@ -72,9 +74,9 @@ def test_a_difference_of_two_maps_is_in_units_of_their_scales(browser: Any, url:
         assert len(options) == 4  # none, the other method, and both of the other run
         page.locator("select[name=minus]").select_option(label="a · gxi: tumour")
         np.testing.assert_allclose(colours(page, CLEAR), wanted, atol=6)
-        assert "more in this" in page.locator(".colour-bar").inner_text()
+        expect_text(page.locator(".colour-bar"), "more in this")
         page.keyboard.press("3")
-        assert page.locator(".panel .verdict-line").count() == 0
+        expect_count(page.locator(".panel .verdict-line"), 0)
         wait_until_quiet(page)
         page.reload()
         page.wait_for_function("() => window.xmil.view?.firstPaint")

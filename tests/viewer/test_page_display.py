@@ -14,12 +14,16 @@ import pytest
 from PIL import Image
 
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
+    expect_value,
     open_slide,
     opened,
     pixels,
     place_of,
     served,
     show_plainly,
+    wait_until,
     wait_until_quiet,
 )
 from tests.viewer.given_scores import grid, signed, write_run
@@ -141,15 +145,15 @@ def test_no_verdict_on_evidence_that_was_not_measured(browser: Any, url: str, ma
         page.locator("select[name=target]").select_option(other)
         page.keyboard.press("3")
         panel = page.locator(".panel")
-        assert f"only the evidence for {said['target']} was measured" in panel.inner_text()
-        assert panel.locator(".verdict-line").count() == 0
-        assert f"All methods, evidence for {said['target']}" in panel.inner_text()
+        expect_text(panel, f"only the evidence for {said['target']} was measured")
+        expect_count(panel.locator(".verdict-line"), 0)
+        expect_text(panel, f"All methods, evidence for {said['target']}")
         panel.locator("[data-action=measured]").click()
         panel.locator(".verdict-line").wait_for()
-        assert page.locator("select[name=target]").input_value() == said["target"]
+        expect_value(page.locator("select[name=target]"), said["target"])
         assert said["sentence"] in panel.inner_text()
         page.locator("select[name=against]").select_option(other)
-        assert panel.locator(".verdict-line").count() == 0
+        expect_count(panel.locator(".verdict-line"), 0)
 
 
 @pytest.mark.parametrize("width", [1000, 1280, 1600])
@@ -163,7 +167,8 @@ def test_slides_in_two_panes_lie_level(browser: Any, tmp_path: Path, width: int)
         open_slide(page, url)
         page.keyboard.press("s")
         page.wait_for_function("() => window.xmil.view.panes[1]?.viewer.isOpen()")
-        assert page.locator("select[name=against]").count() == 1  # the panes' heads differ
+        wait_until_quiet(page)
+        expect_count(page.locator("select[name=against]"), 1)  # the panes' heads differ
         a, b = (page.locator(".stage").nth(k).bounding_box() for k in (0, 1))
         assert (a["y"], a["height"]) == (b["y"], b["height"])
         for k in (0, 1):
@@ -179,9 +184,9 @@ def test_the_tip_goes_when_panels_or_methods_change(browser: Any, url: str) -> N
         for key in ("3", "m"):
             page.mouse.move(5, 5)
             page.mouse.move(*place_of(page, *centre(40, edge=256)))
-            assert tip.is_visible()
+            tip.wait_for(state="visible")
             page.keyboard.press(key)
-            assert tip.is_hidden()
+            tip.wait_for(state="hidden")
 
 
 def test_gallery_scores_can_be_told_apart(browser: Any, tmp_path: Path) -> None:
@@ -226,6 +231,7 @@ def test_warnings_and_every_share_stand_beside_the_scores(browser: Any, tmp_path
 def test_full_screen_shows_the_slide_alone_and_leaves_again(browser: Any, url: str) -> None:
     with opened(browser, url) as page:
         open_slide(page, url, 1)
+        wait_until_quiet(page)
         before = page.locator(".stage").bounding_box()
         page.keyboard.press("f")
         page.wait_for_function("() => document.fullscreenElement?.classList.contains('slide')")
@@ -242,7 +248,7 @@ def test_full_screen_shows_the_slide_alone_and_leaves_again(browser: Any, url: s
             page.keyboard.press("f")
         page.wait_for_function("() => !document.fullscreenElement")
         wait_until_quiet(page)
-        assert page.locator(".stage").bounding_box() == before
+        wait_until(page, lambda: page.locator(".stage").bounding_box() == before)
 
 
 def test_the_label_is_offered_only_where_the_server_serves_it(
@@ -258,7 +264,7 @@ def test_the_label_is_offered_only_where_the_server_serves_it(
             page.on("request", lambda request, asked=asked: asked.append(request.url))
             page.goto(f"{url}#/slide/CMU-1-Small-Region")
             page.locator(".image-settings > summary").click()
-            assert page.locator(".label-image summary").count() == int(labels)
+            expect_count(page.locator(".label-image summary"), int(labels))
             assert not any("label" in address for address in asked)
             if labels:
                 page.locator(".label-image summary").click()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.slides.squares import boxes_of, explanation, grid, write_scn
-from tests.viewer.browser import open_slide, opened, served
+from tests.viewer.browser import expect_count, expect_text, open_slide, opened, served
 from tests.viewer.given_scores import signed, write_run
 from xmil.heatmaps import write_geojson
 from xmil.viewer.collection import Collection
@@ -100,12 +100,12 @@ def test_another_slides_file_is_warned_of_and_small_tiles_have_no_labels(
     shifted.locator("input[type=file]").set_input_files(tmp_path / "other.geojson")
     warned = shifted.locator(".message.problem")
     warned.wait_for()
-    assert "other.geojson is of the slide s2; this is s1." in warned.inner_text()
-    assert "24 of them lie outside this slide." in warned.inner_text()
+    expect_text(warned, "other.geojson is of the slide s2; this is s1.")
+    expect_text(warned, "24 of them lie outside this slide.")
     assert shifted.evaluate("() => window.written") == []
     shifted.locator("[data-action=go-note]").first.click()
     shifted.wait_for_function("() => window.written.length")  # there is room now
     shifted.locator("[data-action=delete-all]").click()
-    assert shifted.locator(".note-row").count() == 24
+    expect_count(shifted.locator(".note-row"), 24)
     shifted.locator("[data-action=delete-all]").click()
-    assert shifted.locator(".note-row").count() == 0
+    expect_count(shifted.locator(".note-row"), 0)

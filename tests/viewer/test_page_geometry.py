@@ -25,9 +25,9 @@ process.stdout.write(JSON.stringify(masks.map(trace)));
 """
 
 COLOURS = """
-const { table, words } = await import(process.argv[1]);
-const alpha = (signed) => [...words("rdbu", signed, true)].map((word) => word >>> 24);
-const found = { colours: [...table("rdbu", true)], signed: alpha(true), unsigned: alpha(false) };
+const { rgbTable, rgbaTable } = await import(process.argv[1]);
+const alpha = (signed) => [...rgbaTable("rdbu", signed, true)].map((word) => word >>> 24);
+const found = { colours: [...rgbTable("rdbu", true)], signed: alpha(true), unsigned: alpha(false) };
 process.stdout.write(JSON.stringify(found));
 """
 
@@ -45,7 +45,7 @@ def run_node(script: str, source: str, given: object = None) -> Any:
 
 
 def test_colours_are_the_heatmaps_and_only_signed_scores_fade() -> None:
-    found = run_node(COLOURS, "palette.ts")
+    found = run_node(COLOURS, "colours.ts")
     theirs = Scale(-1, 1, True, SIGNED).paint(np.linspace(-1, 1, STEPS))[:, :3].astype(int)
     np.testing.assert_allclose(
         np.reshape(found["colours"], (-1, 3)), theirs, atol=2
@@ -62,7 +62,7 @@ def test_outlines_of_any_patches_are_valid_and_exact() -> None:
         height, width = (int(size) for size in rng.integers(1, 12, size=2))
         patches = np.flatnonzero(rng.random(height * width) < rng.uniform(0.1, 0.9)).tolist()
         masks.append({"width": width, "height": height, "patches": patches})
-    traced = run_node(SCRIPT, "geometry.ts", masks)
+    traced = run_node(SCRIPT, "annotations/geometry.ts", masks)
     for mask, polygons in zip(masks, traced, strict=True):
         found = geometry.shape({"type": "MultiPolygon", "coordinates": polygons})
         centres = [geometry.Point(i % mask["width"] + 0.5, i // mask["width"] + 0.5) for i in mask["patches"]]

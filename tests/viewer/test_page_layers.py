@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.viewer.browser import (
+    expect_text,
     open_slide,
     opened,
     pixels,
@@ -78,7 +79,7 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         np.testing.assert_allclose(lined[half[1], half[0]], red_blue(1), atol=12)  # the sure line, for
         page.locator("input[name=layer-pairs]").uncheck()
         page.locator("input[name=layer-deciding]").check()
-        assert "Three of 24 decide." in page.locator(".layers").inner_text()
+        expect_text(page.locator(".layers"), "Three of 24 decide.")
         framed = pixels(page)
         changed = np.abs(framed - plain).sum(axis=-1) > 60
         left, middle = (round(v) for v in place_of(page, 2 * EDGE, 0.5 * EDGE))
@@ -87,7 +88,7 @@ def test_pairs_deciding_patches_and_maps_inside_lie_on_their_patches(browser: An
         assert not changed[other, far - 3 : far + 4].any()
         page.keyboard.press("4")
         page.locator("[data-action=deciding]").click()
-        assert "3 patches selected" in page.locator(".selection-bar").inner_text()
+        expect_text(page.locator(".selection-bar"), "3 patches selected")
         page.keyboard.press("Escape")
         page.keyboard.press("1")
         page.locator("input[name=opacity]").fill("1")
@@ -131,7 +132,7 @@ def test_one_concepts_part_stands_in_place_of_the_scores(browser: Any, fresh: Ma
         page.reload()
         page.locator(".pane-note", has_text="concept 1").wait_for()
         page.locator("select[name=target]").select_option("benign")
-        assert "The concepts are of lrp for tumour." in page.locator(".layers").inner_text()
+        expect_text(page.locator(".layers"), "The concepts are of lrp for tumour.")
         assert page.locator(".pane-note").inner_text() == ""
 
 
@@ -157,7 +158,7 @@ def test_the_hatch_covers_patches_of_unsure_sign_alone(browser: Any, tmp_path: P
         plain = pixels(page)
         page.locator("input[name=layer-unsure]").check()
         hatched = pixels(page)
-        assert f"({(~sure).sum()} patches)" in page.locator(".layers").inner_text()
+        expect_text(page.locator(".layers"), f"({(~sure).sum()} patches)")
         for i in range(24):
             if i % COLUMNS > 3:
                 continue  # below the minimap

@@ -12,6 +12,9 @@ import pytest
 
 import xmil
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
+    expect_value,
     open_slide,
     opened,
     pixels,
@@ -71,7 +74,7 @@ def test_what_is_left_is_explained_drawn_linked_and_undone(
             share = np.clip(scores[LEFT.index(i)] / limit, -1, 1)
             np.testing.assert_allclose(seen[round(y), round(x)], red_blue(share), atol=6)
         page.keyboard.press("3")
-        assert "explained without 6 patches" in page.locator(".panel").inner_text()
+        expect_text(page.locator(".panel"), "explained without 6 patches")
         with page.expect_download() as got:
             page.locator("[data-action=picture]").click()
         assert "explained-again" in got.value.suggested_filename
@@ -90,7 +93,7 @@ def test_what_is_left_is_explained_drawn_linked_and_undone(
         page.locator(".pane-note", has_text=NOTE).wait_for()
         again = page.evaluate("() => [...window.xmil.view.panes[0].evidence.values]")
         np.testing.assert_allclose([again[i] for i in LEFT], scores, rtol=1e-4, atol=1e-6)
-        assert "without 6 patches" in page.locator(".slide-head").inner_text()
+        expect_text(page.locator(".slide-head"), "without 6 patches")
 
 
 HELD = """() => {
@@ -142,7 +145,7 @@ def test_an_error_is_told_and_asked_again(browser: Any, url: str) -> None:
         page.unroute("**/explain")
         page.locator("[data-action=explain-left]").click()
         page.locator(".pane-note", has_text=NOTE).wait_for()
-        assert page.locator(".panel [role=alert]").count() == 0
+        expect_count(page.locator(".panel [role=alert]"), 0)
 
 
 def test_a_link_brings_the_selection_and_the_lists_filter_back(browser: Any, url: str) -> None:
@@ -152,7 +155,7 @@ def test_a_link_brings_the_selection_and_the_lists_filter_back(browser: Any, url
         assert page.url.endswith("#/?search=slide&sort=n")
         page.reload()
         page.locator("table.slides td").first.wait_for()
-        assert page.locator("input[type=search]").input_value() == "slide"
+        expect_value(page.locator("input[type=search]"), "slide")
         open_slide(page, url, 0)
         page.evaluate("rows => window.xmil.view.select(rows)", [3, 4, 5, 40])
         wait_until_quiet(page)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.viewer.browser import open_slide, opened, place_of, settle, wait_until_quiet
+from tests.viewer.browser import expect_text, open_slide, opened, place_of, wait_until_quiet
 from tests.viewer.make_run import Made
 from xmil.storage import read_explanation
 
@@ -66,7 +66,7 @@ def test_annotations_are_edited_measured_undone_and_asked(browser: Any, url: str
         assert f"{share / (6 / 96):.3g} times as dense" in told
         page.locator("[data-action=note-remove]").click()
         page.locator(".whatif-result").wait_for()
-        assert "90 patches left" in page.locator(".whatif-result").inner_text()
+        expect_text(page.locator(".whatif-result"), "90 patches left")
 
         page.keyboard.press("i")
         page.mouse.click(*place_of(page, 5 * EDGE, 4 * EDGE))
@@ -108,12 +108,11 @@ def test_an_import_merges_without_doubling(browser: Any, url: str, tmp_path: Pat
     with opened(browser, url) as page:
         open_slide(page, url, 2)
         page.locator("[data-panel=notes]").click()
-        for _ in range(2):  # no ids in the file: what it says tells that it is known
+        for message in ("2 annotations read; 1 feature", "2 known already"):  # no ids: by content
             page.locator("input[type=file]").set_input_files(path)
-            wait_until_quiet(page)
-            settle(page)
+            page.locator(".message", has_text=message).first.wait_for()
             assert len(notes(page)) == 2
-        assert "2 known already" in page.locator(".messages").inner_text()
+        expect_text(page.locator(".messages"), "2 known already")
 
 
 def test_a_note_changed_in_two_windows_keeps_both_versions(browser: Any, url: str) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.viewer.browser import (
+    expect_count,
+    expect_text,
     open_slide,
     opened,
     pixels,
@@ -76,7 +78,7 @@ def test_item_17_fault_01_an_answer_belongs_to_the_run_that_was_asked(browser: A
             "() => [...window.xmil.view.removed].map(([run, m]) => [run, m.reduce((s, x) => s + x, 0)])"
         )
         assert removed == [[runs[0], 14]]
-        assert "without 14 patches" in page.locator(".slide-head").inner_text()
+        expect_text(page.locator(".slide-head"), "without 14 patches")
 
 
 def test_item_17_fault_02_overlapping_patches_show_their_mean(browser: Any, tmp_path: Path) -> None:
@@ -218,12 +220,12 @@ def test_fault_10_attention_is_no_evidence_for_a_class(browser: Any, tmp_path: P
     with served(Collection([tmp_path / "run"])) as url, opened(browser, url) as page:
         open_slide(page, url)
         page.locator("select[name=method]").select_option("attention")
-        assert page.locator("select[name=target], select[name=against]").count() == 0
-        assert "for no class" in page.locator(".pane-head").inner_text()
+        expect_count(page.locator("select[name=target], select[name=against]"), 0)
+        expect_text(page.locator(".pane-head"), "for no class")
         lowest = page.evaluate("() => window.xmil.view.panes[0].evidence.smallest")
         assert lowest == 0  # nearly equal weights get nearly equal colours
         page.locator("select[name=method]").select_option("lrp")
-        assert page.locator("select[name=target]").count() == 1
+        expect_count(page.locator("select[name=target]"), 1)
 
 
 def test_fault_11_late_answers_leave_no_boxes(browser: Any, url: str) -> None:
@@ -281,7 +283,7 @@ def test_fault_06_pictures_and_header_say_what_is_hidden_or_removed(browser: Any
         assert len({plain, hidden, removed}) == 3
         assert all(part in removed for part in ("lrp-tumour", "above-25", "positive", "without-5"))
         after = page.evaluate("() => Math.max(...window.xmil.view.whatif.history.at(-1).answer.after)")
-        assert f"without 5 patches: tumour {100 * after:.1f} %" in page.locator(".slide-head").inner_text()
+        expect_text(page.locator(".slide-head"), f"without 5 patches: tumour {100 * after:.1f} %")
         page.keyboard.press("u")
         assert "without" not in page.locator(".slide-head").inner_text()
 
@@ -291,5 +293,5 @@ def test_leaving_is_not_undone_by_a_late_address(browser: Any, tmp_path: Path) -
     run = cohort(tmp_path / "run", ["a", "b"])
     with served(Collection([run])) as url, opened(browser, url) as page:
         open_slide(page, url, 0)
-        page.evaluate("() => { location.hash = '#/slide/b'; window.xmil.view.link.keep(); }")
+        page.evaluate("() => { location.hash = '#/slide/b'; window.xmil.view.link.write(); }")
         page.wait_for_function("() => window.xmil.view?.info?.id === 'b' && window.xmil.view.firstPaint")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import xmil
-from tests.viewer.browser import opened, served, wait_until
+from tests.viewer.browser import expect_count, opened, served, wait_until
 from tests.viewer.make_run import Made
 from xmil.viewer.app import create_app
 from xmil.viewer.collection import Collection
@@ -125,4 +125,4 @@ def test_only_notebooks_may_frame_it(browser: Any, made: Made, shown: Collection
         opened(browser, evil, expect_errors=True) as page,
     ):
         wait_until(page, lambda: page.frames[1].url.startswith("chrome-error:"))
-        assert page.frame_locator("iframe").get_by_text("slide-1").count() == 0
+        expect_count(page.frame_locator("iframe").get_by_text("slide-1"), 0)

@@ -1,0 +1,292 @@
+/** The panel of a slide's annotations: draw, name, class, comment, corners; import and export. */
+
+import { colourOf, KINDS, rgb } from "../colours";
+import { button, el, put, select } from "../dom";
+import { countPatches, plural, WORDS } from "../words";
+import { annotation, contentOf, originOf, readGeoJson, type Annotation, type ImportedNotes, type Shape } from "./annotation";
+import type { Tool } from "./drawing";
+import { boxOf, patchesIn, type Point, type Polygon } from "./geometry";
+import { factLines, factsInside, sizeText } from "./measures";
+import { readerName, setReader, type AnnotationStorage } from "./storage";
+import type { Evidence } from "../evidence/evidence";
+import type { Layout } from "../evidence/overlay";
+import type { Run, SlideInfo } from "../server/api";
+import type { PanelName } from "../slide/panels";
+import type { Bounds } from "../slide/viewport";
+import type { SlideState, Store } from "../state/store";
+
+/** What the panel needs of the page. */
+export interface NotesHost {
+  readonly run: Run;
+  readonly info: SlideInfo;
+  readonly bounds: Bounds;
+  readonly store: Store<SlideState>;
+  readonly storage: AnnotationStorage;
+  readonly exports: { annotations(): void; patches(): void };
+  readonly active: { evidence: Evidence | null; layout(): Layout | null } | null;
+  readonly whatif: { apply(patches: number[], action: "remove" | "keep"): Promise<void> };
+  show(panel: PanelName): void;
+  showArea(area: Bounds): void;
+  choose(tool: Tool): void;
+  redraw(): void;
+  say(text: string, problem?: boolean): void;
+}
+
+const MOST_ROWS = 100;
+const MOST_STEPS = 100; // that can be undone
+
+export class NotesPanel {
+  readonly element = el("div", { class: "panel-body" });
+  private kind = "Tumor";
+  private before: (readonly Annotation[])[] = []; // for undo
+
+  constructor(private readonly view: NotesHost) {}
+
+  private get notes(): readonly Annotation[] {
+    return this.view.store.state.annotations;
+  }
+
+  private get focused(): string | null {
+    return this.view.store.state.focused;
+  }
+
+  /** Makes the selected region an annotation. */
+  add(): void {
+    const { selection } = this.view.store.state;
+    if (!selection) return;
+    this.view.store.set({ selection: null });
+    this.append(annotation("", this.kind, selection.polygons));
+  }
+
+  /** Adds a line or a point. */
+  draw(shape: Shape, points: Point[]): void {
+    this.append(annotation("", this.kind, [[points]], shape));
+  }
+
+  private append(note: Annotation): void {
+    this.change([...this.notes, note], note.id);
+    this.element.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(note.id)}"] input`)?.focus();
+  }
+
+  /** Gives the annotation in focus other corners; one step of undo for each drag. */
+  reshape(polygons: Polygon[], done: boolean): void {
+    const change = (note: Annotation) => (note.id === this.focused ? { ...note, polygons } : note);
+    if (!this.dragging) this.remember();
+    this.dragging = !done;
+    this.view.store.set({ annotations: this.notes.map(change) });
+    if (done) this.keep();
+  }
+  private dragging = false;
+
+  async import(file: File): Promise<void> {
+    try {
+      const imported = await readGeoJson(file, originOf(this.view.info));
+      const [ids, contents] = [new Set(this.notes.map((note) => note.id)), new Set(this.notes.map(contentOf))];
+      const fresh = imported.notes.filter((note) => !ids.has(note.id) && !contents.has(contentOf(note)));
+      this.change([...this.notes, ...fresh], null);
+      this.tell(file.name, imported, imported.notes.length - fresh.length);
+    } catch (error) {
+      this.view.say((error as Error).message, true);
+    }
+  }
+
+  /** Says what was read, and warns where it does not seem to be of this slide. */
+  private tell(file: string, { notes, skipped, slide }: ImportedNotes, known: number): void {
+    const { info, bounds } = this.view;
+    const left = skipped ? `; ${skipped === 1 ? "1 feature that is no polygon, line or point" : `${skipped} features that are no polygons, lines or points`} left out` : "";
+    const twice = known ? `; ${known.toLocaleString("en")} known already` : "";
+    const outside = notes.filter((note) => !touches(boxOf(note.polygons), bounds)).length;
+    const other = slide !== null && slide !== info.id ? ` ${file} is of the slide ${slide}; this is ${info.id}.` : "";
+    const beyond = outside ? ` ${outside.toLocaleString("en")} of them ${outside === 1 ? "lies" : "lie"} outside this slide.` : "";
+    this.view.say(`${plural(notes.length, "annotation")} read${left}${twice}.${other}${beyond}`, Boolean(other || beyond));
+  }
+
+  private remember(): void {
+    this.before = [...this.before.slice(1 - MOST_STEPS), this.notes.map((note) => ({ ...note }))];
+  }
+
+  private change(notes: readonly Annotation[], focused: string | null): void {
+    this.remember();
+    this.set(notes, focused);
+  }
+
+  /** Changes one annotation. */
+  private edit(note: Annotation, change: Partial<Annotation>): void {
+    this.change(this.notes.map((other) => (other.id === note.id ? { ...other, ...change } : other)), this.focused);
+  }
+
+  /** Takes the last change back. */
+  undo(): void {
+    const notes = this.before.pop();
+    if (notes) this.set(notes, notes.some((note) => note.id === this.focused) ? this.focused : null);
+  }
+
+  private set(notes: readonly Annotation[], focused: string | null): void {
+    this.view.store.set({ annotations: notes, focused });
+    this.view.storage.keep([...notes]);
+  }
+
+  private keep(): void {
+    this.view.storage.keep([...this.notes]);
+    this.view.redraw();
+  }
+
+  /** Annotations that another window has drawn are there now. */
+  takeMerged(): void {
+    this.view.store.set({ annotations: [...this.view.storage.notes] });
+  }
+
+  refresh(): void {
+    const back = typedIn(this.element);
+    this.fill();
+    back();
+  }
+
+  private fill(): void {
+    const { notes } = this;
+    const rows = notes.slice(0, MOST_ROWS).map((note) => this.row(note));
+    const more = notes.length > MOST_ROWS ? el("p", { class: "muted" }, `… and ${(notes.length - MOST_ROWS).toLocaleString("en")} more on the slide.`) : null;
+    put(
+      this.element,
+      this.drawing(),
+      el("section", { class: "block" }, el("h2", {}, `Annotations (${notes.length})`), ...rows, more, notes.length > 1 && this.clearing()),
+      this.files(),
+    );
+  }
+
+  private kinds(own: string): { value: string; text: string }[] {
+    return [...new Set([...KINDS.map((k) => k.name), own])].map((name) => ({ value: name, text: name }));
+  }
+
+  private drawing(): HTMLElement {
+    const { selection } = this.view.store.state;
+    const text = selection ? "Keep the selected region as:" : "Draw a region with the lasso (L), rectangle (R), polygon (P) or brush (B) and keep it as an annotation; or draw a line (D) or a point (I).";
+    const kind = select("Class of the annotation", this.kinds(this.kind), this.kind, (v) => (this.kind = v));
+    const add = button("Add annotation", () => this.add(), { disabled: !selection, class: "primary", data: { action: "annotate" } });
+    const undo = button(WORDS.undo, () => this.undo(), { data: { action: "undo-note" } });
+    return el("section", { class: "block" }, el("p", {}, text), el("div", { class: "buttons" }, kind, add, undo));
+  }
+
+  private files(): HTMLElement {
+    const { view } = this;
+    const file = el("input", { type: "file", accept: ".geojson,.json", hidden: true, ariaLabel: "GeoJSON file" });
+    file.addEventListener("change", () => file.files?.[0] && void this.import(file.files[0]));
+    return el(
+      "section",
+      { class: "block" },
+      el("h2", {}, "Files"),
+      el(
+        "div",
+        { class: "buttons" },
+        button("Export annotations", () => view.exports.annotations(), { disabled: !this.notes.length, data: { action: "export-annotations" } }),
+        button("Export shown patches", () => view.exports.patches(), { disabled: !view.active?.layout(), data: { action: "export-patches" } }),
+        button("Import", () => file.click(), { data: { action: "import" } }),
+        file,
+      ),
+      el("p", { class: "muted small" }, `GeoJSON as QuPath reads and writes it. ${view.storage.shared ? "Annotations are kept with the run, under the reader's name." : "Annotations stay in this browser."}`),
+      view.storage.shared && this.reader(),
+    );
+  }
+
+  private reader(): HTMLElement {
+    const name = el("input", { type: "text", value: readerName(), name: "reader", ariaLabel: "Reader", maxLength: 40, pattern: "[A-Za-z0-9_-]+" });
+    name.addEventListener("change", () => {
+      if (setReader(name.value)) location.reload();
+      else this.view.say("A reader's name has letters, digits, - or _.", true);
+    });
+    const others = this.view.storage.readers.filter((other) => other !== readerName());
+    return el("label", { class: "row" }, "Reader", name, others.length > 0 && el("span", { class: "muted small" }, `also: ${others.join(", ")}`));
+  }
+
+  /** Deletes all annotations when it is pressed twice. */
+  private clearing(): HTMLElement {
+    const clear = button("Delete all", () => {
+      if (clear.textContent !== "Delete all") return this.change([], null);
+      clear.textContent = `Delete all ${this.notes.length.toLocaleString("en")}?`;
+    }, { class: "small-button", data: { action: "delete-all" } });
+    return el("div", { class: "buttons" }, clear);
+  }
+
+  private row(note: Annotation): HTMLElement {
+    const current = note.id === this.focused;
+    const title = note.name || note.kind;
+    const layout = (note.shape ?? "area") === "area" ? this.view.active?.layout() : null;
+    const inside = layout ? countPatches(patchesIn(layout, note.polygons).length) : "";
+    const size = [sizeText(note, this.view.info.mpp), inside].filter(Boolean).join(" · ");
+    return el(
+      "div",
+      { class: `note-row ${current ? "current" : ""}`, data: { note: note.id } },
+      el("span", { class: "dot", style: { background: rgb(note.colour) } }),
+      el("div", { class: "note-main" }, this.field(note, "name", "input", "Name"), el("span", { class: "muted small" }, [note.kind, size].filter(Boolean).join(" · "))),
+      button("Go", () => this.go(note), { class: "small-button", ariaLabel: `Go to ${title}`, data: { action: "go-note" } }),
+      button("Delete", () => this.change(this.notes.filter((other) => other.id !== note.id), null), { class: "small-button", ariaLabel: `Delete ${title}`, data: { action: "delete-note" } }),
+      current && this.details(note),
+    );
+  }
+
+  /** A text of the annotation, kept with every key; what was there before the first one can be brought back. */
+  private field(note: Annotation, key: "name" | "comment", tag: "input" | "textarea", label: string): HTMLElement {
+    const props = { value: note[key] ?? "", placeholder: label, ariaLabel: `${label} of the annotation`, maxLength: key === "name" ? 200 : 500 };
+    const node = el(tag, tag === "input" ? { type: "text", ...props } : { rows: 2, ...props });
+    let fresh = true;
+    node.addEventListener("input", () => {
+      if (fresh) this.remember();
+      fresh = false;
+      const current = this.notes.find((other) => other.id === note.id);
+      if (current) current[key] = node.value;
+      this.keep();
+    });
+    return node;
+  }
+
+  /** What only the annotation in focus shows: class, comment, scores inside, and what can be done with it. */
+  private details(note: Annotation): HTMLElement {
+    const { view } = this;
+    const evidence = view.active?.evidence;
+    const facts = evidence ? factsInside(note, evidence) : null;
+    const ask = (action: "remove" | "keep") => {
+      view.show("whatif");
+      void view.whatif.apply(facts!.patches, action);
+    };
+    const kind = select("Class of this annotation", this.kinds(note.kind), note.kind, (v) => this.edit(note, { kind: v, colour: colourOf(v) }), { name: "note-kind" });
+    const editing = view.store.state.tool === "vertices";
+    return el(
+      "div",
+      { class: "note-details" },
+      kind,
+      this.field(note, "comment", "textarea", "Comment"),
+      ...(facts && evidence ? factLines(facts, evidence.signed).map((line) => el("p", { class: "small" }, line)) : []),
+      el(
+        "div",
+        { class: "buttons" },
+        button("Edit corners", () => view.choose(editing ? "move" : "vertices"), { class: "small-button", ariaPressed: String(editing), title: "Drag corners; drag the middle of an edge to add one; double click takes one out", data: { action: "edit-corners" } }),
+        view.run.whatif && facts && button("What if removed", () => ask("remove"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-remove" } }),
+        view.run.whatif && facts && button("What if alone", () => ask("keep"), { class: "small-button", disabled: !facts.patches.length, data: { action: "note-keep" } }),
+      ),
+    );
+  }
+
+  private go(note: Annotation): void {
+    this.view.store.set({ focused: note.id });
+    const box = boxOf(note.polygons);
+    const margin = Math.max(0.3 * Math.max(box.width, box.height), 100);
+    this.view.showArea({ x: box.x - margin, y: box.y - margin, width: box.width + 2 * margin, height: box.height + 2 * margin });
+  }
+}
+
+function touches(a: Bounds, b: Bounds): boolean {
+  return a.x <= b.x + b.width && b.x <= a.x + a.width && a.y <= b.y + b.height && b.y <= a.y + a.height;
+}
+
+/** Where the reader is typing; gives what brings focus and caret back when the panel has been drawn anew. */
+function typedIn(panel: HTMLElement): () => void {
+  const node = document.activeElement as HTMLInputElement | HTMLTextAreaElement | null;
+  const row = node?.closest<HTMLElement>("[data-note]");
+  if (!node || !row || !panel.contains(node) || !node.matches("input, textarea")) return () => undefined;
+  const { selectionStart, selectionEnd, tagName } = node;
+  return () => {
+    const again = panel.querySelector<HTMLInputElement>(`[data-note="${CSS.escape(row.dataset.note!)}"] ${tagName.toLowerCase()}`);
+    again?.focus();
+    again?.setSelectionRange(selectionStart, selectionEnd);
+  };
+}

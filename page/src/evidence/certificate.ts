@@ -1,0 +1,153 @@
+/** How far the scores can be trusted: flip curve against chance, account of the output, verdict. */
+
+import { button, el, put, svg } from "../dom";
+import { countPatches, formatNumber, WORDS } from "../words";
+import type { Choice, Evidence } from "./evidence";
+import { describeEvidence, warningsOf } from "./legend";
+import type { Audit, Certificate, MethodCertificate } from "../server/api";
+
+const MARKS: Record<string, string> = { faithful: "good", "like random": "poor", "worse than random": "bad", undecided: "open" };
+
+/** A verdict as a small label with a sign that does not rely on colour; `method` is whose verdict it is. */
+export function verdictLabel(verdict: string | null, method: string | null = null): HTMLElement {
+  if (!verdict) return el("span", { class: "muted" }, "–");
+  const kind = MARKS[verdict] ?? "open";
+  const sign = { good: "✓", poor: "≈", bad: "✕", open: "?" }[kind];
+  return el("span", { class: `verdict ${kind}` }, el("span", { ariaHidden: "true" }, `${sign} `), method ? `${verdict} (${method})` : verdict);
+}
+
+/** What the panel needs of the page. */
+export interface CertificateHost {
+  readonly active: { evidence: Evidence | null; choose(change: Partial<Choice>): void } | null;
+}
+
+export class CertificatePanel {
+  readonly element = el("div", { class: "panel-body" });
+
+  constructor(private readonly view: CertificateHost) {}
+
+  refresh(): void {
+    const evidence = this.view.active?.evidence;
+    if (!evidence) return put(this.element, el("p", { class: "muted" }, "This slide has no evidence."));
+    const { certificate } = evidence.scores.set;
+    const { audit } = evidence.column;
+    const { method, target, against } = evidence.choice;
+    const measured = certificate?.methods.filter((m) => m.method === method) ?? [];
+    const plain = against === null && evidence.choice.minus === null && !evidence.without;
+    const result = measured.find((m) => m.target === target && plain);
+    put(
+      this.element,
+      el("h2", {}, describeEvidence(evidence)),
+      warningsOf(evidence),
+      ...(evidence.without ? [this.partOnly(evidence.without)] : certificate && result ? this.faithfulness(certificate, result) : measured.length ? [this.elsewhere(measured[0])] : [this.missing(certificate)]),
+      ...(audit ? [accountOf(audit, against === null ? null : target)] : [el("section", { class: "block" }, el("h2", {}, "Account of the output"), el("p", { class: "muted" }, "This method keeps no account of the output."))]),
+      this.made(evidence),
+      certificate && certificate.methods.length > 1 && this.others(certificate, evidence),
+    );
+  }
+
+  /** Rule, baseline and whatever else the explanation says of its making. */
+  private made({ column }: Evidence): HTMLElement | null {
+    if (!column.made.length) return null;
+    const rows = column.made.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+    return el("section", { class: "block made" }, el("h2", {}, "How it was made"), el("dl", {}, ...rows));
+  }
+
+  private missing(certificate: Certificate | null): HTMLElement {
+    const text = certificate ? "This method was not evaluated on this slide." : "This slide was not evaluated. xmil evaluate measures how faithful its evidence is.";
+    return el("p", { class: "muted" }, text);
+  }
+
+  /** No verdict on a map of part of the bag. */
+  private partOnly(without: number): HTMLElement {
+    return el("p", { class: "muted" }, `No verdict on this evidence: it was explained without ${countPatches(without)}, and the whole slide was measured.`);
+  }
+
+  /** No verdict on evidence that was not measured, but the way to the one that was. */
+  private elsewhere(measured: MethodCertificate): HTMLElement {
+    const show = () => this.view.active?.choose({ target: measured.target, against: null, minus: null });
+    return el(
+      "div",
+      { class: "unmeasured" },
+      el("p", { class: "muted" }, `No verdict on this evidence: only the evidence for ${measured.target} was measured.`),
+      button(`Show evidence for ${measured.target}`, show, { class: "small-button", data: { action: "measured" } }),
+    );
+  }
+
+  private faithfulness(certificate: Certificate, result: MethodCertificate): HTMLElement[] {
+    return [
+      el("p", { class: "verdict-line" }, verdictLabel(result.verdict), ` ${result.sentence}`),
+      el("section", { class: "block" }, el("h2", {}, "Flip curve"), flipChart(certificate, result)),
+    ];
+  }
+
+  private others(certificate: Certificate, evidence: Evidence): HTMLElement {
+    const targets = new Set(certificate.methods.map((m) => m.target));
+    const about = targets.size === 1 ? `All methods, evidence for ${[...targets][0]}` : "All methods on this slide";
+    const rows = certificate.methods.map((m) =>
+      el(
+        "tr",
+        { class: m.method === evidence.choice.method && m.target === evidence.choice.target ? "current" : "" },
+        el("td", { title: m.method }, targets.size === 1 ? m.method : `${m.method}: ${m.target}`),
+        el("td", {}, verdictLabel(m.verdict)),
+        el("td", { class: "number" }, formatNumber(m.aupc)),
+        el("td", { class: "number" }, formatNumber(m.srg)),
+      ),
+    );
+    const head = [WORDS.method, "Verdict", "AUPC", "SRG"].map((text) => el("th", { scope: "col" }, text));
+    return el("section", { class: "block" }, el("h2", {}, about), el("table", { class: "scores" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows)));
+  }
+}
+
+const CHART = { width: 320, height: 190, left: 34, right: 8, top: 8, bottom: 30 };
+
+/** Output against the share of patches dropped, most relevant first, with the band of random orders. */
+function flipChart(certificate: Certificate, result: MethodCertificate): Element {
+  const { mean, low, high } = certificate.random_band;
+  const all = [...low, ...high, ...(result.morf ?? [])].filter(Number.isFinite);
+  const bounded = all.every((v) => v >= -1e-6 && v <= 1 + 1e-6);
+  const [bottom, peak] = bounded ? [0, 1] : [Math.min(...all), Math.max(...all)];
+  const x = (i: number, n: number) => CHART.left + (i / Math.max(1, n - 1)) * (CHART.width - CHART.left - CHART.right);
+  const y = (v: number) => CHART.height - CHART.bottom - ((v - bottom) / (peak - bottom || 1)) * (CHART.height - CHART.top - CHART.bottom);
+  const line = (values: number[]) => values.map((v, i) => `${i ? "L" : "M"}${x(i, values.length).toFixed(1)},${y(v).toFixed(1)}`).join("");
+  const band = `${line(high)}${[...low].reverse().map((v, i) => `L${x(low.length - 1 - i, low.length).toFixed(1)},${y(v).toFixed(1)}`).join("")}Z`;
+  const text = (content: string, tx: number, ty: number, anchor = "middle") => svg("text", { x: tx, y: ty, "text-anchor": anchor }, content);
+  const steps = mean.length - 1;
+  const chart = svg(
+    "svg",
+    { viewBox: `0 0 ${CHART.width} ${CHART.height}`, class: "flip", role: "img", "aria-label": result.sentence },
+    ...[0, 0.5, 1].flatMap((f) => {
+      const v = bottom + f * (peak - bottom);
+      return [svg("line", { x1: CHART.left, x2: CHART.width - CHART.right, y1: y(v), y2: y(v), class: "grid" }), text(formatNumber(v, 2), CHART.left - 5, y(v) + 4, "end")];
+    }),
+    ...[0, 50, 100].map((p) => text(`${p} %`, x(p, 101), CHART.height - 15, p === 100 ? "end" : p === 0 ? "start" : "middle")),
+    text("patches dropped, most relevant first", (CHART.left + CHART.width) / 2, CHART.height - 2),
+    svg("path", { d: band, class: "band" }),
+    svg("path", { d: line(mean), class: "mean" }),
+    result.lerf ? svg("path", { d: line(result.lerf), class: "lerf" }) : null,
+    result.morf ? svg("path", { d: line(result.morf), class: "morf" }) : null,
+    result.flipped !== null && steps > 0 ? svg("line", { x1: x(result.flipped, steps + 1), x2: x(result.flipped, steps + 1), y1: CHART.top, y2: CHART.height - CHART.bottom, class: "flipped" }) : null,
+  );
+  const key = (kind: string, name: string) => el("span", { class: `key ${kind}` }, name);
+  const keys = [result.morf && key("morf", "most relevant first"), result.lerf && key("lerf", "least relevant first"), key("band", "random, 95 %"), result.flipped !== null && key("flipped", "decision flips")];
+  const figure = el("figure", {}, el("figcaption", { class: "keys" }, ...keys.filter((k): k is HTMLSpanElement => Boolean(k))));
+  figure.prepend(chart);
+  return figure;
+}
+
+const SHARES: [keyof Audit, string][] = [["instances", "Patches"], ["class_token", "Class token"], ["bias", "Bias"], ["epsilon", "Stabiliser"], ["baseline", "Baseline"], ["cut", "Cut"], ["other", "Unexplained"]];
+const SELDOM: (keyof Audit)[] = ["baseline", "cut"]; // shown where they are not zero
+
+/** The explained output as a sum: each share as a bar from zero. */
+function accountOf(audit: Audit, target: string | null): HTMLElement {
+  const shares = SHARES.filter(([key]) => audit[key] || !SELDOM.includes(key));
+  const most = Math.max(...shares.map(([key]) => Math.abs(audit[key] ?? 0)), 1e-12);
+  const rows = shares.map(([key, name]) => {
+    const value = audit[key] ?? 0;
+    const width = (50 * Math.abs(value)) / most;
+    const bar = el("span", { class: `share ${key}`, style: { width: `${width}%`, left: `${value < 0 ? 50 - width : 50}%` } });
+    return el("div", { class: "account-row" }, el("span", {}, name), el("span", { class: "account-track" }, bar), el("span", { class: "number" }, formatNumber(value)));
+  });
+  const total = el("div", { class: "account-row total" }, el("span", {}, "Output"), el("span", {}), el("span", { class: "number" }, formatNumber(audit.output)));
+  return el("section", { class: "block" }, el("h2", {}, `Account of the output${target === null ? "" : ` for ${target}`}`), el("div", { class: "account" }, ...rows, total));
+}

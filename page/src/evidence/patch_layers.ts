@@ -1,0 +1,174 @@
+/** Layers of whole patches: where there are scores, where their sign is not sure, which patches decide. */
+
+import { css, HATCH, INK, LAST, PAPER, rgbTable, SCORED_OUTLINE, white } from "../colours";
+import { countPatches, plural } from "../words";
+import { outline, type Polygon } from "../annotations/geometry";
+import type { Evidence } from "./evidence";
+import type { Layer, LayerData, Scene } from "./layers";
+import { windowOf, type Layout, type Transform } from "./overlay";
+import { getPairs, type Pair } from "../server/api";
+
+const outlines = new WeakMap<Layout, Polygon[]>();
+
+function outlineOf(layout: Layout): Polygon[] {
+  let polygons = outlines.get(layout);
+  if (!polygons) outlines.set(layout, (polygons = outline(layout, layout.x.keys())));
+  return polygons;
+}
+
+/** Where patches were scored: inside, no colour means a score near zero; outside, there is none. */
+export const outlineLayer: Layer = {
+  name: "outline",
+  label: "Outline of the scored area",
+  place: "marks",
+  offers: () => true,
+  legend: () => "Inside the line no colour means a score near zero; outside there is no score.",
+  draw(context, { layout, transform: t, unit }) {
+    context.beginPath();
+    for (const ring of outlineOf(layout).flat()) {
+      ring.forEach(([x, y], i) => context[i ? "lineTo" : "moveTo"](t.x + x * t.scale, t.y + y * t.scale));
+      context.closePath();
+    }
+    context.lineWidth = unit;
+    context.strokeStyle = SCORED_OUTLINE;
+    context.stroke();
+  },
+};
+
+/** The column beside the shown one that says how sure it is, best first. */
+function besideOf({ column, scores, choice }: Evidence): { kind: string; values: Float32Array } | null {
+  if (choice.against !== null || choice.minus) return null;
+  for (const kind of ["stable", "standard error", "spread"]) {
+    const place = scores.set.columns.findIndex((c) => c.beside === column.name && c.kind === kind);
+    if (place >= 0) return { kind, values: scores.columns[place] };
+  }
+  return null;
+}
+
+/** 1 for each patch whose sign is not sure. */
+export function unsure(evidence: Evidence): Uint8Array | null {
+  const beside = evidence.signed ? besideOf(evidence) : null;
+  if (!beside) return null;
+  const reach = { stable: 0, "standard error": 3, spread: 1 }[beside.kind] ?? 0;
+  return Uint8Array.from(evidence.values, (value, i) => Number(beside.kind === "stable" ? beside.values[i] === 0 : Math.abs(value) <= reach * beside.values[i]));
+}
+
+const RULES: Record<string, string> = {
+  stable: "the method does not vouch for the sign",
+  "standard error": "the score is within three standard errors of zero",
+  spread: "the score is within one standard deviation of the models of zero",
+};
+
+export const unsureLayer: Layer = {
+  name: "unsure",
+  label: "Hatch where the sign is unsure",
+  place: "marks",
+  offers: (evidence) => evidence.signed && besideOf(evidence) !== null,
+  legend(evidence) {
+    const mask = unsure(evidence);
+    const count = mask?.reduce((sum, one) => sum + one, 0) ?? 0;
+    return `Hatched: ${RULES[besideOf(evidence)?.kind ?? "stable"]} (${countPatches(count)}).`;
+  },
+  draw(context, { evidence, layout, transform: t, unit }) {
+    const mask = unsure(evidence);
+    if (!mask) return;
+    context.beginPath();
+    for (const i of mask.keys()) if (mask[i]) rect(context, layout, i, t);
+    context.fillStyle = hatch(context, unit);
+    context.fill();
+  },
+};
+
+function rect(context: CanvasRenderingContext2D, layout: Layout, i: number, t: Transform): void {
+  const size = layout.edge * t.scale;
+  const [x, y] = [t.x + layout.x[i] * t.scale, t.y + layout.y[i] * t.scale];
+  const { left, top, right, bottom } = windowOf(context.canvas, t);
+  if (x < right && y < bottom && x + size > left && y + size > top) context.rect(x, y, size, size);
+}
+
+function hatch(context: CanvasRenderingContext2D, unit: number): CanvasPattern {
+  const size = Math.round(8 * unit);
+  const tile = document.createElement("canvas");
+  Object.assign(tile, { width: size, height: size });
+  const lines = tile.getContext("2d")!;
+  for (const [colour, width] of [[white(0.7), 2.4], [HATCH, 1.1]] as const) {
+    lines.strokeStyle = colour;
+    lines.lineWidth = width * unit;
+    for (const shift of [-size, 0, size]) {
+      lines.beginPath();
+      lines.moveTo(shift, size);
+      lines.lineTo(shift + size, 0);
+      lines.stroke();
+    }
+  }
+  return context.createPattern(tile, "repeat")!;
+}
+
+/** The smallest set of patches that decides, where the certificate is of this evidence's target and bag. */
+export function decidingOf(evidence: Evidence): { instances: number[]; sentence: string } | null {
+  const { certificate, n } = evidence.scores.set;
+  const deciding = evidence.scores.set.deciding ?? certificate?.deciding;
+  return deciding?.instances && deciding.n === n ? { instances: deciding.instances, sentence: deciding.sentence } : null;
+}
+
+export const decidingLayer: Layer = {
+  name: "deciding",
+  label: "The patches that decide",
+  place: "marks",
+  offers: (evidence) => decidingOf(evidence) !== null,
+  legend: (evidence) => decidingOf(evidence)?.sentence ?? "",
+  draw(context, { evidence, layout, transform: t, unit }: Scene) {
+    context.beginPath();
+    for (const i of decidingOf(evidence)?.instances ?? []) rect(context, layout, i, t);
+    for (const [colour, width] of [[PAPER, 4.5], [INK, 2.5]] as const) {
+      context.strokeStyle = colour;
+      context.lineWidth = width * unit;
+      context.stroke();
+    }
+  },
+};
+
+// Interactions: lines between patches that say more, or less, together than one by one.
+
+const MOST = 60; // lines that can still be told apart
+
+function pairsOf(evidence: Evidence, data: LayerData): Pair[] {
+  const set = data.pairs?.sets.find((each) => each.target === evidence.choice.target);
+  return set?.pairs.slice(0, MOST) ?? [];
+}
+
+export const pairsLayer: Layer = {
+  name: "pairs",
+  label: "Pairs that act together",
+  place: "marks",
+  lacks: (data) => (data.pairs ? null : "pairs"),
+  fetch: async (slide, run, data) => void (data.pairs = await getPairs(slide, run)),
+  offers: (evidence) => evidence.scores.set.pairs && evidence.choice.against === null && !evidence.choice.minus,
+  legend(evidence, data) {
+    if (!data.pairs) return "Fetching the pairs…";
+    const pairs = pairsOf(evidence, data);
+    const sure = pairs.filter((pair) => pair.sure).length;
+    return pairs.length
+      ? `${plural(pairs.length, "pair")} for ${evidence.choice.target}, ${sure} of them beyond three standard errors (full lines); wider is stronger. In the colour of support: more together than one by one.`
+      : `No pairs were computed for ${evidence.choice.target}.`;
+  },
+  draw(context, { evidence, layout, display, data, transform: t, unit }) {
+    const pairs = pairsOf(evidence, data);
+    const most = Math.max(1e-30, ...pairs.map((pair) => Math.abs(pair.value)));
+    const colours = rgbTable(display.palette, true);
+    const centre = (i: number) => [t.x + (layout.x[i] + layout.edge / 2) * t.scale, t.y + (layout.y[i] + layout.edge / 2) * t.scale] as const;
+    context.lineCap = "round";
+    for (const { first, second, value, sure } of [...pairs].reverse()) {
+      const width = (1 + (4 * Math.abs(value)) / most) * unit;
+      context.setLineDash(sure ? [] : [2 * unit, 5 * unit]);
+      for (const [colour, extra] of [[white(0.85), 2 * unit], [css(colours, value > 0 ? LAST : 0), 0]] as const) {
+        context.beginPath();
+        context.moveTo(...centre(first));
+        context.lineTo(...centre(second));
+        context.strokeStyle = colour;
+        context.lineWidth = width + extra;
+        context.stroke();
+      }
+    }
+  },
+};

@@ -1,0 +1,117 @@
+/** The address of what is shown: written a moment after each change, copied as a link, remembered for the next slide. */
+
+import type { SlideInfo } from "../server/api";
+import type { Pane } from "../slide/pane";
+import { carryOver, parseHash, rowsOf, rowsText, slideHash, type ViewState } from "./address";
+import type { PageStore } from "./page";
+import type { SlideState, Store } from "./store";
+
+const PAUSE = 250; // milliseconds after the last change
+
+/** Writes an address a moment after each change. */
+export class AddressBar {
+  private timer = 0;
+
+  /** `make` gives the address now, or null where the reader is on the way elsewhere. */
+  constructor(private readonly make: () => string | null) {}
+
+  schedule(): void {
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => this.write(), PAUSE);
+  }
+
+  write(): void {
+    const hash = this.make();
+    if (hash !== null) history.replaceState(null, "", hash);
+  }
+
+  async copy(say: (text: string) => void): Promise<void> {
+    this.write();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      say("The link to this view is copied.");
+    } catch {
+      say(`The browser does not let pages copy; the address bar has the link: ${location.href}`);
+    }
+  }
+
+  destroy(): void {
+    clearTimeout(this.timer);
+  }
+}
+
+/** What a link is made of. */
+export interface LinkHost {
+  readonly info: SlideInfo;
+  readonly panes: readonly Pane[];
+  readonly store: Store<SlideState>;
+  /** Whether the slide shows what it is to show. */
+  readonly loaded: boolean;
+  /** What it was opened with. */
+  readonly wanted: ViewState | null;
+  say(text: string, problem?: boolean): void;
+}
+
+export class Linking {
+  private readonly bar = new AddressBar(() => this.hash());
+
+  constructor(
+    private readonly view: LinkHost,
+    private readonly page: PageStore,
+  ) {}
+
+  /** What a link to this view carries. */
+  state(): ViewState {
+    const { panes, store } = this.view;
+    const { display, choices, layers, panel, picked, selection, removed } = store.state;
+    const { threshold, clip, sign, shown, brightness, contrast, gamma, rotation } = display;
+    const viewport = panes[0]?.viewer.isOpen() ? panes[0].viewer.viewport : null;
+    const home = viewport !== null && viewport.getZoom() < 1.02 * viewport.getHomeZoom();
+    return {
+      panes: [choices.A, choices.B].flatMap((choice) => choice ?? []),
+      display: { threshold, clip, sign, shown, brightness, contrast, gamma, rotation },
+      area: home ? null : (panes[0]?.area() ?? null),
+      panel,
+      picked: picked?.index ?? null,
+      layers,
+      selected: selection?.patches ?? null,
+      removed: [...removed].map(([run, mask]) => [run, rowsOf(mask)]),
+      left: panes.some((pane) => pane.evidence?.without),
+    };
+  }
+
+  /** What goes along to another slide; of one that is still opening, what was to be shown. */
+  nextState(): ViewState | null {
+    const { loaded, wanted } = this.view;
+    if (loaded) return carryOver(this.state());
+    return wanted ? carryOver(wanted) : this.page.state.carried;
+  }
+
+  schedule(): void {
+    this.bar.schedule();
+  }
+
+  private hash(): string | null {
+    const { info, loaded } = this.view;
+    if (!loaded || parseHash(location.hash)?.slide !== info?.id) return null;
+    const state = this.state();
+    this.page.set({ carried: carryOver(state) });
+    return slideHash(info.id, state);
+  }
+
+  write(): void {
+    this.bar.write();
+  }
+
+  async copy(): Promise<void> {
+    const { selected, removed } = this.state();
+    const sets = [selected ?? [], ...(removed ?? []).map(([, rows]) => rows)];
+    const whole = sets.every((rows) => rowsText(rows) !== null);
+    await this.bar.copy((text) => this.view.say(whole ? text : `${text} The selected or removed patches are too scattered to go into it.`, !whole));
+  }
+
+  destroy(): void {
+    this.bar.destroy();
+    if (this.view.loaded) this.page.set({ carried: carryOver(this.state()) });
+  }
+}
