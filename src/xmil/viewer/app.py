@@ -59,11 +59,6 @@ class Site:
         self._drawing, self._decoding = (anyio.CapacityLimiter(max(2, cores)) for _ in range(2))
         self._thinking = anyio.CapacityLimiter(1)
 
-    def warm(self) -> None:
-        """Load the models before the first question."""
-        if self.whatif is not None:
-            Thread(target=self.whatif.warm, name="xmil models", daemon=True).start()
-
     def routes(self) -> list[Route]:
         """All addresses there are."""
         shown, slide, get, draw = self.collection, "/api/slides/{key:int}", self._get, self._draw
@@ -75,13 +70,15 @@ class Site:
             Route(f"{slide}/small-{{run:int}}-{{column:int}}.png", draw(self.wall.small, PNG)),
             Route("/api/openapi.json", get(describe_routes)),
             Route(f"{slide}/slide.json", get(shown.describe)),
-            Route(f"{slide}/evidence-{{run:int}}.bin", get(self._evidence, BYTES)),
+            Route(
+                f"{slide}/evidence-{{run:int}}.bin", get(lambda *at: shown.evidence(*at).to_bytes(), BYTES)
+            ),
             Route(f"{slide}/thumbnail.jpeg", draw(self._by_number(shown.pictures.thumbnail))),
             Route(f"{slide}/patch-{{run:int}}-{{index:int}}.jpeg", draw(shown.patch)),
             Route(f"{slide}/similar-{{run:int}}-{{index:int}}.json", get(self._similar)),
             Route(f"{slide}/inside-{{run:int}}.json", get(shown.inside)),
             Route(f"{slide}/concepts-{{run:int}}.json", get(lambda *at: concepts_layer(shown.concepts(*at)))),
-            Route(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", get(self._concept, BYTES)),
+            Route(f"{slide}/concept-{{run:int}}-{{concept:int}}.bin", get(shown.concept, BYTES)),
             Route(f"{slide}/pairs-{{run:int}}.json", get(shown.pairs)),
             Route(f"{slide}/alike-{{run:int}}-{{index:int}}.json", get(self.index.ask)),
             Route(f"{slide}/whatif", self.ask, methods=["POST"]),
@@ -188,17 +185,8 @@ class Site:
         self.collection.run(run)
         return {"columns": [{"method": name, "target": target} for name, target in self.wall.columns(run)]}
 
-    def _evidence(self, key: int, run: int) -> bytes:
-        return self.collection.evidence(key, run).to_bytes()
-
     def _similar(self, key: int, run: int, index: int) -> dict[str, Any]:
         return {"neighbours": similar(self.bags.get(key, run), index)}
-
-    def _concept(self, key: int, run: int, concept: int) -> bytes:
-        values = self.collection.concepts(key, run).values
-        if not concept < values.shape[1]:
-            raise MissingError(f"There is no concept {concept}; the dictionary has {values.shape[1]}.")
-        return values[:, concept].astype("<f4").tobytes()
 
     def _whatif_for(self, key: int) -> WhatIf:
         self.collection.slide(key)
@@ -213,7 +201,8 @@ def create_app(collection: Collection, *, models: Sequence[Path] = (), rules: Ru
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
-        site.warm()
+        if site.whatif is not None:
+            Thread(target=site.whatif.warm, name="xmil models", daemon=True).start()
         yield
         collection.pictures.close()
 
@@ -398,33 +387,33 @@ class AnnotationFiles:
         self._folder = run / FOLDER
         self._lock = Lock()
 
-    @property
-    def writable(self) -> bool:
-        """Whether annotations can be stored here."""
-        place = self._folder if self._folder.is_dir() else self._folder.parent
-        return os.access(place, os.W_OK) and not self._folder.is_symlink()
-
     def read(self, slide: str, reader: str) -> dict[str, Any]:
         """What a reader has drawn on a slide, with its revision, and who else has."""
         path = self._path(slide, reader)
         stored = read_json(path) if path.is_file() and not path.is_symlink() else {}
         head = stored.get("xmil")
         revision = head.get("revision") if isinstance(head, dict) else None
-        folder, readers = path.parent, []
-        if folder.is_dir() and not folder.is_symlink():
-            readers = sorted(file.stem for file in folder.glob("*.geojson") if READER.fullmatch(file.stem))
+        readers = sorted(file.stem for file in path.parent.glob("*.geojson") if READER.fullmatch(file.stem))
+        place = self._folder if self._folder.is_dir() else self._folder.parent
         return {
             "revision": revision if isinstance(revision, int) else 0,
             "features": stored.get("features") if isinstance(stored.get("features"), list) else [],
             "origin": head.get("origin") if isinstance(head, dict) else None,
             "readers": readers,
-            "writable": self.writable,
+            "writable": os.access(place, os.W_OK),
         }
 
     def write(self, slide: str, reader: str, body: Any) -> dict[str, Any]:
         """Store a reader's annotations if they were drawn over what is there; give the new revision."""
         path = self._path(slide, reader)
-        document, base = _check(body)
+        body = body if isinstance(body, dict) else {}
+        document, base = body.get("document"), body.get("revision")
+        if not isinstance(document, dict) or not isinstance(document.get("features"), list):
+            raise InputError('The body must be {"revision": 0, "document": {"features": [...]}}.')
+        if isinstance(base, bool) or not isinstance(base, int) or base < 0:
+            raise InputError("The revision must be a number from 0 up.")
+        if len(document["features"]) > MOST:
+            raise InputError(f"A reader can keep {MOST:,} annotations on a slide; export them in parts.")
         with self._lock:
             stored = self.read(slide, reader)
             if base != stored["revision"]:
@@ -447,16 +436,3 @@ class AnnotationFiles:
         if not is_plain(slide) or self._folder.is_symlink() or folder.is_symlink():
             raise InputError("Annotations of this slide cannot be kept: its name or folder leads elsewhere.")
         return folder / f"{reader}.geojson"
-
-
-def _check(body: Any) -> tuple[dict[str, Any], int]:
-    """The GeoJSON document and the revision that it was drawn over."""
-    document = body.get("document") if isinstance(body, dict) else None
-    base = body.get("revision") if isinstance(body, dict) else None
-    if not isinstance(document, dict) or not isinstance(document.get("features"), list):
-        raise InputError('The body must be {"revision": 0, "document": {"features": [...]}}.')
-    if isinstance(base, bool) or not isinstance(base, int) or base < 0:
-        raise InputError("The revision must be a number from 0 up.")
-    if len(document["features"]) > MOST:
-        raise InputError(f"A reader can keep {MOST:,} annotations on a slide; export them in parts.")
-    return document, base

@@ -68,7 +68,7 @@ class Files(Generic[T]):
     def __init__(self, read: Callable[[Path], T], limit: int, *, patience: float = 0.0) -> None:
         self._read, self._patience = read, patience
         self._checked: dict[Path, float] = {}
-        self._stored: Cache[tuple[Stamp, T | None, XmilError | None]] = Cache(limit)
+        self._stored: Cache[tuple[Stamp, T | XmilError]] = Cache(limit)
 
     def get(self, path: Path) -> T:
         """The content of the file now."""
@@ -81,18 +81,20 @@ class Files(Generic[T]):
             if now is None:
                 raise FileError(f"{path.name}: no such file.")
             if stored is None or stored[0] != now:
-                stored = self._stored.put(path, (now, *self._try(path)))
-        if stored[2] is not None:
-            raise FileError(str(stored[2]))
-        return stored[1]  # type: ignore[return-value]  # there is a value if there is no error
+                stored = self._stored.put(path, (now, attempt(self._read, path, "read")))
+        if isinstance(stored[1], XmilError):
+            raise FileError(str(stored[1]))
+        return stored[1]
 
-    def _try(self, path: Path) -> tuple[T | None, XmilError | None]:
-        try:
-            return self._read(path), None
-        except XmilError as error:
-            return None, FileError(str(error).replace(str(path), path.name))
-        except Exception as error:  # a damaged file must not end the server, whatever is wrong with it
-            return None, FileError(f"{path.name}: cannot be read ({type(error).__name__}).")
+
+def attempt(work: Callable[[Path], T], path: Path, verb: str) -> T | XmilError:
+    """The result of work on a file, or an error that names no folder: damage must not end the server."""
+    try:
+        return work(path)
+    except XmilError as error:
+        return FileError(str(error).replace(str(path), path.name))
+    except Exception as error:  # whatever is wrong with it
+        return FileError(f"{path.name}: cannot be {verb} ({type(error).__name__}).")
 
 
 def to_json(content: Any) -> bytes:

@@ -44,20 +44,16 @@ class CohortIndex:
         own = bag.features[bag.rows]
         if not 0 <= index < len(own):
             raise MissingError(f"There is no patch {index}; the slide has {len(own)}.")
-        codes = self._codes(run)
-        if not codes.ready:
-            return {"done": codes.done, "of": codes.of, "neighbours": None}
-        near = codes.nearest(_unit(own[index : index + 1])[0], key)
-        return {"done": codes.done, "of": codes.of, "neighbours": self._compare(own[index], near, run)}
-
-    def _codes(self, run: int) -> _Codes:
         with self._lock:
             codes = self._builds.get(run)
             slides = self._collection.refresh()
             if codes is None or (codes.ready and codes.of != len(slides)):
                 codes = self._builds[run] = _Codes(len(slides))
                 Thread(target=codes.build, args=(self._collection, run), daemon=True).start()
-            return codes
+        if not codes.ready:
+            return {"done": codes.done, "of": codes.of, "neighbours": None}
+        near = codes.nearest(_unit(own[index : index + 1])[0], key)
+        return {"done": codes.done, "of": codes.of, "neighbours": self._compare(own[index], near, run)}
 
     def _compare(self, feature: Floats, near: list[tuple[int, int]], run: int) -> list[dict[str, Any]]:
         """The nearest by the cosine of their features, of the slides that come first."""
@@ -141,13 +137,8 @@ class CohortWall:
 
     def columns(self, run: int) -> list[tuple[str, str]]:
         """The signed methods and targets of a run, by number, from its first slide that can be read."""
-        for key in range(len(self._collection.refresh())):
-            try:
-                columns = self._collection.evidence(key, run).columns
-            except XmilError:
-                continue
-            return [(c["method"], c["target"]) for c in columns if c["signed"]]
-        return []
+        _, first = next(self._collection.readable(run), (0, None))
+        return [(c["method"], c["target"]) for c in first.columns if c["signed"]] if first else []
 
     def wall(self, run: int, column: int) -> dict[str, Any]:
         """The patches that say most for and against, for each label and for right and wrong predictions."""
@@ -177,21 +168,20 @@ class CohortWall:
     def _stamps(self, run: int) -> tuple[Stamp | None, ...]:
         stamps: list[Stamp | None] = []
         for slide in self._collection.refresh():
-            try:
+            path = None
+            with suppress(XmilError):
                 path = self._collection.run(run).find("explanations", slide)
-            except XmilError:
-                path = None
             stamps.append(None if path is None else stamp(path))
         return tuple(stamps)
 
     def _build(self, run: int, method: str, target: str) -> dict[str, Any]:
         groups: dict[Key, tuple[list[Strong], list[Strong]]] = {}
         slides = 0
-        for key in range(len(self._collection.refresh())):
+        for key, evidence in self._collection.readable(run):
             try:
-                scores = _scores(self._collection.evidence(key, run), method, target)
-            except XmilError:
-                continue  # the list says what is wrong with it
+                scores = _scores(evidence, method, target)
+            except MissingError:
+                continue
             slides += 1
             facts = self._collection.facts(key)
             sides = groups.setdefault((facts["label"], facts["correct"]), ([], []))

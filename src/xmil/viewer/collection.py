@@ -256,6 +256,19 @@ class Collection:
         path = self._find(key, number, "concepts", "concepts", "; `xmil insight` finds them")
         return fitting_maps(self._concepts.get(path), self.evidence(key, number), self.slide(key))
 
+    def concept(self, key: int, number: int, concept: int) -> bytes:
+        """Little endian float32[n]: the part of each patch's score that goes through a concept."""
+        values = self.concepts(key, number).values
+        if not concept < values.shape[1]:
+            raise MissingError(f"There is no concept {concept}; the dictionary has {values.shape[1]}.")
+        return values[:, concept].astype("<f4").tobytes()
+
+    def readable(self, number: int) -> Iterator[tuple[int, Evidence]]:
+        """The slides of a run whose scores can be read, by number; the list names the faults."""
+        for key in range(len(self.refresh())):
+            with suppress(XmilError):
+                yield key, self.evidence(key, number)
+
     def _find(self, key: int, number: int, kind: str, noun: str, hint: str = "") -> Path:
         """A slide's file of some kind in a run."""
         slide_id, run = self.slide(key), self.run(number)
@@ -302,7 +315,7 @@ class Collection:
             "runs": [{"name": run.name, "model": run.model} for run in self.runs],
             "methods": self._methods(),
             "class_names": names[0] if names else None,
-            "slides": [self._line(key, slide_id) for key, slide_id in enumerate(slides)],
+            "slides": [self.facts(key) for key in range(len(slides))],
             "others": [{"key": key, "id": name} for key, name in self.others().items()] if live else [],
             "labels": live and self.labels,
         }
@@ -310,15 +323,13 @@ class Collection:
     def describe(self, key: int) -> dict[str, Any]:
         """All there is to know of a slide but its scores and pixels."""
         slide_id = self.slide(key)
-        about = self._about(slide_id)
+        about = self.facts(key)
         image, fault = self.pictures.describe(slide_id)
         sets, faults = self._sets(key, slide_id) if key < OTHERS else ([], [])
         if image:
             faults += self._misfits(key, sets, image["image"])
-        facts = ("case", "label", "predicted", "correct", "probability")
+        facts = ("key", "id", "case", "label", "predicted", "correct", "probability")
         return {
-            "key": key,
-            "id": slide_id,
             **{name: about[name] for name in facts},
             "error": " ".join([*([fault] if fault else []), *faults]) or None,
             "image": image and image["image"],
@@ -390,32 +401,32 @@ class Collection:
         return [run, *(same if run.digests else ())]
 
     def facts(self, key: int) -> dict[str, Any]:
-        """A slide's label, prediction and the like, as the list shows them."""
-        return self._about(self.slide(key))
-
-    def _line(self, key: int, slide_id: str) -> dict[str, Any]:
-        image, error = self.pictures.look(slide_id)
-        about = self._about(slide_id)
-        return {"key": key, "id": slide_id, **about, "image": image, "error": about["error"] or error}
-
-    def _about(self, slide_id: str) -> dict[str, Any]:
-        """A slide's facts from the first run that knows it."""
+        """A slide's line in the list: label, prediction and the like from the first run that knows it."""
+        slide_id = self.slide(key)
+        image, image_error = self.pictures.look(slide_id)
         run = next((run for run in self.runs if slide_id in run.rows), self.runs[0])
         row = run.rows.get(slide_id, {})
         verdicts = (same.verdict(slide_id) for run in self.runs for same in self._alike(run))
         paper: dict[str, Any] = next((verdict for verdict in verdicts if verdict), {})
         n, error = self._count(slide_id)
         label, predicted = (_shown(row.get(k) or paper.get(k), run) for k in ("label", "predicted"))
+        try:
+            probability = float(row[f"p:{predicted}"])
+        except (KeyError, ValueError):
+            probability = None
         return {
+            "key": key,
+            "id": slide_id,
             "case": row.get("case_id") or None,
             "label": label,
             "predicted": predicted,
             "correct": TRUTH.get(str(row.get("correct") or paper.get("correct")).strip().lower()),
-            "probability": _probability(row, predicted),
+            "probability": probability,
             "verdict": paper.get("verdict"),
             "verdict_method": paper.get("verdict_method"),
             "n": n,
-            "error": error,
+            "image": image,
+            "error": error or image_error,
         }
 
     def _count(self, slide_id: str) -> tuple[int | None, str | None]:
@@ -456,10 +467,3 @@ def _shown(value: Any, run: ShownRun) -> str | None:
     text, names = str(value), run.class_names or ()
     at = None if text in names else small_number(text)
     return names[at] if at is not None and at < len(names) else text
-
-
-def _probability(row: Row, predicted: str | None) -> float | None:
-    try:
-        return float(row[f"p:{predicted}"])
-    except (KeyError, ValueError):
-        return None

@@ -15,7 +15,7 @@ import numpy as np
 from xmil.core.errors import FileError, XmilError
 from xmil.core.text import bare_name, is_plain
 from xmil.data.header import inside
-from xmil.viewer.cache import Cache, Stamp, stamp
+from xmil.viewer.cache import Cache, Stamp, attempt, stamp
 
 if TYPE_CHECKING:
     from xmil.slides import Slide
@@ -118,7 +118,9 @@ class OpenSlides:
                 self._open[key] = self._open.pop(key)  # last used, last dropped
                 assert slide is not None  # noqa: S101  # narrows the type for mypy
                 return slide
-        opened = self._try_open(key[0])
+        from xmil.slides import open_slide
+
+        opened = attempt(lambda path: open_slide(path, mpp=self._mpp), key[0], "opened")
         with self._changed:
             self._open[key] = opened
             self._changed.notify_all()
@@ -132,16 +134,6 @@ class OpenSlides:
             if slide is not None and not isinstance(slide, XmilError):
                 slide.close()
 
-    def _try_open(self, path: Path) -> Slide | XmilError:
-        from xmil.slides import open_slide
-
-        try:
-            return open_slide(path, mpp=self._mpp)
-        except XmilError as error:
-            return FileError(str(error).replace(str(path), path.name))
-        except Exception as error:  # a damaged slide must not end the server, whatever is wrong with it
-            return FileError(f"{path.name}: cannot be opened ({type(error).__name__}).")
-
 
 class Pictures:
     """The slides of a folder by name, and JPEG pictures of them."""
@@ -150,11 +142,8 @@ class Pictures:
         self.folder, self.follow_links = folder, follow_links
         self._slides = OpenSlides(mpp=mpp)
         self._tiles: Cache[bytes] = Cache(CACHE_BYTES, len)
-        self._paths: dict[str, Path] = {}
-        self._looked = float("-inf")
-        if folder is not None:
-            self._paths = _find(folder, follow_links=follow_links)
-            self._looked = time.monotonic()
+        self._paths = {} if folder is None else _find(folder, follow_links=follow_links)
+        self._looked = time.monotonic()
 
     def look(self, slide_id: str) -> tuple[bool, str | None]:
         """Whether a slide has a picture, and what is wrong where it cannot be used."""
@@ -213,11 +202,6 @@ class Pictures:
     def names(self) -> list[str]:
         """The slides of the folder."""
         return list(self._listed())
-
-    @property
-    def cached_bytes(self) -> int:
-        """How much memory the cached tiles take."""
-        return self._tiles.weight
 
     def close(self) -> None:
         """Close the slides."""

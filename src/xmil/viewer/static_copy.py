@@ -109,7 +109,7 @@ def _write_slide(collection: Collection, folder: Path, key: int, longest: int | 
             maps = collection.concepts(key, run)
             _put(place / f"concepts-{run}.json", to_json(concepts_layer(maps)))
             for k in range(maps.values.shape[1]):
-                _put(place / f"concept-{run}-{k}.bin", maps.values[:, k].astype("<f4").tobytes())
+                _put(place / f"concept-{run}-{k}.bin", collection.concept(key, run, k))
         if entry["inside"]:
             _put(place / f"inside-{run}.json", to_json(collection.inside(key, run)))
     if about["image"] is not None:

@@ -103,7 +103,7 @@ class CaseBags:
         return CaseBag(name, joined.features, rows[place], version, coords)
 
 
-def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
+def similar(bag: CaseBag, index: int) -> list[dict[str, float]]:
     """The patches of the slide nearest to one of them by the cosine of their features, nearest first."""
     features = bag.features[bag.rows]
     if not 0 <= index < len(features):
@@ -111,7 +111,7 @@ def similar(bag: CaseBag, index: int, k: int = K) -> list[dict[str, float]]:
     lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(features[index])
     cosines = features @ features[index] / np.maximum(lengths, np.finfo(np.float32).tiny)
     cosines[index] = -np.inf
-    k = min(k, len(features) - 1)
+    k = min(K, len(features) - 1)
     nearest = np.argpartition(-cosines, k - 1)[:k] if k else np.empty(0, dtype=np.int64)
     ranked = nearest[np.lexsort((nearest, -cosines[nearest]))]
     return [{"index": int(i), "similarity": float(cosines[i])} for i in ranked]
