@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.models.base import MILModel, linear_relu_stack, run_by_length
-from xmil.models.registry import MODELS
+from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
 from xmil.nn.attention import AttentionScores
 from xmil.nn.scan import Mamba, Order
 
@@ -42,6 +41,8 @@ class MambaMIL(MILModel):
     branch of a cross scan back as the authors' code does, which is right on a full grid alone.
     """
 
+    no_attention = None
+
     def __init__(
         self,
         in_dim: int,
@@ -68,6 +69,7 @@ class MambaMIL(MILModel):
             raise bad_parameter("grid", "mambamil", "an int in the range [1, inf)", grid)
         self.dim, self.scan, self.positions, self.grid = dim, scan, positions, grid
         self.residual, self.undo = residual, undo
+        self.needs_coords = scan == "cross" or positions != "none"
         self.instance = linear_relu_stack([in_dim, dim])
         self.feature_dropout = nn.Dropout(dropout)
         learned = positions == "learned"
@@ -78,15 +80,9 @@ class MambaMIL(MILModel):
         self.attention = AttentionScores(dim, attention_dim, gated=False)
         self.classifier = nn.Linear(dim, n_classes)
 
-    @property
-    def needs_coords(self) -> bool:
-        """Whether the scan or the position code reads coordinates."""
-        return self.scan == "cross" or self.positions != "none"
-
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself."""
-        h: Tensor = self.feature_dropout(self.instance(x))
-        return h
+        return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, coords: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e) and coordinates (b, n, 2) in level-0 pixels."""
@@ -94,13 +90,7 @@ class MambaMIL(MILModel):
             return run_by_length(self.aggregate, h, mask, coords=coords)
         mixed = self._mix(h, coords)
         weights = F.softmax(self.attention(mixed), dim=1)  # (b, n, 1)
-        logits: Tensor = self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
-        return logits
-
-    @property
-    def no_attention(self) -> str | None:
-        """None: the pooling weights are attention."""
-        return None
+        return self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
 
     def attention_weights(self, h: Tensor, *, coords: Tensor | None = None) -> Tensor:
         """The weights (b, n, 1) of the instances as the scans have mixed them."""
@@ -121,8 +111,7 @@ class MambaMIL(MILModel):
         for layer in self.layers:
             out = layer.mamba(layer.norm(h), orders)  # type: ignore[operator]
             h = h + out if self.residual == "layer" else out
-        mixed: Tensor = self.norm(h + start if self.residual == "block" else h)
-        return mixed
+        return self.norm(h + start if self.residual == "block" else h)
 
     def _code(self, coords: Tensor, like: Tensor) -> Tensor:
         """The code (b, n, d) of each place on the grid."""

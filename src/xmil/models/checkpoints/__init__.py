@@ -20,8 +20,8 @@ from xmil._version import __version__
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import CheckpointError, XmilError, bad_parameter, not_made
 from xmil.core.text import markdown_table
-from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import authors, mil_lab, published, stamp
+from xmil.models.base import MODELS, MILModel, ModelSpec, build
+from xmil.models.checkpoints import published
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
@@ -41,18 +41,8 @@ from xmil.models.checkpoints.files import (
     outputs_beside,
     read_weights,
 )
-from xmil.models.registry import MODELS, build
 
-__all__ = [
-    "FAMILIES",
-    "authors",
-    "describe_checkpoint",
-    "load_model",
-    "mil_lab",
-    "published",
-    "save_model",
-    "stamp",
-]
+__all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_model"]
 
 
 def load_model(

@@ -18,13 +18,7 @@ from xmil.core.registry import Registry
 from xmil.models.checkpoints.files import HYPER_PARAMETERS
 
 State = Mapping[str, Tensor]
-PREFIXES = (
-    "model.",
-    "module.",
-    "net.",
-    "model.model.",
-    "vision_transformer.",
-)  # where wrappers keep the model
+PREFIXES = ("model.", "module.", "net.", "model.model.", "vision_transformer.")  # of wrappers
 
 
 @dataclass(frozen=True)
@@ -43,13 +37,16 @@ class Converted:
     says: dict[str, Any] = field(default_factory=dict)
 
 
+Convert = Callable[[State, Mapping[str, Any]], Converted]
+
+
 @dataclass(frozen=True)
 class Family:
     """A way of naming weights: the keys it needs (regular expressions), and the conversion."""
 
     name: str
     needs: tuple[str, ...]
-    convert: Callable[[State, Mapping[str, Any]], Converted]
+    convert: Convert
 
     def missing(self, state: State) -> list[str]:
         """The needed patterns that no key matches."""
@@ -59,16 +56,10 @@ class Family:
 FAMILIES: Registry[Family] = Registry("checkpoint family", group="xmil.checkpoints")
 
 
-def family(
-    name: str, *needs: str
-) -> Callable[
-    [Callable[[State, Mapping[str, Any]], Converted]], Callable[[State, Mapping[str, Any]], Converted]
-]:
+def family(name: str, *needs: str) -> Callable[[Convert], Convert]:
     """Decorator that registers a conversion under a family's name."""
 
-    def add(
-        convert: Callable[[State, Mapping[str, Any]], Converted],
-    ) -> Callable[[State, Mapping[str, Any]], Converted]:
+    def add(convert: Convert) -> Convert:
         FAMILIES.add(name, Family(name, needs, convert))
         return convert
 
@@ -103,15 +94,16 @@ def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
     return renamed
 
 
-def drop(state: State, *patterns: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The state without the keys that match a pattern, and the keys left out."""
+def drop(state: State, *patterns: str, note: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The state without the keys that match a pattern, and the note with their {names} or {count}, if any."""
     gone = [key for key in state if any(re.match(pattern, key) for pattern in patterns)]
-    return {key: value for key, value in state.items() if key not in gone}, gone
+    notes = [note.format(names=", ".join(gone), count=len(gone))] if gone else []
+    return {key: value for key, value in state.items() if key not in gone}, notes
 
 
 def count(state: State, pattern: str) -> int:
     """How many different numbers stand in the first group of a key pattern."""
-    return len({match[1] for key in state if (match := re.match(pattern, key))})
+    return len(ordered(state, pattern))
 
 
 def ordered(state: State, pattern: str) -> list[str]:
@@ -125,22 +117,9 @@ def shape(state: State, key: str) -> tuple[int, ...]:
     return tuple(state[key].shape)
 
 
-def abmil_of(state: dict[str, Tensor], *, n_layers: int, dropout: float) -> Converted:
-    """An AttnMIL with the keys of ours."""
-    dim, in_dim = shape(state, "instance.0.0.weight")
-    branches, attention_dim = shape(state, "attention.w.weight")
-    params = {
-        "dim": dim,
-        "attention_dim": attention_dim,
-        "gated": "attention.U.weight" in state,
-        "branches": branches,
-        "n_layers": n_layers,
-        "dropout": dropout,
-    }
-    return Converted("attnmil", in_dim, n_outputs(state, "classifier.weight"), params, state)
-
-
-def transmil_of(state: State, params: dict[str, Any], notes: list[str], *, default_heads: int) -> Converted:
+def transmil_of(
+    state: State, params: dict[str, Any], notes: list[str] | None = None, *, default_heads: int
+) -> Converted:
     """What the shapes of a TransMIL say, under the names of ours."""
     state = rename(
         state,
@@ -164,9 +143,8 @@ def transmil_of(state: State, params: dict[str, Any], notes: list[str], *, defau
         "ppeg": "ppeg.proj.weight" in state,
         "bias": "classifier.bias" in state,
     }
-    return Converted(
-        "transmil", in_dim, n_outputs(state, "classifier.weight"), {**params, **sizes}, state, notes
-    )
+    outputs = n_outputs(state, "classifier.weight")
+    return Converted("transmil", in_dim, outputs, {**params, **sizes}, state, notes or [])
 
 
 def n_outputs(state: State, key: str) -> int:
