@@ -112,7 +112,19 @@ class MILModel(nn.Module, ABC):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **companions: Tensor | None) -> Tensor:
         """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, are what `aggregate` names."""
-        return self.aggregate(self.embed(checked_bags(x, mask)), mask, **companions)
+        if x.ndim != 3 or x.shape[1] == 0:
+            raise InputError(
+                f"A model takes bags of shape (b, n, d) with n >= 1. Got {tuple(x.shape)} instead."
+            )
+        if mask is not None:
+            if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+                raise InputError(
+                    f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
+                )
+            if not bool(mask.any(dim=1).all()):
+                raise InputError("Each bag of a batch needs at least one instance in its mask.")
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return self.aggregate(self.embed(x), mask, **companions)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
@@ -142,7 +154,7 @@ class PooledMIL(MILModel):
     """
 
     pooling = "softmax"
-    no_attention = None
+    no_attention: str | None = None
     attention: nn.Module
 
     def attend(self, h: Tensor) -> Tensor:
@@ -165,21 +177,6 @@ class PooledMIL(MILModel):
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) of the instances in each mean."""
         return masked_softmax(self.attend(h), None)
-
-
-def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The bags with zeros outside the mask; bags without an instance are refused."""
-    if x.ndim != 3 or x.shape[1] == 0:
-        raise InputError(f"A model takes bags of shape (b, n, d) with n >= 1. Got {tuple(x.shape)} instead.")
-    if mask is None:
-        return x
-    if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-        raise InputError(
-            f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
-        )
-    if not bool(mask.any(dim=1).all()):
-        raise InputError("Each bag of a batch needs at least one instance in its mask.")
-    return x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def run_by_length(
