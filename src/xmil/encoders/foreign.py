@@ -32,9 +32,8 @@ def load_script(path: Path, device: str) -> tuple[Any, Transform]:
             warnings.simplefilter("ignore")  # newer torch deprecates the format; the files are still there
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())[:160]
         raise FileError(
-            f"{path}: not a TorchScript file ({reason}); a state dict goes to weights=."
+            f"{path}: not a TorchScript file ({one_line(error)}); a state dict goes to weights=."
         ) from None
     return module.eval(), Transform()
 
@@ -58,8 +57,9 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=kinds)
     except Exception as error:  # onnxruntime raises its own kinds
-        reason = " ".join(str(error).split())[:160]
-        raise FileError(f"{path}: not an ONNX network ({reason}); copy it again, or export it.") from None
+        raise FileError(
+            f"{path}: not an ONNX network ({one_line(error)}); copy it again, or export it."
+        ) from None
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise FileError(f"{path}: takes {shape}; an encoder takes one batch of pictures (b, 3, h, w).")
@@ -104,8 +104,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
             "its pickle is not one of tensors, and could run code"  # without torch's advice to skip checks
         )
         if not isinstance(error, pickle.UnpicklingError):
-            line = " ".join(str(error).split())[:200]
-            reason = line if " " in line else f"{type(error).__name__} {line}".rstrip()
+            line = one_line(error)
+            reason = line if " " in line else f"{type(error).__name__} {line}"
         raise CheckpointError(f"{path}: not readable as weights ({reason}); {AGAIN}.") from None
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{path}: holds {type(state).__name__}, not a state dict; {AGAIN}.")
@@ -126,10 +126,15 @@ def download_state(name: str, url: str) -> dict[str, Tensor]:
             url, map_location="cpu", check_hash=True, progress=False, weights_only=True
         )
     except Exception as error:  # network, hash, disk
-        reason = " ".join(str(error).split())
         raise FileError(
-            f"The weights of {name} cannot be downloaded ({reason}); get {url} elsewhere and pass weights=."
+            f"The weights of {name} cannot be downloaded ({one_line(error)}); get {url} elsewhere and pass "
+            "weights=."
         ) from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def file_digest(path: Path) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from xmil.core.errors import CheckpointError, FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.registry import Registry, load_function
 from xmil.encoders.encoder import IMAGENET, Encoder, Transform, compile_encoder, make_encoder
-from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_script, read_state
+from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_script, one_line, read_state
 from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
@@ -51,7 +51,7 @@ def load_encoder(
     file = None if weights is None else Path(weights)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # an untrained network is the same in every worker
-        network, transform, on = _built(name, file, device=device, random=random)
+        network, transform, on = _build(name, file, device=device, random=random)
     overrides: dict[str, Any] = {"size": size, "mean": mean, "std": std}
     changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
@@ -72,7 +72,7 @@ def load_encoder(
     return compile_encoder(encoder) if compiled else encoder
 
 
-def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
+def _build(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
     """A network, its transform, and its device where torch cannot move it."""
     path = Path(name)
     if name in ENCODERS:
@@ -229,8 +229,7 @@ def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple
         try:
             model.load_state_dict(usable)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{weights}: not the weights of {name}: {reason}") from None
+            raise CheckpointError(f"{weights}: not the weights of {name}: {one_line(error)}") from None
     if recipe is None:
         config = timm.data.resolve_model_data_config(model)
         return model, Transform(
@@ -271,10 +270,9 @@ def _create(timm: Any, what: str | Recipe, *, pretrained: bool) -> Any:
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
     except Exception as error:  # the hub, the network, a licence not accepted
-        reason = " ".join(str(error).split())[:200]
         raise FileError(
-            f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {reason}); accept its licence "
-            "and log in to the hub, or download its weights and pass weights=."
+            f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {one_line(error)}); accept its "
+            "licence and log in to the hub, or download its weights and pass weights=."
         ) from None
 
 

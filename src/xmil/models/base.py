@@ -198,6 +198,12 @@ def run_by_length(
     return torch.stack(logits)
 
 
+def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:
+    """Refuse a parameter's value that is not one of the choices."""
+    if value not in choices:
+        raise bad_parameter(name, owner, f"one of {list(choices)}", value)
+
+
 def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool = True) -> nn.Sequential:
     """Linear + ReLU blocks through the given widths; `bias` is for the blocks after the first."""
     blocks = [
@@ -268,8 +274,7 @@ def build(spec: ModelSpec) -> MILModel:
     for name in spec.params:
         if name not in parameters:
             raise unknown_name(f"parameter of {spec.name}", name, parameters)
-    if spec.task not in TASKS:
-        raise bad_parameter("task", spec.name, f"one of {list(TASKS)}", spec.task)
+    check_choice("task", spec.task, TASKS, owner=spec.name)
     TASKS[spec.task].check(spec)
     model = make(spec.in_dim, spec.n_classes, **spec.params)
     model.spec = replace(spec, params=dict(spec.params))

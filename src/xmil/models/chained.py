@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.task import TASKS
-from xmil.models.base import MILModel
+from xmil.models.base import MILModel, check_choice
 
 
 def chain(
@@ -43,8 +43,7 @@ def chain(
     """
     if not isinstance(encoder, nn.Module):
         raise bad_parameter("encoder", "chain", "a torch.nn.Module", type(encoder).__name__)
-    if task is not None and task not in TASKS:
-        raise bad_parameter("task", "chain", f"one of {list(TASKS)}", task)
+    check_choice("task", task, [None, *TASKS], owner="chain")
     module = probe if isinstance(probe, nn.Module) else convert_probe(probe, task=task)
     if reference is None:  # what a regression of ours is explained against
         reference = getattr(getattr(module, "spec", None), "reference", None)

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xmil.core.errors import bad_parameter
-from xmil.models.base import MODELS, MILModel, linear_relu_stack
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack
 from xmil.nn.attention import masked_softmax
-
-STREAMS = ("mean", "bag")
-VALUES = (None, "linear", "relu")
 
 
 @MODELS.register("dsmil")
@@ -45,10 +41,8 @@ class DSMIL(MILModel):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        if streams not in STREAMS:
-            raise bad_parameter("streams", "dsmil", f"one of {list(STREAMS)}", streams)
-        if values not in VALUES:
-            raise bad_parameter("values", "dsmil", f"one of {list(VALUES)}", values)
+        check_choice("streams", streams, ("mean", "bag"), owner="dsmil")
+        check_choice("values", values, (None, "linear", "relu"), owner="dsmil")
         width = in_dim if dim is None else dim
         self.streams = streams
         self.instance = linear_relu_stack([in_dim] + ([width] * n_layers if dim is not None else []))

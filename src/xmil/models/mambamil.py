@@ -11,23 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
 from xmil.nn.attention import AttentionScores
 from xmil.nn.scan import Mamba, Order
 
 SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # and their branches
-POSITIONS = ("none", "sinusoidal", "learned")
 TABLE = 1024  # learned positions along each axis
 COLUMN = 1_000_000  # more than any coordinate: sorts by columns, then rows
-
-
-class MambaLayer(nn.Module):
-    """mamba(norm(x))."""
-
-    def __init__(self, dim: int, n_branches: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.mamba = Mamba(dim, n_branches=n_branches)
 
 
 @MODELS.register("mambamil")
@@ -59,10 +49,10 @@ class MambaMIL(MILModel):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        _check("scan", scan, tuple(SCANS))
-        _check("positions", positions, POSITIONS)
-        _check("residual", residual, ("block", "layer"))
-        _check("undo", undo, ("exact", "published"))
+        check_choice("scan", scan, SCANS, owner="mambamil")
+        check_choice("positions", positions, ("none", "sinusoidal", "learned"), owner="mambamil")
+        check_choice("residual", residual, ("block", "layer"), owner="mambamil")
+        check_choice("undo", undo, ("exact", "published"), owner="mambamil")
         if positions == "sinusoidal" and (dim % 4 or dim < 8):
             raise bad_parameter("dim", "mambamil with sinusoidal positions", "a multiple of 4 from 8", dim)
         if not isinstance(grid, int) or grid < 1:
@@ -75,7 +65,10 @@ class MambaMIL(MILModel):
         learned = positions == "learned"
         self.columns = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
         self.rows = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
-        self.layers = nn.ModuleList(MambaLayer(dim, SCANS[scan]) for _ in range(n_layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"norm": nn.LayerNorm(dim), "mamba": Mamba(dim, n_branches=SCANS[scan])})
+            for _ in range(n_layers)
+        )
         self.norm = nn.LayerNorm(dim)
         self.attention = AttentionScores(dim, attention_dim, gated=False)
         self.classifier = nn.Linear(dim, n_classes)
@@ -104,12 +97,12 @@ class MambaMIL(MILModel):
                 f"mambamil with {what} needs coordinates: explain a Bag with coords, or call "
                 "model(x, coords=...) with level-0 pixels (b, n, 2)."
             )
-        if coords is not None and self.needs_coords:
-            h = h + self._code(coords, h) if self.positions != "none" else h
+        if coords is not None and self.positions != "none":
+            h = h + self._code(coords, h)
         orders = self._orders(h, coords)
         start = h
         for layer in self.layers:
-            out = layer.mamba(layer.norm(h), orders)  # type: ignore[operator]
+            out = layer["mamba"](layer["norm"](h), orders)  # type: ignore[index]
             h = h + out if self.residual == "layer" else out
         return self.norm(h + start if self.residual == "block" else h)
 
@@ -144,8 +137,3 @@ class MambaMIL(MILModel):
         flipped = n - 1 - columns  # column by column of the flipped sequence
         back = flipped.argsort(dim=1) if self.undo == "exact" else n - 1 - places
         return [None, (backwards, backwards), (columns, places), (flipped, back)]
-
-
-def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise bad_parameter(name, "mambamil", f"one of {list(allowed)}", value)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xmil.core.errors import bad_parameter
-from xmil.models.base import MODELS, MILModel, PooledMIL, linear_relu_stack
+from xmil.models.base import MODELS, MILModel, PooledMIL, check_choice, linear_relu_stack
 from xmil.nn.attention import AttentionScores, masked_softmax
 
 DROPOUT_PLACES = {"features": (1, 0, 0), "all": (1, 1, 1), "last": (0, 0, 1)}
@@ -82,8 +81,7 @@ class AttnMIL(PooledMIL):
         dropout_at: str = "features",
     ) -> None:
         super().__init__(in_dim, n_classes)
-        if dropout_at not in DROPOUT_PLACES:
-            raise bad_parameter("dropout_at", "attnmil", f"one of {sorted(DROPOUT_PLACES)}", dropout_at)
+        check_choice("dropout_at", dropout_at, DROPOUT_PLACES, owner="attnmil")
         places = [nn.Dropout(dropout * on) for on in DROPOUT_PLACES[dropout_at]]
         self.feature_dropout, self.instance_dropout, self.bag_dropout = places
         self.instance = linear_relu_stack([in_dim] + [dim] * n_layers, bias=bias)

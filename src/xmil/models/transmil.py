@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import bad_parameter
-from xmil.models.base import MODELS, MILModel, linear_relu_stack, run_by_length
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
 from xmil.nn.attention import DotProductAttention, SelfAttention
 from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
+
+KINDS: dict[str, type[SelfAttention]] = {"nystrom": NystromAttention, "dot_product": DotProductAttention}
 
 
 class TransLayer(nn.Module):
@@ -61,13 +63,11 @@ class TransMIL(MILModel):
         bag_dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        if attention not in ("nystrom", "dot_product"):
-            raise bad_parameter("attention", "transmil", "'nystrom' or 'dot_product'", attention)
+        check_choice("attention", attention, KINDS, owner="transmil")
+        check_choice("pool", pool, ("class_token", "sum"), owner="transmil")
         if qkv_bias and attention == "nystrom":
             raise bad_parameter("qkv_bias", "transmil with nystrom attention", "False", qkv_bias)
-        if pool not in ("class_token", "sum"):
-            raise bad_parameter("pool", "transmil", "'class_token' or 'sum'", pool)
-        shared = {
+        settings = {
             "heads": heads,
             "head_dim": head_dim,
             "residual_kernel": residual_kernel,
@@ -75,18 +75,16 @@ class TransMIL(MILModel):
             "bias": bias,
             "dropout": attention_dropout,
         }
-        nystrom = {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
-
-        def attend() -> SelfAttention:
-            if attention == "nystrom":
-                return NystromAttention(dim, **shared, **nystrom)  # type: ignore[arg-type]  # mixed values
-            return DotProductAttention(dim, **shared)  # type: ignore[arg-type]
-
+        if attention == "nystrom":
+            settings |= {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
         self.instance = linear_relu_stack([in_dim] + [dim] * n_feature_layers, bias=bias, first_bias=bias)
         self.feature_dropout = nn.Dropout(dropout)
         self.class_token = nn.Parameter(torch.randn(1, 1, dim)) if pool == "class_token" else None
         self.no_attention = "it has no class token" if self.class_token is None else None
-        self.layers = nn.ModuleList(TransLayer(dim, attend()) for _ in range(n_layers))
+        self.layers = nn.ModuleList(
+            TransLayer(dim, KINDS[attention](dim, **settings))  # type: ignore[arg-type]  # mixed values
+            for _ in range(n_layers)
+        )
         self.ppeg = PPEG(dim) if ppeg else None
         self.norm = nn.LayerNorm(dim)
         self.out = linear_relu_stack([dim] * (n_out_layers + 1), bias=bias, first_bias=bias)

@@ -99,13 +99,15 @@ class ConvStem(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        before, after = 3, width // 8
-        for _ in range(2):
-            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False)]
-            layers += [nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
-            before, after = after, after * 2
-        self.proj = nn.Sequential(*layers, nn.Conv2d(before, width, 1))
+        self.proj = nn.Sequential(
+            nn.Conv2d(3, width // 8, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width // 8),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width // 8, width // 4, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(width // 4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width // 4, width, 1),
+        )
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:

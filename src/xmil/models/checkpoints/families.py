@@ -66,19 +66,13 @@ def family(name: str, *needs: str) -> Callable[[Convert], Convert]:
     return add
 
 
-def strip_prefixes(state: State) -> dict[str, Tensor]:
-    """Keys without what wrappers put in front: `model.` (Lightning, MIL-Lab), `module.` (DataParallel)."""
-    keys = dict(state)
-    for prefix in ("module.", "model.", "module."):
-        if keys and all(key.startswith(prefix) for key in keys):
-            keys = {key.removeprefix(prefix): value for key, value in keys.items()}
-    return keys
-
-
 def under_prefix(state: State, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The keys under a prefix, without it and further wrappers' prefixes, and the keys that are elsewhere."""
-    inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    return strip_prefixes(inner), [key for key in state if not key.startswith(prefix)]
+    """The keys under a prefix, without it and those of wrappers (Lightning, DataParallel); and the others."""
+    keys = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    for wrapper in ("module.", "model.", "module."):
+        if keys and all(key.startswith(wrapper) for key in keys):
+            keys = {key.removeprefix(wrapper): value for key, value in keys.items()}
+    return keys, [key for key in state if not key.startswith(prefix)]
 
 
 def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
@@ -112,11 +106,6 @@ def ordered(state: State, pattern: str) -> list[str]:
     return sorted(numbers, key=int)
 
 
-def shape(state: State, key: str) -> tuple[int, ...]:
-    """Shape of a tensor of the state."""
-    return tuple(state[key].shape)
-
-
 def transmil_of(
     state: State, params: dict[str, Any], notes: list[str] | None = None, *, default_heads: int
 ) -> Converted:
@@ -130,13 +119,13 @@ def transmil_of(
     )
     if params.get("pool") == "sum":
         state.pop("class_token", None)
-    dim, in_dim = shape(state, "instance.0.0.weight")
+    dim, in_dim = state["instance.0.0.weight"].shape
     convolution = state.get("layers.0.attn.res_conv.weight")
     heads = default_heads if convolution is None else int(convolution.shape[0])
     sizes = {
         "dim": dim,
         "heads": heads,
-        "head_dim": shape(state, "layers.0.attn.to_qkv.weight")[0] // (3 * heads),
+        "head_dim": state["layers.0.attn.to_qkv.weight"].shape[0] // (3 * heads),
         "n_layers": count(state, r"layers\.(\d+)\."),
         "landmarks": max(1, dim // 2),
         "residual_kernel": None if convolution is None else int(convolution.shape[2]),

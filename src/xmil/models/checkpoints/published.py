@@ -20,7 +20,6 @@ from xmil.models.checkpoints.families import (
     n_outputs,
     ordered,
     rename,
-    shape,
     transmil_of,
 )
 from xmil.models.checkpoints.files import HYPER_PARAMETERS, listed
@@ -61,7 +60,7 @@ def attention_model(
     model: str, state: State, params: dict[str, Any], notes: list[str], n_classes: int | None = None
 ) -> Converted:
     """A model of ours with `AttentionScores` among its layers, whose shapes say the widths."""
-    attention_dim, dim = shape(state, "attention.V.weight")
+    attention_dim, dim = state["attention.V.weight"].shape
     first = state.get("instance.0.0.weight")
     in_dim = dim if first is None else int(first.shape[1])
     outputs = n_outputs(state, "classifier.weight") if n_classes is None else n_classes
@@ -73,7 +72,7 @@ def abmil(state: State, *, n_layers: int, dropout: float, notes: list[str] | Non
     """An AttnMIL whose attention may be gated and have branches."""
     params = {
         "gated": "attention.U.weight" in state,
-        "branches": shape(state, "attention.w.weight")[0],
+        "branches": state["attention.w.weight"].shape[0],
         "n_layers": n_layers,
         "dropout": dropout,
     }
@@ -81,7 +80,7 @@ def abmil(state: State, *, n_layers: int, dropout: float, notes: list[str] | Non
 
 
 def attention_keys(prefix: str) -> list[tuple[str, str]]:
-    """How CLAM's attention, gated or not, is named here."""
+    """Rules that rename the keys of CLAM's attention, gated or not."""
     return [
         (rf"{prefix}attention_a\.0\.", "attention.V."),
         (rf"{prefix}attention_b\.0\.", "attention.U."),
@@ -140,7 +139,7 @@ def xmil_transmil(state: State, settings: Mapping[str, Any]) -> Converted:
 def xmil_addmil(state: State, settings: Mapping[str, Any]) -> Converted:
     """AddMIL of the paper's authors."""
     state = rename(state, (r"pointer\.model\.", "attention."), (r"classifier\.model\.", "classifier."))
-    hidden, in_dim = shape(state, "classifier.0.weight")
+    hidden, in_dim = state["classifier.0.weight"].shape
     outputs = n_outputs(state, "classifier.4.weight")
     return Converted("addmil", in_dim, outputs, {"hidden": hidden}, state, notes_on(settings))
 
@@ -245,11 +244,11 @@ def mil_lab_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"classifier\.", "bag_classifier."),
     )
     n_layers = _patch_embed(state)
-    dim, in_dim = shape(state, "instance.0.0.weight")
+    dim, in_dim = state["instance.0.0.weight"].shape
     params = {
         "dim": dim,
         "n_layers": n_layers,
-        "query_dim": shape(state, "query.0.weight")[0],
+        "query_dim": state["query.0.weight"].shape[0],
         "query_layers": 1,
         "values": "linear",
         "norm": True,
@@ -359,7 +358,7 @@ def dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
         (r"b_classifier\.v\.1\.", "values.0."),
         (r"b_classifier\.fcc\.", "bag_classifier."),
     )
-    n_classes, in_dim = shape(state, "instance_classifier.weight")
+    n_classes, in_dim = state["instance_classifier.weight"].shape
     task = "multilabel" if n_classes > 1 else "classification"
     params = {**_query_and_values(state), "streams": "bag"}
     return Converted("dsmil", in_dim, n_classes, params, state, says={"task": task})
@@ -367,7 +366,7 @@ def dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
 
 def _query_and_values(state: State) -> dict[str, Any]:
     return {
-        "query_dim": shape(state, "query.0.weight")[0],
+        "query_dim": state["query.0.weight"].shape[0],
         "query_layers": 2 if "query.2.weight" in state else 1,
         "values": "relu" if "values.0.weight" in state else None,
     }
@@ -407,7 +406,7 @@ def torchmil_dsmil(state: State, settings: Mapping[str, Any]) -> Converted:
     )
     if state["bag_classifier.weight"].ndim == 2:  # a linear layer, which is a convolution of ours
         state["bag_classifier.weight"] = state["bag_classifier.weight"].unsqueeze(1)
-    n_classes, width = shape(state, "instance_classifier.weight")
+    n_classes, width = state["instance_classifier.weight"].shape
     notes = ["the mean of both streams, as in torchmil's predict", *notes]
     return Converted("dsmil", width, n_classes, _query_and_values(state), state, notes, dict(ONE_LOGIT))
 
@@ -446,12 +445,12 @@ def stamp_vit(state: State, settings: Mapping[str, Any]) -> Converted:
         notes = [f"taken as {STAMP_HEADS} heads: no settings in the file say how many"]
     if hyper.get("task") not in (None, *STAMP_TASKS):
         notes = [*notes, f"its settings have the task {hyper['task']!r}, which is unknown here"]
-    dim, in_dim = shape(state, "instance.0.weight")
+    dim, in_dim = state["instance.0.weight"].shape
     params = {
         "dim": dim,
         "heads": heads[0] if alibi else int(hyper.get("n_heads", STAMP_HEADS)),
         "n_layers": len(layers),
-        "feedforward": shape(state, "layers.0.feed.1.weight")[0],
+        "feedforward": state["layers.0.feed.1.weight"].shape[0],
         "alibi": alibi,
     }
     outputs = n_outputs(state, "classifier.weight")
