@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.models.transmil import TransMIL
+from xmil.models import TransMIL
 from xmil.nn import NystromAttention
 
 

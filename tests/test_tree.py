@@ -38,6 +38,22 @@ def test_contributing_names_every_package() -> None:
     assert named == {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
 
+def test_the_plan_names_what_is_there() -> None:
+    """Files in docs/layers.md exist, and the functions in its walks are in the files of their step."""
+    text = (ROOT / "docs" / "layers.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([\w/]+/[\w.]*)`", text)
+    assert [place for place in places if not any((root / place).exists() for root in (SOURCE, ROOT))] == []
+    steps = re.findall(r"^\d+\. (.+(?:\n   .+)*)", text, flags=re.MULTILINE)
+    assert len(steps) > 10
+    for step in steps:
+        code = "".join(
+            (SOURCE / file).read_text(encoding="utf-8") for file in re.findall(r"`([\w/]+\.py)`", step)
+            if (SOURCE / file).is_file()
+        )  # fmt: skip
+        for name in re.findall(r"`(\w+)`", step):
+            assert re.search(rf"\b{name}\b", code), f"{name}: {step}"
+
+
 def test_the_table_of_imports_is_the_contracts() -> None:
     """No package imports one of a higher layer."""
     made = runpy.run_path(str(ROOT / "docs" / "layers_picture.py"))

@@ -19,8 +19,7 @@ from xmil.core.task import Target
 from xmil.lrp import Flow, record, trace
 from xmil.methods import class_output
 from xmil.methods.explain import deal
-from xmil.models import MILModel
-from xmil.models.addmil import AddMIL
+from xmil.models import AddMIL, MILModel
 from xmil.network import frozen
 
 CONTEXTS = 24

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.models.base import MILModel
-from xmil.models.registry import MODELS
+from xmil.models import MODELS, MILModel
 
 
 class Attention(nn.Module):

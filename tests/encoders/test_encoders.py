@@ -203,10 +203,10 @@ def test_timm_models_bring_their_transform(tmp_path: Path) -> None:
 )
 def test_pathology_encoders_have_the_published_sizes(name: str, dim: int, millions: int) -> None:
     timm = timm_or_skip()
-    from xmil.encoders.load import RECIPES, _from_recipe
+    from xmil.encoders.load import RECIPES, _create
 
     with torch.device("meta"):
-        model = _from_recipe(timm, RECIPES[name], pretrained=False)
+        model = _create(timm, RECIPES[name], pretrained=False)
     assert model.num_features == dim
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == pytest.approx(millions, abs=1)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import xmil
 from xmil.core.errors import XmilError
-from xmil.models.transmil import TransMIL
+from xmil.models import TransMIL
 
 
 def double_model(name: str, **params: object) -> xmil.models.MILModel:

@@ -12,7 +12,7 @@ import torch
 import xmil
 from tests.models.originals import Array, arrays, layer_norm, linear, relu, sigmoid, softmax
 from xmil.core.errors import InputError
-from xmil.models.mambamil import MambaMIL
+from xmil.models import MambaMIL
 
 D, DIM = 6, 8
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import xmil
-from xmil.models import MILModel
-from xmil.models.attnmil import AttnMIL
-from xmil.models.pooling import MaxPool
+from xmil.models import AttnMIL, MaxPool, MILModel
 from xmil.network import Network
 from xmil.subsets import MODES, Subsets, memory_budget, open_subsets
 

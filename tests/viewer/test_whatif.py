@@ -224,7 +224,7 @@ def test_masks() -> None:
 
 def test_instances_are_embedded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second question about a slide starts from the embedded instances."""
-    from xmil.models.attnmil import AttnMIL
+    from xmil.models import AttnMIL
 
     sizes: list[int] = []
     embed = AttnMIL.embed

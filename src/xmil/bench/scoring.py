@@ -23,9 +23,7 @@ from xmil.core.task import Target
 from xmil.lrp import Composite
 from xmil.methods import METHODS, PRESETS, Output, class_output, explain_classes, preset_composite
 from xmil.methods.gradients import STEPS
-from xmil.models import MILModel
-from xmil.models.attnmil import AttnMIL
-from xmil.models.transmil import TransMIL
+from xmil.models import AttnMIL, MILModel, TransMIL
 from xmil.network import Network, frozen
 
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -89,17 +88,15 @@ class Encoder:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """Features (b, dim) in float32 on the encoder's device."""
-        with torch.inference_mode(), self._autocast():
+        kind = PRECISIONS[self.precision]
+        autocast = torch.autocast(torch.device(self.device).type, dtype=kind, enabled=kind is not None)
+        with torch.inference_mode(), autocast:
             x = batch.to(self.device, non_blocking=True)
             if isinstance(self.transform, Transform):
                 x = x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
                 x = self.transform.scaled(x)
             out = self.network(x)
         return vectors(out, self.name, len(batch)).float()
-
-    def _autocast(self) -> Any:
-        kind = PRECISIONS[self.precision]
-        return nullcontext() if kind is None else torch.autocast(torch.device(self.device).type, dtype=kind)
 
 
 def vectors(output: Any, name: str, count: int) -> Tensor:
@@ -134,8 +131,7 @@ def make_encoder(
         network = network.eval().to(device)
     encoder = Encoder(name, 0, network, transform, on or device, precision, about or {})
     patch = transform(np.full((256, 256, 3), 255, dtype=np.uint8))
-    dim = int(encoder(patch.unsqueeze(0)).shape[1])
-    return Encoder(name, dim, network, transform, on or device, precision, about or {})
+    return replace(encoder, dim=int(encoder(patch.unsqueeze(0)).shape[1]))
 
 
 def compile_encoder(encoder: Encoder) -> Encoder:

@@ -32,9 +32,8 @@ def load_script(path: Path, device: str) -> tuple[Any, Transform]:
             warnings.simplefilter("ignore")  # newer torch deprecates the format; the files are still there
             module = torch.jit.load(str(path), map_location=device)
     except (RuntimeError, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())[:160]
         raise FileError(
-            f"{path}: not a TorchScript file ({reason}); a state dict goes to weights=."
+            f"{path}: not a TorchScript file ({one_line(error)}); a state dict goes to weights=."
         ) from None
     return module.eval(), Transform()
 
@@ -58,8 +57,9 @@ def load_onnx(path: Path, device: str) -> tuple[OnnxNetwork, Transform]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=kinds)
     except Exception as error:  # onnxruntime raises its own kinds
-        reason = " ".join(str(error).split())[:160]
-        raise FileError(f"{path}: not an ONNX network ({reason}); copy it again, or export it.") from None
+        raise FileError(
+            f"{path}: not an ONNX network ({one_line(error)}); copy it again, or export it."
+        ) from None
     shape = session.get_inputs()[0].shape
     if len(session.get_inputs()) != 1 or len(shape) != 4:
         raise FileError(f"{path}: takes {shape}; an encoder takes one batch of pictures (b, 3, h, w).")
@@ -80,19 +80,13 @@ class OnnxNetwork:
     def __call__(self, x: Tensor) -> Tensor:
         """(b, 3, h, w) to (b, dim), in pieces where the graph has a fixed batch."""
         values = x.cpu().numpy().astype(np.float16 if self.half else np.float32)
-        if self.batch is None:
-            return torch.from_numpy(self._run(values))
-        parts = [self._padded(values[i : i + self.batch]) for i in range(0, len(values), self.batch)]
-        return torch.from_numpy(np.concatenate(parts))
-
-    def _padded(self, values: Any) -> Any:
-        """A piece smaller than the graph's batch, filled up and cut again."""
-        missing = (self.batch or 0) - len(values)
-        filled = np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
-        return self._run(filled)[: len(values)]
-
-    def _run(self, values: Any) -> Any:
-        return self.session.run([self.output], {self.input: values})[0]
+        step = self.batch or len(values)
+        filled = np.pad(values, ((0, -len(values) % step), (0, 0), (0, 0), (0, 0)))
+        parts = [
+            self.session.run([self.output], {self.input: filled[i : i + step]})[0]
+            for i in range(0, len(filled), step)
+        ]
+        return torch.from_numpy(np.concatenate(parts)[: len(values)])
 
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
@@ -103,27 +97,44 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a weights file, out of their wrapping and without a prefix all of them share."""
     if not path.is_file():
         raise FileError(absent(path))
-    state = _loaded(path)
+    try:
+        state = _load(path)
+    except Exception as error:  # damaged archives raise almost any type
+        reason = (
+            "its pickle is not one of tensors, and could run code"  # without torch's advice to skip checks
+        )
+        if not isinstance(error, pickle.UnpicklingError):
+            line = one_line(error)
+            reason = line if " " in line else f"{type(error).__name__} {line}"
+        raise CheckpointError(f"{path}: not readable as weights ({reason}); {AGAIN}.") from None
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{path}: holds {type(state).__name__}, not a state dict; {AGAIN}.")
     while wrappers := [key for key in WRAPPERS if isinstance(state.get(key), Mapping)]:
         state = state[wrappers[0]]
     tensors = {str(key): value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise CheckpointError(f"{path}: holds no weights; give a state dict.")
-    return _without_prefix(tensors)
+    while prefix := next((p for p in PREFIXES if all(key.startswith(p) for key in tensors)), None):
+        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    return tensors
 
 
 def download_state(name: str, url: str) -> dict[str, Tensor]:
     """The published weights, from torch's cache or by download; their hash is checked."""
     try:
-        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
+        return torch.hub.load_state_dict_from_url(
             url, map_location="cpu", check_hash=True, progress=False, weights_only=True
         )
     except Exception as error:  # network, hash, disk
-        reason = " ".join(str(error).split())
         raise FileError(
-            f"The weights of {name} cannot be downloaded ({reason}); get {url} elsewhere and pass weights=."
+            f"The weights of {name} cannot be downloaded ({one_line(error)}); get {url} elsewhere and pass "
+            "weights=."
         ) from None
-    return state
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def file_digest(path: Path) -> str:
@@ -132,33 +143,12 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def _loaded(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+def _load(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
 
-            return load_file(path)
-        check_torch_file(path)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged archives raise almost any type
-        raise CheckpointError(f"{path}: not readable as weights ({_reason(error)}); {AGAIN}.") from None
-    if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path}: holds {type(content).__name__}, not a state dict; {AGAIN}.")
-    return content
-
-
-def _reason(error: Exception) -> str:
-    """What is wrong, in few words; torch's advice to load without its check is never passed on."""
-    if isinstance(error, pickle.UnpicklingError):
-        return "its pickle is not one of tensors, and could run code"
-    line = " ".join(str(error).split())[:200]
-    return line if " " in line else f"{type(error).__name__} {line}".rstrip()
-
-
-def _without_prefix(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    for prefix in PREFIXES:
-        if all(key.startswith(prefix) for key in state):
-            return _without_prefix({key.removeprefix(prefix): value for key, value in state.items()})
-    return state
+        return load_file(path)
+    check_torch_file(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused
+        return torch.load(path, map_location="cpu", weights_only=True)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from xmil.core.errors import CheckpointError, FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.registry import Registry, load_function
 from xmil.encoders.encoder import IMAGENET, Encoder, Transform, compile_encoder, make_encoder
-from xmil.encoders.foreign import download_state, file_digest, read_state
-from xmil.nn.resnet import ResNet, load_resnet
-from xmil.nn.swin import CTransPath
+from xmil.encoders.foreign import download_state, file_digest, load_onnx, load_script, one_line, read_state
+from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 
 SCRIPTS = (".pt", ".pth", ".ts", ".jit", ".torchscript")
+PREFIXES = ("hf-hub:", "hf_hub:", "local-dir:")  # of timm
 
 
 def list_encoders() -> list[str]:
@@ -51,7 +51,7 @@ def load_encoder(
     file = None if weights is None else Path(weights)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # an untrained network is the same in every worker
-        network, transform, on = _built(name, file, device=device, random=random)
+        network, transform, on = _build(name, file, device=device, random=random)
     overrides: dict[str, Any] = {"size": size, "mean": mean, "std": std}
     changed = {key: value for key, value in overrides.items() if value is not None}
     if changed:
@@ -60,9 +60,11 @@ def load_encoder(
                 f"The encoder {name!r} has a transform of its own; size, mean and std are fixed."
             )
         transform = replace(transform, **changed)
+    path = file or Path(name)
+    origin = f"{path.name}, sha256 {file_digest(path)}" if path.is_file() else f"published, {name}"
     about = {
         "transform": asdict(transform) if isinstance(transform, Transform) else str(transform),
-        "weights": _origin(name, file, random=random),
+        "weights": "random" if random else origin,
     }
     encoder = make_encoder(
         short_name(name), network, transform, device=device, precision=precision, about=about, on=on
@@ -70,20 +72,16 @@ def load_encoder(
     return compile_encoder(encoder) if compiled else encoder
 
 
-def _built(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
+def _build(name: str, weights: Path | None, *, device: str, random: bool) -> tuple[Any, Any, str | None]:
     """A network, its transform, and its device where torch cannot move it."""
     path = Path(name)
     if name in ENCODERS:
         return *ENCODERS[name](weights, random), None
-    if path.suffix.lower() == ".onnx":
-        from xmil.encoders.foreign import load_onnx
-
-        return *load_onnx(_file(path), device), "cpu"
-    if path.suffix.lower() in SCRIPTS:
-        from xmil.encoders.foreign import load_script
-
-        return *load_script(_file(path), device), None
-    if ":" in name and not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+    if (suffix := path.suffix.lower()) in (".onnx", *SCRIPTS):
+        if not path.is_file():
+            raise FileError(absent(path))
+        return (*load_onnx(path, device), "cpu") if suffix == ".onnx" else (*load_script(path, device), None)
+    if ":" in name and not name.startswith(PREFIXES):
         return *_from_function(name, weights), None
     return *load_timm(name, weights, random=random), None
 
@@ -105,34 +103,14 @@ def _from_function(name: str, weights: Path | None) -> tuple[Any, Any]:
     return network, transform
 
 
-def _file(path: Path) -> Path:
-    if not path.is_file():
-        raise FileError(absent(path))
-    return path
-
-
 def short_name(name: str) -> str:
     """A name that a folder can have.
 
     >>> short_name("hf-hub:MahmoodLab/UNI"), short_name("models/mine.onnx"), short_name("package:build")
     ('UNI', 'mine', 'build')
     """
-    path = Path(name)
-    return (
-        path.stem if path.suffix.lower() in (*SCRIPTS, ".onnx") else name.replace(":", "/").rpartition("/")[2]
-    )
-
-
-def _origin(name: str, weights: Path | None, *, random: bool) -> str:
-    if random:
-        return "random"
-    path = weights or Path(name)
-    return f"{path.name}, sha256 {file_digest(path)}" if path.is_file() else f"published, {name}"
-
-
-def unknown_encoder(name: str) -> XmilError:
-    """The error for a name that nothing knows."""
-    return unknown_name("encoder", name, [*list_encoders(), "any timm model", "FILE.onnx", "module:function"])
+    is_file = Path(name).suffix.lower() in (*SCRIPTS, ".onnx")
+    return Path(name).stem if is_file else name.replace(":", "/").rpartition("/")[2]
 
 
 Built = tuple[Any, Transform]
@@ -151,8 +129,9 @@ def _resnet(name: str) -> Builder:
     def build(weights: Path | None, random: bool) -> Built:
         if random:
             return ResNet(name), Transform()
-        state = download_state(name, TORCHVISION[name]) if weights is None else read_state(weights)
-        return load_resnet(state, name), Transform()
+        url = TORCHVISION[name]
+        state = download_state(name, url) if weights is None else read_state(weights)
+        return load_resnet(state, name, source=weights or url), Transform()
 
     return build
 
@@ -164,29 +143,12 @@ for _name in TORCHVISION:
 @ENCODERS.register("ctranspath")
 def _ctranspath(weights: Path | None, random: bool) -> Built:
     """CTransPath: the authors hand out `ctranspath.pth`; it cannot be downloaded by a program."""
-    return load_ctranspath(weights, random=random), Transform(size=CTransPath.size)
-
-
-def load_ctranspath(weights: Path | None, *, random: bool = False) -> nn.Module:
-    """The network with the published state dict, or untrained."""
-    net = CTransPath()
+    transform = Transform(size=CTransPath.size)
     if random:
-        return net
+        return CTransPath(), transform
     if weights is None:
         raise InputError("CTransPath's weights are handed out by its authors; pass weights='ctranspath.pth'.")
-    state = {key: value for key, value in read_state(weights).items() if not key.startswith("head.")}
-    try:
-        missing, unexpected = net.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise CheckpointError(f"{weights}: not the weights of CTransPath: {reason}") from None
-    fixed = ("num_batches_tracked", "relative_position_index", "attn_mask")
-    lost = [key for key in missing if not key.endswith(fixed)]
-    if lost or unexpected:
-        raise CheckpointError(
-            f"{weights}: not the weights of CTransPath: missing {lost[:3]}, unexpected {unexpected[:3]}."
-        )
-    return net
+    return load_ctranspath(read_state(weights), source=weights), transform
 
 
 H_OPTIMUS = ((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.177517))
@@ -258,10 +220,7 @@ def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple
     """A model by timm's name, `hf-hub:` included, or by the name of a recipe."""
     timm = _import_timm()
     recipe = RECIPES.get(name)
-    if recipe is None:
-        model = _created(timm, name, pretrained=weights is None and not random)
-    else:
-        model = _from_recipe(timm, recipe, pretrained=weights is None and not random)
+    model = _create(timm, recipe or name, pretrained=weights is None and not random)
     if weights is not None:
         state = read_state(weights)
         keys = set(model.state_dict())
@@ -270,8 +229,7 @@ def load_timm(name: str, weights: Path | None, *, random: bool = False) -> tuple
         try:
             model.load_state_dict(usable)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{weights}: not the weights of {name}: {reason}") from None
+            raise CheckpointError(f"{weights}: not the weights of {name}: {one_line(error)}") from None
     if recipe is None:
         config = timm.data.resolve_model_data_config(model)
         return model, Transform(
@@ -299,25 +257,22 @@ class ClassAndMean(nn.Module):
         return torch.cat([tokens[:, 0], tokens[:, self.first :].mean(dim=1)], dim=-1)
 
 
-def _from_recipe(timm: Any, recipe: Recipe, *, pretrained: bool) -> Any:
-    arguments: dict[str, Any] = dict(recipe.arguments)
-    if recipe.swiglu:
-        arguments |= {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
-    name = recipe.hub if pretrained else recipe.architecture
-    return _created(timm, name, pretrained=pretrained, **arguments)
-
-
-def _created(timm: Any, name: str, *, pretrained: bool, **arguments: Any) -> Any:
-    on_hub = name.startswith(("hf-hub:", "hf_hub:"))
-    if not on_hub and not name.startswith("local-dir:") and not timm.is_model(name):
-        raise unknown_encoder(name)
+def _create(timm: Any, what: str | Recipe, *, pretrained: bool) -> Any:
+    """The network of a recipe, or of timm's own name for it."""
+    arguments: dict[str, Any] = {}
+    name = what if isinstance(what, str) else what.hub if pretrained else what.architecture
+    if isinstance(what, Recipe):
+        gated = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": nn.SiLU}
+        arguments = {**what.arguments, **(gated if what.swiglu else {})}
+    if not name.startswith(PREFIXES) and not timm.is_model(name):
+        known = [*list_encoders(), "any timm model", "FILE.onnx", "module:function"]
+        raise unknown_name("encoder", name, known)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **arguments)
     except Exception as error:  # the hub, the network, a licence not accepted
-        reason = " ".join(str(error).split())[:200]
         raise FileError(
-            f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {reason}); accept its licence "
-            "and log in to the hub, or download its weights and pass weights=."
+            f"The encoder {name!r} cannot be fetched ({type(error).__name__}: {one_line(error)}); accept its "
+            "licence and log in to the hub, or download its weights and pass weights=."
         ) from None
 
 

@@ -1,29 +1,34 @@
-"""MIL models: one file each. They know nothing of explanations."""
+"""MIL models. They know nothing of explanations."""
 
-from xmil.models import addmil, attnmil, clam, dsmil, mambamil, pooling, stamp_vit, transmil
-from xmil.models.base import MILModel, ModelSpec, PooledMIL
+from xmil.models.base import MODELS, MILModel, ModelSpec, PooledMIL, create_model, list_models
 from xmil.models.chained import Chain, chain
 from xmil.models.checkpoints import describe_checkpoint, load_model, save_model
-from xmil.models.registry import MODELS, create_model, list_models
+from xmil.models.dsmil import DSMIL
+from xmil.models.mambamil import MambaMIL
+from xmil.models.pooling import AddMIL, AttnMIL, ClamMB, ClamSB, MaxPool, MeanPool
+from xmil.models.stamp_vit import StampViT
+from xmil.models.transmil import TransMIL
 
 __all__ = [
+    "DSMIL",
     "MODELS",
+    "AddMIL",
+    "AttnMIL",
     "Chain",
+    "ClamMB",
+    "ClamSB",
     "MILModel",
+    "MambaMIL",
+    "MaxPool",
+    "MeanPool",
     "ModelSpec",
     "PooledMIL",
-    "addmil",
-    "attnmil",
+    "StampViT",
+    "TransMIL",
     "chain",
-    "clam",
     "create_model",
     "describe_checkpoint",
-    "dsmil",
     "list_models",
     "load_model",
-    "mambamil",
-    "pooling",
     "save_model",
-    "stamp_vit",
-    "transmil",
 ]

@@ -1,10 +1,11 @@
-"""What every MIL model is: a module from (b, n, d) features to (b, c) outputs, with a spec to rebuild it."""
+"""What every MIL model is: a module from (b, n, d) features to (b, c) outputs, made by name from a spec."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.background import Background
-from xmil.core.errors import InputError, UnsupportedError
+from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
+from xmil.core.registry import Registry
 from xmil.core.task import TASKS
 from xmil.nn.attention import SelfAttention, masked_softmax
 
@@ -42,6 +44,12 @@ class ModelSpec:
     columns: tuple[str, ...] | None = None
     relative: bool = False
     features: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("class_names", "reference", "time_bins", "columns"):
+            if isinstance(value := getattr(self, name), Iterable):  # a list of JSON or of the user's
+                values = map(str, value) if name == "class_names" else value
+                object.__setattr__(self, name, tuple(values))
 
     @property
     def target_names(self) -> tuple[str, ...] | None:
@@ -78,6 +86,8 @@ class MILModel(nn.Module, ABC):
     background: Background | None = None  # of its training patches; saved and loaded with the model
     pooling: ClassVar[str | None] = None
     class_attention: ClassVar[bool] = False  # whether attention has a column for each class
+    no_attention: str | None = "it has no attention of a known kind"  # why there is no attention, if so
+    needs_coords: bool = False  # whether outputs depend on coordinates, which `aggregate` then takes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,11 +101,6 @@ class MILModel(nn.Module, ABC):
         self.n_classes = n_classes
 
     @property
-    def needs_coords(self) -> bool:
-        """Whether outputs depend on where the instances lie: `aggregate` then takes their coordinates."""
-        return False
-
-    @property
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, where the model knows them."""
         return self.spec.class_names if hasattr(self, "spec") else None
@@ -107,7 +112,19 @@ class MILModel(nn.Module, ABC):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **companions: Tensor | None) -> Tensor:
         """Outputs (b, c) of bags (b, n, d); companions, such as coordinates, are what `aggregate` names."""
-        return self.aggregate(self.embed(checked_bags(x, mask)), mask, **companions)
+        if x.ndim != 3 or x.shape[1] == 0:
+            raise InputError(
+                f"A model takes bags of shape (b, n, d) with n >= 1. Got {tuple(x.shape)} instead."
+            )
+        if mask is not None:
+            if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
+                raise InputError(
+                    f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
+                )
+            if not bool(mask.any(dim=1).all()):
+                raise InputError("Each bag of a batch needs at least one instance in its mask.")
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return self.aggregate(self.embed(x), mask, **companions)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
@@ -116,11 +133,6 @@ class MILModel(nn.Module, ABC):
     @abstractmethod
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e)."""
-
-    @property
-    def no_attention(self) -> str | None:
-        """Why the model has no attention to instances, or None."""
-        return "it has no attention of a known kind"
 
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) by which embedded instances are joined, one column per branch."""
@@ -142,10 +154,12 @@ class PooledMIL(MILModel):
     """
 
     pooling = "softmax"
+    no_attention: str | None = None
+    attention: nn.Module
 
-    @abstractmethod
     def attend(self, h: Tensor) -> Tensor:
         """Unnormalised attention of the embedded instances, one column per attention branch."""
+        return self.attention(h)
 
     @abstractmethod
     def head(self, z: Tensor) -> Tensor:
@@ -160,29 +174,9 @@ class PooledMIL(MILModel):
         weights = masked_softmax(attention, mask)
         return self.head(weights.transpose(1, 2) @ h)
 
-    @property
-    def no_attention(self) -> str | None:
-        """None: the pooling weights are attention."""
-        return None
-
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weights (b, n, k) of the instances in each mean."""
         return masked_softmax(self.attend(h), None)
-
-
-def checked_bags(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The bags with zeros outside the mask; bags without an instance are refused."""
-    if x.ndim != 3 or x.shape[1] == 0:
-        raise InputError(f"A model takes bags of shape (b, n, d) with n >= 1. Got {tuple(x.shape)} instead.")
-    if mask is None:
-        return x
-    if mask.shape != x.shape[:2] or mask.dtype != torch.bool:
-        raise InputError(
-            f"The mask must be a bool tensor of shape {tuple(x.shape[:2])}. Got {tuple(mask.shape)}."
-        )
-    if not bool(mask.any(dim=1).all()):
-        raise InputError("Each bag of a batch needs at least one instance in its mask.")
-    return x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def run_by_length(
@@ -204,6 +198,12 @@ def run_by_length(
     return torch.stack(logits)
 
 
+def check_choice(name: str, value: object, choices: Iterable[object], *, owner: str) -> None:
+    """Refuse a parameter's value that is not one of the choices."""
+    if value not in choices:
+        raise bad_parameter(name, owner, f"one of {list(choices)}", value)
+
+
 def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool = True) -> nn.Sequential:
     """Linear + ReLU blocks through the given widths; `bias` is for the blocks after the first."""
     blocks = [
@@ -211,3 +211,77 @@ def linear_relu_stack(widths: list[int], *, bias: bool = True, first_bias: bool 
         for i, (a, b) in enumerate(pairwise(widths))
     ]
     return nn.Sequential(*blocks)
+
+
+MODELS: Registry[type[MILModel]] = Registry("model", group="xmil.models")
+
+
+def list_models() -> list[str]:
+    """Names that `create_model` takes.
+
+    >>> list_models()
+    ['addmil', 'attnmil', 'clam_mb', 'clam_sb', 'dsmil', 'mambamil', 'maxpool', 'meanpool',
+     'stamp_vit', 'transmil']
+    """
+    return list(MODELS)
+
+
+def create_model(
+    name: str,
+    *,
+    in_dim: int,
+    n_classes: int,
+    seed: int | None = None,
+    class_names: Sequence[str] | None = None,
+    task: str = "classification",
+    encoder: str | None = None,
+    reference: float | Sequence[float] | None = None,
+    time_bins: Sequence[float] | None = None,
+    columns: Sequence[str] | None = None,
+    features: Mapping[str, Any] | None = None,
+    **params: Any,
+) -> MILModel:
+    """A model with fresh weights, in eval mode; `params` are the model's own.
+
+    `task`, `reference` and `time_bins` say what the `n_classes` outputs mean, `columns` where a cohort has
+    what they predict; see `ModelSpec`.
+
+    >>> create_model("transmil", in_dim=768, n_classes=2, dim=64).in_dim
+    768
+    """
+    outputs: dict[str, Any] = {  # the spec makes tuples of lists
+        "class_names": class_names,
+        "reference": reference,
+        "time_bins": time_bins,
+        "columns": columns,
+    }
+    about = None if features is None else dict(features)
+    spec = ModelSpec(name, in_dim, n_classes, params, task=task, encoder=encoder, features=about, **outputs)
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return build(spec)
+
+
+def build(spec: ModelSpec) -> MILModel:
+    """The model of a spec, with fresh weights, in eval mode."""
+    make = MODELS[spec.name]
+    for name in ("in_dim", "n_classes"):
+        value = getattr(spec, name)
+        if not isinstance(value, int) or value < 1:
+            raise bad_parameter(name, spec.name, "an int in the range [1, inf)", value)
+    parameters = model_parameters(make)
+    for name in spec.params:
+        if name not in parameters:
+            raise unknown_name(f"parameter of {spec.name}", name, parameters)
+    check_choice("task", spec.task, TASKS, owner=spec.name)
+    TASKS[spec.task].check(spec)
+    model = make(spec.in_dim, spec.n_classes, **spec.params)
+    model.spec = replace(spec, params=dict(spec.params))
+    return model.eval()
+
+
+def model_parameters(make: type[MILModel]) -> dict[str, Any]:
+    """A model's own parameters and their defaults."""
+    signature = inspect.signature(make)
+    return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
 from xmil.core.task import TASKS
-from xmil.models.base import MILModel
+from xmil.models.base import MILModel, check_choice
 
 
 def chain(
@@ -43,8 +43,7 @@ def chain(
     """
     if not isinstance(encoder, nn.Module):
         raise bad_parameter("encoder", "chain", "a torch.nn.Module", type(encoder).__name__)
-    if task is not None and task not in TASKS:
-        raise bad_parameter("task", "chain", f"one of {list(TASKS)}", task)
+    check_choice("task", task, [None, *TASKS], owner="chain")
     module = probe if isinstance(probe, nn.Module) else convert_probe(probe, task=task)
     if reference is None:  # what a regression of ours is explained against
         reference = getattr(getattr(module, "spec", None), "reference", None)
@@ -87,22 +86,19 @@ class Chain(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The probe's outputs for the embedding of one bag."""
-        output = (
-            self.encoder(*args, **kwargs)
-            if self.caller is None
-            else self.caller(self.encoder, *args, **kwargs)
-        )
-        embedding = self._embedding(output)
-        if not isinstance(self.probe, AffineProbe):
-            out: Tensor = self.probe(
-                embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding
-            )
-            return out
-        return F.linear(embedding.to(self.probe.weight.dtype), self.probe.weight, self.probe.bias)
+        if self.caller is None:
+            embedding = self._embedding(self.encoder(*args, **kwargs))
+        else:
+            embedding = self._embedding(self.caller(self.encoder, *args, **kwargs))
+        return self.probe(embedding.unsqueeze(1) if isinstance(self.probe, MILModel) else embedding)
 
     def _embedding(self, output: Any) -> Tensor:
-        """The one vector (1, e) of the width that the probe takes."""
-        width = _width(self.probe)
+        """The one vector (1, e) of the width that the probe takes: that of its first linear layer."""
+        if isinstance(self.probe, AffineProbe | MILModel):
+            width: int | None = self.probe.in_dim
+        else:
+            layers = (m for m in self.probe.modules() if isinstance(m, nn.Linear))
+            width = next((layer.in_features for layer in layers), None)
         vectors = [
             v for v in _tensors(output) if v.is_floating_point() and v.shape[:-1].numel() == 1 and v.ndim
         ]
@@ -116,13 +112,6 @@ class Chain(nn.Module):
             f"The encoder {type(self.encoder).__name__} gave {what}{wide} (it gave {shapes}); pass "
             "chain(..., forward=lambda encoder, x: ...) to pick the slide's."
         )
-
-
-def _width(probe: nn.Module) -> int | None:
-    """The width that a probe takes: that of its first linear layer."""
-    if isinstance(probe, AffineProbe | MILModel):
-        return probe.in_dim
-    return next((m.in_features for m in probe.modules() if isinstance(m, nn.Linear)), None)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -147,6 +136,10 @@ class AffineProbe(nn.Module):
         self.bias = nn.Parameter(torch.from_numpy(np.array(bias, dtype=np.float64)))
         self.in_dim = self.weight.shape[1]
         self.task, self.class_names = task, class_names
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(1, e) to (1, c)."""
+        return F.linear(h.to(self.weight.dtype), self.weight, self.bias)
 
 
 def convert_probe(probe: Any, *, task: str | None = None) -> AffineProbe:

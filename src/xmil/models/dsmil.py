@@ -6,15 +6,10 @@ Self-supervised Contrastive Learning", CVPR 2021, arXiv:2011.08939.
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xmil.core.errors import bad_parameter
-from xmil.models.base import MILModel, linear_relu_stack
-from xmil.models.registry import MODELS
-
-STREAMS = ("mean", "bag")
-VALUES = (None, "linear", "relu")
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack
+from xmil.nn.attention import masked_softmax
 
 
 @MODELS.register("dsmil")
@@ -29,6 +24,7 @@ class DSMIL(MILModel):
 
     class_attention = True
     last_layer = None
+    no_attention = None
 
     def __init__(
         self,
@@ -45,10 +41,8 @@ class DSMIL(MILModel):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        if streams not in STREAMS:
-            raise bad_parameter("streams", "dsmil", f"one of {list(STREAMS)}", streams)
-        if values not in VALUES:
-            raise bad_parameter("values", "dsmil", f"one of {list(VALUES)}", values)
+        check_choice("streams", streams, ("mean", "bag"), owner="dsmil")
+        check_choice("values", values, (None, "linear", "relu"), owner="dsmil")
         width = in_dim if dim is None else dim
         self.streams = streams
         self.instance = linear_relu_stack([in_dim] + ([width] * n_layers if dim is not None else []))
@@ -57,49 +51,32 @@ class DSMIL(MILModel):
         second = (nn.ReLU(), nn.Linear(query_dim, query_dim), nn.Tanh()) if query_layers == 2 else ()
         self.query = nn.Sequential(first, *second)
         self.dropout = nn.Dropout(dropout)
-        self.values = nn.Sequential(*_value_layers(width, values))
+        layers = [] if values is None else [nn.Linear(width, width)]
+        self.values = nn.Sequential(*layers, *([nn.ReLU()] if values == "relu" else []))
         self.norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.bag_classifier = nn.Conv1d(n_classes, n_classes, kernel_size=width)
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself."""
-        h: Tensor = self.instance(x)
-        return h
+        return self.instance(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e)."""
-        scores = self._scores(h, mask)
-        weights = F.softmax(self._likeness(h, scores, mask), dim=1)  # (b, n, c)
+        scores = self.instance_classifier(h)  # (b, n, c)
+        if mask is not None:
+            scores = scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))
+        weights = masked_softmax(self._likeness(h, scores), mask)  # (b, n, c)
         pooled = self.norm(weights.transpose(1, 2) @ self.values(self.dropout(h)))  # (b, c, e)
-        bag: Tensor = self.bag_classifier(pooled).squeeze(-1)
+        bag = self.bag_classifier(pooled).squeeze(-1)
         return bag if self.streams == "bag" else 0.5 * (scores.amax(dim=1) + bag)
-
-    def attend(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Unnormalised attention (b, n, c): likeness of each instance to each class's critical one."""
-        return self._likeness(h, self._scores(h, mask), mask)
-
-    @property
-    def no_attention(self) -> str | None:
-        """None: likeness to the critical instance weighs the others."""
-        return None
 
     def attention_weights(self, h: Tensor) -> Tensor:
         """The weight (b, n, c) of each instance in each class's mean."""
-        return F.softmax(self.attend(h), dim=1)
+        return masked_softmax(self._likeness(h, self.instance_classifier(h)), None)
 
-    def _scores(self, h: Tensor, mask: Tensor | None) -> Tensor:
-        scores: Tensor = self.instance_classifier(h)  # (b, n, c)
-        return scores if mask is None else scores.masked_fill(~mask.unsqueeze(-1), float("-inf"))
-
-    def _likeness(self, h: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
+    def _likeness(self, h: Tensor, scores: Tensor) -> Tensor:
+        """Likeness (b, n, c) of each instance to each class's critical one."""
         queries = self.query(h)  # (b, n, q)
         index = scores.argmax(dim=1).unsqueeze(-1).expand(-1, -1, queries.shape[-1])
         critical = queries.gather(1, index)  # (b, c, q)
-        likeness: Tensor = queries @ critical.transpose(1, 2) / queries.shape[-1] ** 0.5
-        return likeness if mask is None else likeness.masked_fill(~mask.unsqueeze(-1), float("-inf"))
-
-
-def _value_layers(width: int, kind: str | None) -> list[nn.Module]:
-    if kind is None:
-        return []
-    return [nn.Linear(width, width), *([nn.ReLU()] if kind == "relu" else [])]
+        return queries @ critical.transpose(1, 2) / queries.shape[-1] ** 0.5

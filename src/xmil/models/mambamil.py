@@ -11,24 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.models.base import MILModel, linear_relu_stack, run_by_length
-from xmil.models.registry import MODELS
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
 from xmil.nn.attention import AttentionScores
 from xmil.nn.scan import Mamba, Order
 
 SCANS = {"simple": 1, "bidirectional": 2, "cross": 4}  # and their branches
-POSITIONS = ("none", "sinusoidal", "learned")
 TABLE = 1024  # learned positions along each axis
 COLUMN = 1_000_000  # more than any coordinate: sorts by columns, then rows
-
-
-class MambaLayer(nn.Module):
-    """mamba(norm(x))."""
-
-    def __init__(self, dim: int, n_branches: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.mamba = Mamba(dim, n_branches=n_branches)
 
 
 @MODELS.register("mambamil")
@@ -41,6 +30,8 @@ class MambaMIL(MILModel):
     `residual`: around each "layer", or one around the "block" of all. `undo="published"` puts the fourth
     branch of a cross scan back as the authors' code does, which is right on a full grid alone.
     """
+
+    no_attention = None
 
     def __init__(
         self,
@@ -58,35 +49,33 @@ class MambaMIL(MILModel):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        _check("scan", scan, tuple(SCANS))
-        _check("positions", positions, POSITIONS)
-        _check("residual", residual, ("block", "layer"))
-        _check("undo", undo, ("exact", "published"))
+        check_choice("scan", scan, SCANS, owner="mambamil")
+        check_choice("positions", positions, ("none", "sinusoidal", "learned"), owner="mambamil")
+        check_choice("residual", residual, ("block", "layer"), owner="mambamil")
+        check_choice("undo", undo, ("exact", "published"), owner="mambamil")
         if positions == "sinusoidal" and (dim % 4 or dim < 8):
             raise bad_parameter("dim", "mambamil with sinusoidal positions", "a multiple of 4 from 8", dim)
         if not isinstance(grid, int) or grid < 1:
             raise bad_parameter("grid", "mambamil", "an int in the range [1, inf)", grid)
         self.dim, self.scan, self.positions, self.grid = dim, scan, positions, grid
         self.residual, self.undo = residual, undo
+        self.needs_coords = scan == "cross" or positions != "none"
         self.instance = linear_relu_stack([in_dim, dim])
         self.feature_dropout = nn.Dropout(dropout)
         learned = positions == "learned"
         self.columns = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
         self.rows = nn.Parameter(torch.randn(TABLE, dim)) if learned else None
-        self.layers = nn.ModuleList(MambaLayer(dim, SCANS[scan]) for _ in range(n_layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"norm": nn.LayerNorm(dim), "mamba": Mamba(dim, n_branches=SCANS[scan])})
+            for _ in range(n_layers)
+        )
         self.norm = nn.LayerNorm(dim)
         self.attention = AttentionScores(dim, attention_dim, gated=False)
         self.classifier = nn.Linear(dim, n_classes)
 
-    @property
-    def needs_coords(self) -> bool:
-        """Whether the scan or the position code reads coordinates."""
-        return self.scan == "cross" or self.positions != "none"
-
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself."""
-        h: Tensor = self.feature_dropout(self.instance(x))
-        return h
+        return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, coords: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e) and coordinates (b, n, 2) in level-0 pixels."""
@@ -94,13 +83,7 @@ class MambaMIL(MILModel):
             return run_by_length(self.aggregate, h, mask, coords=coords)
         mixed = self._mix(h, coords)
         weights = F.softmax(self.attention(mixed), dim=1)  # (b, n, 1)
-        logits: Tensor = self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
-        return logits
-
-    @property
-    def no_attention(self) -> str | None:
-        """None: the pooling weights are attention."""
-        return None
+        return self.classifier((weights.transpose(1, 2) @ mixed).squeeze(1))
 
     def attention_weights(self, h: Tensor, *, coords: Tensor | None = None) -> Tensor:
         """The weights (b, n, 1) of the instances as the scans have mixed them."""
@@ -114,15 +97,14 @@ class MambaMIL(MILModel):
                 f"mambamil with {what} needs coordinates: explain a Bag with coords, or call "
                 "model(x, coords=...) with level-0 pixels (b, n, 2)."
             )
-        if coords is not None and self.needs_coords:
-            h = h + self._code(coords, h) if self.positions != "none" else h
+        if coords is not None and self.positions != "none":
+            h = h + self._code(coords, h)
         orders = self._orders(h, coords)
         start = h
         for layer in self.layers:
-            out = layer.mamba(layer.norm(h), orders)  # type: ignore[operator]
+            out = layer["mamba"](layer["norm"](h), orders)  # type: ignore[index]
             h = h + out if self.residual == "layer" else out
-        mixed: Tensor = self.norm(h + start if self.residual == "block" else h)
-        return mixed
+        return self.norm(h + start if self.residual == "block" else h)
 
     def _code(self, coords: Tensor, like: Tensor) -> Tensor:
         """The code (b, n, d) of each place on the grid."""
@@ -155,8 +137,3 @@ class MambaMIL(MILModel):
         flipped = n - 1 - columns  # column by column of the flipped sequence
         back = flipped.argsort(dim=1) if self.undo == "exact" else n - 1 - places
         return [None, (backwards, backwards), (columns, places), (flipped, back)]
-
-
-def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise bad_parameter(name, "mambamil", f"one of {list(allowed)}", value)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import InputError
-from xmil.models.base import MILModel, run_by_length
-from xmil.models.registry import MODELS
+from xmil.models.base import MODELS, MILModel, run_by_length
 from xmil.nn.attention import DistanceAttention, DotProductAttention, SelfAttention
 
 
@@ -33,9 +32,8 @@ class VitLayer(nn.Module):
 
     def forward(self, x: Tensor, rows: int | None = None, **places: Tensor) -> Tensor:
         """(b, n, d) to (b, n, d), or to its first rows."""
-        h: Tensor = x[:, :rows] + self.attn(self.norm(x), rows, **places)
-        out: Tensor = h + self.feed(h)
-        return out
+        h = x[:, :rows] + self.attn(self.norm(x), rows, **places)
+        return h + self.feed(h)
 
 
 @MODELS.register("stamp_vit")
@@ -62,6 +60,7 @@ class StampViT(MILModel):
         kind = DistanceAttention if alibi else DotProductAttention
         settings = {"heads": heads, "residual_kernel": None, "qkv_bias": True, "dropout": dropout}
         self.alibi = alibi
+        self.no_attention = "distances are taken off its attention, which can be negative" if alibi else None
         self.instance = nn.Sequential(nn.Linear(in_dim, dim), nn.GELU(), nn.Dropout(dropout))
         self.class_token = nn.Parameter(torch.randn(dim))
         self.layers = nn.ModuleList(
@@ -73,37 +72,27 @@ class StampViT(MILModel):
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself."""
-        h: Tensor = self.instance(x)
-        return h
+        return self.instance(x)
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None, *, microns: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e); `microns` (b, n, 2) are their places."""
         if mask is not None:
             return run_by_length(self.aggregate, h, mask, microns=microns)
-        places = self._places(h, microns)
+        places = {}
+        if self.alibi:
+            if microns is None:
+                raise InputError(
+                    "stamp_vit with alibi needs places in microns: explain a Bag of a STAMP file, or one "
+                    "with coords and mpp, or call model(x, microns=...) with (b, n, 2)."
+                )
+            origin = microns.new_zeros(len(h), 1, 2)  # the class token's, as STAMP has it
+            places = {"places": torch.cat([origin, microns], dim=1).to(h.dtype)}
         h = torch.cat([self.class_token.expand(len(h), 1, -1), h], dim=1)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             h = layer(h, 1 if i == last else None, **places)  # of the last layer the class token is read
-        logits: Tensor = self.classifier(self.norm(h[:, 0]))
-        return logits
-
-    @property
-    def no_attention(self) -> str | None:
-        """What the class token attends to, unless distances are taken off it."""
-        return "distances are taken off its attention, which can be negative" if self.alibi else None
+        return self.classifier(self.norm(h[:, 0]))
 
     def attention_layers(self) -> list[SelfAttention]:
         """The attention of each layer."""
         return [] if self.alibi else [layer.attn for layer in self.layers if isinstance(layer, VitLayer)]
-
-    def _places(self, h: Tensor, microns: Tensor | None) -> dict[str, Tensor]:
-        if not self.alibi:
-            return {}
-        if microns is None:
-            raise InputError(
-                "stamp_vit with alibi needs places in microns: explain a Bag of a STAMP file, or one with "
-                "coords and mpp, or call model(x, microns=...) with (b, n, 2)."
-            )
-        origin = microns.new_zeros(len(h), 1, 2)  # the class token's, as STAMP has it
-        return {"places": torch.cat([origin, microns], dim=1).to(h.dtype)}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from xmil.core.errors import bad_parameter
-from xmil.models.base import MILModel, linear_relu_stack, run_by_length
-from xmil.models.registry import MODELS
+from xmil.models.base import MODELS, MILModel, check_choice, linear_relu_stack, run_by_length
 from xmil.nn.attention import DotProductAttention, SelfAttention
 from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
+
+KINDS: dict[str, type[SelfAttention]] = {"nystrom": NystromAttention, "dot_product": DotProductAttention}
 
 
 class TransLayer(nn.Module):
@@ -26,8 +27,7 @@ class TransLayer(nn.Module):
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """(b, n, d) to (b, n, d), or to its first rows."""
-        out: Tensor = x[:, :rows] + self.attn(self.norm(x), rows)
-        return out
+        return x[:, :rows] + self.attn(self.norm(x), rows)
 
 
 @MODELS.register("transmil")
@@ -63,13 +63,11 @@ class TransMIL(MILModel):
         bag_dropout: float = 0.0,
     ) -> None:
         super().__init__(in_dim, n_classes)
-        if attention not in ("nystrom", "dot_product"):
-            raise bad_parameter("attention", "transmil", "'nystrom' or 'dot_product'", attention)
+        check_choice("attention", attention, KINDS, owner="transmil")
+        check_choice("pool", pool, ("class_token", "sum"), owner="transmil")
         if qkv_bias and attention == "nystrom":
             raise bad_parameter("qkv_bias", "transmil with nystrom attention", "False", qkv_bias)
-        if pool not in ("class_token", "sum"):
-            raise bad_parameter("pool", "transmil", "'class_token' or 'sum'", pool)
-        shared = {
+        settings = {
             "heads": heads,
             "head_dim": head_dim,
             "residual_kernel": residual_kernel,
@@ -77,17 +75,16 @@ class TransMIL(MILModel):
             "bias": bias,
             "dropout": attention_dropout,
         }
-        nystrom = {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
-
-        def attend() -> SelfAttention:
-            if attention == "nystrom":
-                return NystromAttention(dim, **shared, **nystrom)  # type: ignore[arg-type]  # mixed values
-            return DotProductAttention(dim, **shared)  # type: ignore[arg-type]
-
+        if attention == "nystrom":
+            settings |= {"landmarks": landmarks or max(1, dim // 2), "pinv_iterations": pinv_iterations}
         self.instance = linear_relu_stack([in_dim] + [dim] * n_feature_layers, bias=bias, first_bias=bias)
         self.feature_dropout = nn.Dropout(dropout)
         self.class_token = nn.Parameter(torch.randn(1, 1, dim)) if pool == "class_token" else None
-        self.layers = nn.ModuleList(TransLayer(dim, attend()) for _ in range(n_layers))
+        self.no_attention = "it has no class token" if self.class_token is None else None
+        self.layers = nn.ModuleList(
+            TransLayer(dim, KINDS[attention](dim, **settings))  # type: ignore[arg-type]  # mixed values
+            for _ in range(n_layers)
+        )
         self.ppeg = PPEG(dim) if ppeg else None
         self.norm = nn.LayerNorm(dim)
         self.out = linear_relu_stack([dim] * (n_out_layers + 1), bias=bias, first_bias=bias)
@@ -96,23 +93,12 @@ class TransMIL(MILModel):
 
     def embed(self, x: Tensor) -> Tensor:
         """Instances, each by itself: (b, n, d) to (b, n, e)."""
-        h: Tensor = self.feature_dropout(self.instance(x))
-        return h
+        return self.feature_dropout(self.instance(x))
 
     def aggregate(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Outputs (b, c) from embedded instances (b, n, e); bags of different lengths are run by length."""
-        return self._aggregate(h) if mask is None else run_by_length(self._aggregate, h, mask)
-
-    @property
-    def no_attention(self) -> str | None:
-        """A class token attends to the instances, where there is one."""
-        return None if self.class_token is not None else "it has no class token"
-
-    def attention_layers(self) -> list[SelfAttention]:
-        """The attention of each layer."""
-        return [layer.attn for layer in self.layers if isinstance(layer, TransLayer)]
-
-    def _aggregate(self, h: Tensor) -> Tensor:
+        if mask is not None:
+            return run_by_length(self.aggregate, h, mask)
         edge = square_edge(h.shape[1])
         if self.ppeg is not None:
             h = torch.cat([h, h[:, : edge * edge - h.shape[1]]], dim=1)
@@ -122,15 +108,13 @@ class TransMIL(MILModel):
         for i, layer in enumerate(self.layers):
             # of the last layer only the class token is read, unless positions are encoded after it
             h = layer(h, 1 if i == last > 0 and self.class_token is not None else None)
-            if i == 0 and self.ppeg is not None:
-                h = self._encode_positions(h, edge)
+            if i == 0 and self.ppeg is not None and self.class_token is not None:
+                h = torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)
+            elif i == 0 and self.ppeg is not None:
+                h = self.ppeg(h, edge)
         tokens = h[:, :1] if self.class_token is not None else h
-        logits: Tensor = self.classifier(self.bag_dropout(self.out(self.norm(tokens))))
-        return logits.sum(dim=1)
+        return self.classifier(self.bag_dropout(self.out(self.norm(tokens)))).sum(dim=1)
 
-    def _encode_positions(self, h: Tensor, edge: int) -> Tensor:
-        assert self.ppeg is not None  # noqa: S101  # narrows the type for mypy
-        if self.class_token is None:
-            encoded: Tensor = self.ppeg(h, edge)
-            return encoded
-        return torch.cat([h[:, :1], self.ppeg(h[:, 1:], edge)], dim=1)
+    def attention_layers(self) -> list[SelfAttention]:
+        """The attention of each layer."""
+        return [layer.attn for layer in self.layers if isinstance(layer, TransLayer)]

@@ -13,10 +13,9 @@ from xmil.nn.attention import (
     split_attention,
     transposed_attention,
 )
+from xmil.nn.images import CTransPath, ResNet, load_ctranspath, load_resnet
 from xmil.nn.nystrom import PPEG, NystromAttention, square_edge
-from xmil.nn.resnet import ResNet, load_resnet
 from xmil.nn.scan import Mamba, Order, scan_adjoint, selective_scan
-from xmil.nn.swin import CTransPath
 
 __all__ = [
     "PPEG",
@@ -31,6 +30,7 @@ __all__ = [
     "SelfAttention",
     "attend",
     "attention_weights",
+    "load_ctranspath",
     "load_resnet",
     "masked_softmax",
     "normalised_attention",

@@ -21,19 +21,12 @@ class AttentionScores(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        *,
-        gated: bool,
-        branches: int = 1,
-        dropout: float = 0.0,
-        bias: bool = True,
+        self, dim: int, hidden: int, *, gated: bool, branches: int = 1, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.V = nn.Linear(dim, hidden, bias=bias)
-        self.U = nn.Linear(dim, hidden, bias=bias) if gated else None
-        self.w = nn.Linear(hidden, branches, bias=bias)
+        self.V = nn.Linear(dim, hidden)
+        self.U = nn.Linear(dim, hidden) if gated else None
+        self.w = nn.Linear(hidden, branches)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -41,8 +34,7 @@ class AttentionScores(nn.Module):
         hidden = self.dropout(torch.tanh(self.V(h)))
         if self.U is not None:
             hidden = hidden * self.dropout(torch.sigmoid(self.U(h)))
-        scores: Tensor = self.w(hidden)
-        return scores
+        return self.w(hidden)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -125,8 +117,7 @@ class SelfAttention(nn.Module):
         """Queries (0), keys (1) or values (2) of tokens: (b, n, d) to (b, h, n, e)."""
         weight = self.to_qkv.weight.chunk(3)[part]
         bias = None if self.to_qkv.bias is None else self.to_qkv.bias.chunk(3)[part]
-        heads: Tensor = F.linear(x, weight, bias).unflatten(-1, (self.heads, -1))
-        return heads.transpose(1, 2)
+        return F.linear(x, weight, bias).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def attention(self, x: Tensor, rows: int | None = None) -> AttentionMatrix:
         """The attention matrix that a forward pass over x uses, or its first rows."""
@@ -144,8 +135,7 @@ class SelfAttention(nn.Module):
             reach = min(middle, near.shape[2] - 1)  # of a short sequence the outer weights meet padding only
             kernel = self.res_conv.weight[:, :, middle - reach : middle + reach + 1]
             out = out + F.conv2d(near, kernel, padding=(reach, 0), groups=self.heads)[:, :, :rows]
-        joined: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
-        return joined
+        return self.to_out(out.transpose(1, 2).flatten(2))
 
 
 class DotProductAttention(SelfAttention):
@@ -154,8 +144,7 @@ class DotProductAttention(SelfAttention):
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """(b, n, d) to (b, n, d), or to its first rows."""
         v = self.project(x, 2)
-        out = attend(self.project(x[:, :rows], 0), self.project(x, 1), v)
-        return self.finish(out, v)
+        return self.finish(attend(self.project(x[:, :rows], 0), self.project(x, 1), v), v)
 
     def attention(self, x: Tensor, rows: int | None = None) -> DenseAttention:
         """The attention matrix over x, or its first rows."""
@@ -284,8 +273,7 @@ def split_attention(
 
 def _runs(t: Tensor, parts: int) -> Tensor:
     """(b, h, n, e) to (b parts, h, n / parts, e), a view if b is one."""
-    runs: Tensor = t.transpose(1, 2).unflatten(1, (parts, -1))
-    return runs.flatten(0, 1).transpose(1, 2)
+    return t.transpose(1, 2).unflatten(1, (parts, -1)).flatten(0, 1).transpose(1, 2)
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
@@ -316,8 +304,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) 
     if q.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         mask = None if bias is None else bias.expand(-1, -1, q.shape[-2], -1)
-        out, sums = flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
-        return out, sums
+        return flash(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
     if bias is not None:
         n = k.shape[-2]
         bias = F.pad(bias, (0, -n % ALIGNED))[..., :n].expand(-1, -1, q.shape[-2], -1)

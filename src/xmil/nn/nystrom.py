@@ -104,8 +104,7 @@ class NystromAttention(SelfAttention):
         One operation to torch's function modes: LRP takes all of it as a constant.
         """
         if has_torch_function((x,)):
-            factors: NystromFactors = handle_torch_function(nystrom_factors, (x,), x, self, rows)
-            return factors
+            return handle_torch_function(nystrom_factors, (x,), x, self, rows)
         n, m = x.shape[1], self.n_landmarks
         q, k = self.project(x[:, :rows], 0), self.project(x, 1)
         if n < m:
@@ -180,11 +179,11 @@ def _collapsed_factors(
 class PPEG(nn.Module):
     """Identity plus depth-wise convolutions of three sizes; Shao et al. 2021, arXiv:2106.00908."""
 
-    def __init__(self, dim: int, *, bias: bool = True) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.proj = _depthwise(dim, 7, bias)
-        self.proj1 = _depthwise(dim, 5, bias)
-        self.proj2 = _depthwise(dim, 3, bias)
+        self.proj, self.proj1, self.proj2 = (
+            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for size in (7, 5, 3)
+        )
 
     def forward(self, tokens: Tensor, edge: int) -> Tensor:
         """Instance tokens (b, edge * edge, d), without the class token, to the same shape."""
@@ -202,10 +201,6 @@ def _convolved(conv: nn.Conv2d, grid: Tensor) -> Tensor:
     reach = min(middle, grid.shape[-1] - 1)
     near = slice(middle - reach, middle + reach + 1)
     return F.conv2d(grid, conv.weight[:, :, near, near], conv.bias, padding=reach, groups=conv.groups)
-
-
-def _depthwise(dim: int, kernel: int, bias: bool) -> nn.Conv2d:
-    return nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim, bias=bias)
 
 
 def square_edge(n: int) -> int:

@@ -41,7 +41,7 @@ def selective_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Te
     mapped = any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in arguments)
     if mapped or (x.shape[1] <= SHORT and x.numel() * A.shape[1] <= SMALL):
         return _plain(*arguments)
-    return _Scan.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return _Scan.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def scan_adjoint(gradient: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
@@ -228,8 +228,7 @@ class Mamba(nn.Module):
             else:
                 there, back = order
                 parts.append(_rows(branch(_rows(x, there)) * _rows(gate, there), back))
-        out: Tensor = self.out_proj(reduce(operator.add, parts))
-        return out
+        return self.out_proj(reduce(operator.add, parts))
 
 
 def _rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from xmil.models import PooledMIL
-from xmil.models.addmil import AddMIL
-from xmil.models.pooling import MaxPool
+from xmil.models import AddMIL, MaxPool, PooledMIL
 from xmil.network import Network
 from xmil.subsets.bounds import Bound, bound_of
 from xmil.subsets.closed_forms import WIDEST, AdditiveSubsets, MaxSubsets, PooledSubsets

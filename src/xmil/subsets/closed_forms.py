@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from xmil.models import PooledMIL
-from xmil.models.addmil import AddMIL
-from xmil.models.pooling import MaxPool
+from xmil.models import AddMIL, MaxPool, PooledMIL
 from xmil.network import Network
 from xmil.subsets.engine import SLAB, Subsets
 

@@ -333,7 +333,7 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
 
 
 def _check_model(section: Any) -> None:
-    from xmil.models.registry import MODELS, model_parameters
+    from xmil.models.base import MODELS, model_parameters
 
     if not isinstance(section, Mapping):
         return

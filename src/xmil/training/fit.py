@@ -27,8 +27,7 @@ from xmil.core.pickles import check_torch_file
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Floats
 from xmil.evaluate import balanced_accuracy, concordance, r_squared, statistics
-from xmil.models import MILModel, save_model
-from xmil.models.registry import create_model
+from xmil.models import MILModel, create_model, save_model
 from xmil.training.batches import (
     Batches,
     EqualSizes,

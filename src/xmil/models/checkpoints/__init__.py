@@ -20,8 +20,8 @@ from xmil._version import __version__
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import CheckpointError, XmilError, bad_parameter, not_made
 from xmil.core.text import markdown_table
-from xmil.models.base import MILModel, ModelSpec
-from xmil.models.checkpoints import authors, mil_lab, published, stamp
+from xmil.models.base import MODELS, MILModel, ModelSpec, build
+from xmil.models.checkpoints import published
 from xmil.models.checkpoints.families import (
     FAMILIES,
     PREFIXES,
@@ -29,7 +29,6 @@ from xmil.models.checkpoints.families import (
     Family,
     advice_for,
     stamps_advice,
-    strip_prefixes,
     under_prefix,
 )
 from xmil.models.checkpoints.files import (
@@ -41,18 +40,8 @@ from xmil.models.checkpoints.files import (
     outputs_beside,
     read_weights,
 )
-from xmil.models.registry import MODELS, build
 
-__all__ = [
-    "FAMILIES",
-    "authors",
-    "describe_checkpoint",
-    "load_model",
-    "mil_lab",
-    "published",
-    "save_model",
-    "stamp",
-]
+__all__ = ["FAMILIES", "describe_checkpoint", "load_model", "published", "save_model"]
 
 
 def load_model(
@@ -88,7 +77,7 @@ def save_model(model: MILModel, path: str | PathLike[str]) -> None:
         raise CheckpointError(
             f"save_model takes a model of create_model or load_model, not {type(model).__name__}."
         )
-    if is_folder_name(path):
+    if os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir():
         write_config(model, Path(path))
         path = Path(path) / WEIGHTS
     if Path(path).suffix != ".safetensors":
@@ -127,7 +116,7 @@ def _load(path: Path, options: Mapping[str, Any], head: int | None) -> tuple[MIL
         with no_larger_than(converted.state):
             sizes = {"in_dim": converted.in_dim, "n_classes": converted.n_classes}
             own = {"name": converted.model, **sizes, "params": converted.params}
-            model = build(_spec({**own, **says, **overrides}))
+            model = build(ModelSpec(**{**own, **says, **overrides}))
     except XmilError as error:
         raise CheckpointError(f"{weights.path}: {error}") from None
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
@@ -147,60 +136,42 @@ def _load(path: Path, options: Mapping[str, Any], head: int | None) -> tuple[MIL
 def _recognise(weights: StoredWeights, overrides: Mapping[str, Any]) -> tuple[str, Converted, dict[str, Any]]:
     """The family, the conversion, and what the checkpoint and the files beside it say of the outputs."""
     if weights.spec is not None:
-        spec = dict(vars(_spec(weights.spec)))
+        spec = dict(vars(ModelSpec(**weights.spec)))
         name, in_dim, n_classes = (spec.pop(key) for key in ("name", "in_dim", "n_classes"))
         return "xmil", Converted(name, in_dim, n_classes, spec.pop("params"), dict(weights.state)), spec
     family, state, notes = _find_family(weights)
     converted = family.convert(state, weights.settings)
     converted = replace(converted, notes=[*converted.notes, *notes])
-    names = _tuple(weights.settings.get("class_names"))
-    says = {} if names is None else {"class_names": names}
-    if "task" not in overrides:
-        says |= outputs_beside(weights.path.parent, weights.settings, converted.n_classes)
-    elif overrides["task"] in ("regression", "survival"):
-        says |= _settled(weights, overrides["task"], converted.n_classes)
+    names = weights.settings.get("class_names")
+    says = {"class_names": names} if isinstance(names, list | tuple) else {}
+    task = overrides.get("task")
+    try:
+        beside = outputs_beside(weights.path.parent, weights.settings, converted.n_classes)
+    except CheckpointError:
+        if task is None:
+            raise
+        beside = {}
+    says |= beside if task in (None, beside.get("task")) else {}
     return family.name, converted, {**says, **converted.says}
 
 
-def _settled(weights: StoredWeights, task: str, n_outputs: int) -> dict[str, Any]:
-    """What the files beside a checkpoint say, where they are of the task that was asked for."""
-    try:
-        beside = outputs_beside(weights.path.parent, weights.settings, n_outputs)
-    except CheckpointError:
-        return {}
-    return beside if beside.get("task") == task else {}
-
-
-def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, torch.Tensor], list[str]]:
+def _find_family(weights: StoredWeights) -> tuple[Family, dict[str, Tensor], list[str]]:
     """The family, its keys without prefixes, and a note on keys that had to be left out to find it."""
     stored = weights.state
     if (advice := advice_for(stored)) is not None:
         raise CheckpointError(advice)
-    state = strip_prefixes(stored)
-    try:
-        return _family_of(state), state, []
-    except CheckpointError:
-        for prefix in PREFIXES:
-            inner, foreign = under_prefix(stored, prefix)
-            if any(not FAMILIES[name].missing(inner) for name in FAMILIES):
-                note = f"dropped {listed(foreign)}: not under {prefix!r}, where the model is"
-                return _family_of(inner), inner, [note] if foreign else []
-        if (advice := stamps_advice(weights.settings)) is not None:
-            raise CheckpointError(advice) from None
-        raise
-
-
-def _family_of(state: dict[str, torch.Tensor]) -> Family:
-    tried = []
-    for name in FAMILIES:
-        missing = FAMILIES[name].missing(state)
-        if not missing:
-            return FAMILIES[name]
-        tried.append(f"{name} lacks {missing[0]}")
+    for prefix in ("", *PREFIXES):
+        state, others = under_prefix(stored, prefix)
+        for name in FAMILIES:
+            if not FAMILIES[name].missing(state):
+                note = f"dropped {listed(others)}: not under {prefix!r}, where the model is"
+                return FAMILIES[name], state, [note] if others else []
+    if (advice := stamps_advice(weights.settings)) is not None:
+        raise CheckpointError(advice)
+    state, _ = under_prefix(stored, "")
     keys = ", ".join(list(state)[:6]) + (", ..." if len(state) > 6 else "")
-    raise CheckpointError(
-        f"of no known family. Keys: {keys}. Tried: {'; '.join(tried).replace(chr(92), '')}."
-    )
+    tried = "; ".join(f"{name} lacks {FAMILIES[name].missing(state)[0]}" for name in FAMILIES)
+    raise CheckpointError(f"of no known family. Keys: {keys}. Tried: {tried.replace(chr(92), '')}.")
 
 
 def _fill(model: MILModel, converted: Converted, path: Path) -> None:
@@ -219,17 +190,6 @@ def _fill(model: MILModel, converted: Converted, path: Path) -> None:
     if {value.dtype for value in converted.state.values() if value.is_floating_point()} == {torch.float64}:
         model.double()
     model.load_state_dict(converted.state)
-
-
-def _spec(fields: Mapping[str, Any]) -> ModelSpec:
-    """A spec from what JSON or a user gives: lists become tuples."""
-    listed = ("reference", "time_bins", "columns")
-    tuples = {name: tuple(fields[name]) for name in listed if isinstance(fields.get(name), list | tuple)}
-    return ModelSpec(**{**fields, **tuples, "class_names": _tuple(fields.get("class_names"))})
-
-
-def _tuple(names: Any) -> tuple[str, ...] | None:
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else None
 
 
 def one_output(converted: Converted, head: int) -> Converted:
@@ -276,37 +236,24 @@ def no_larger_than(state: Mapping[str, Tensor]) -> Iterator[None]:
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
-def is_folder_name(path: str | PathLike[str]) -> bool:
-    """Whether a path names a folder to write: one that is there, or a name that ends with a slash.
-
-    >>> is_folder_name("hub/my-model/"), is_folder_name("hub/my-model"), is_folder_name("model.pt")
-    (True, False, False)
-    """
-    return os.fspath(path).endswith(("/", os.sep)) or Path(path).is_dir()
-
-
 def write_config(model: MILModel, folder: Path) -> None:
     """The settings and the card beside the weights; a card that is there is left alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(not_made(folder, error, "name")) from None
-    write_text(folder / CONFIG, json.dumps(config(model.spec), indent=2) + "\n")
-    if not (folder / CARD).exists():
-        write_text(folder / CARD, card(model))
-
-
-def config(spec: ModelSpec) -> dict[str, Any]:
-    """What config.json says: the spec, and what hubs look for."""
-    names = spec.names
-    return {
+    spec = model.spec
+    config = {
         "model_type": spec.name,
         "library_name": "xmil",
         "xmil_version": __version__,
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
+        "id2label": {str(i): name for i, name in enumerate(spec.names)},
+        "label2id": {name: i for i, name in enumerate(spec.names)},
         SPEC_KEY: asdict(spec),
     }
+    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    if not (folder / CARD).exists():
+        write_text(folder / CARD, card(model))
 
 
 def card(model: MILModel) -> str:

@@ -18,13 +18,7 @@ from xmil.core.registry import Registry
 from xmil.models.checkpoints.files import HYPER_PARAMETERS
 
 State = Mapping[str, Tensor]
-PREFIXES = (
-    "model.",
-    "module.",
-    "net.",
-    "model.model.",
-    "vision_transformer.",
-)  # where wrappers keep the model
+PREFIXES = ("model.", "module.", "net.", "model.model.", "vision_transformer.")  # of wrappers
 
 
 @dataclass(frozen=True)
@@ -43,13 +37,16 @@ class Converted:
     says: dict[str, Any] = field(default_factory=dict)
 
 
+Convert = Callable[[State, Mapping[str, Any]], Converted]
+
+
 @dataclass(frozen=True)
 class Family:
     """A way of naming weights: the keys it needs (regular expressions), and the conversion."""
 
     name: str
     needs: tuple[str, ...]
-    convert: Callable[[State, Mapping[str, Any]], Converted]
+    convert: Convert
 
     def missing(self, state: State) -> list[str]:
         """The needed patterns that no key matches."""
@@ -59,35 +56,23 @@ class Family:
 FAMILIES: Registry[Family] = Registry("checkpoint family", group="xmil.checkpoints")
 
 
-def family(
-    name: str, *needs: str
-) -> Callable[
-    [Callable[[State, Mapping[str, Any]], Converted]], Callable[[State, Mapping[str, Any]], Converted]
-]:
+def family(name: str, *needs: str) -> Callable[[Convert], Convert]:
     """Decorator that registers a conversion under a family's name."""
 
-    def add(
-        convert: Callable[[State, Mapping[str, Any]], Converted],
-    ) -> Callable[[State, Mapping[str, Any]], Converted]:
+    def add(convert: Convert) -> Convert:
         FAMILIES.add(name, Family(name, needs, convert))
         return convert
 
     return add
 
 
-def strip_prefixes(state: State) -> dict[str, Tensor]:
-    """Keys without what wrappers put in front: `model.` (Lightning, MIL-Lab), `module.` (DataParallel)."""
-    keys = dict(state)
-    for prefix in ("module.", "model.", "module."):
-        if keys and all(key.startswith(prefix) for key in keys):
-            keys = {key.removeprefix(prefix): value for key, value in keys.items()}
-    return keys
-
-
 def under_prefix(state: State, prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The keys under a prefix, without it and further wrappers' prefixes, and the keys that are elsewhere."""
-    inner = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    return strip_prefixes(inner), [key for key in state if not key.startswith(prefix)]
+    """The keys under a prefix, without it and those of wrappers (Lightning, DataParallel); and the others."""
+    keys = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    for wrapper in ("module.", "model.", "module."):
+        if keys and all(key.startswith(wrapper) for key in keys):
+            keys = {key.removeprefix(wrapper): value for key, value in keys.items()}
+    return keys, [key for key in state if not key.startswith(prefix)]
 
 
 def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
@@ -103,15 +88,16 @@ def rename(state: State, *rules: tuple[str, str]) -> dict[str, Tensor]:
     return renamed
 
 
-def drop(state: State, *patterns: str) -> tuple[dict[str, Tensor], list[str]]:
-    """The state without the keys that match a pattern, and the keys left out."""
+def drop(state: State, *patterns: str, note: str) -> tuple[dict[str, Tensor], list[str]]:
+    """The state without the keys that match a pattern, and the note with their {names} or {count}, if any."""
     gone = [key for key in state if any(re.match(pattern, key) for pattern in patterns)]
-    return {key: value for key, value in state.items() if key not in gone}, gone
+    notes = [note.format(names=", ".join(gone), count=len(gone))] if gone else []
+    return {key: value for key, value in state.items() if key not in gone}, notes
 
 
 def count(state: State, pattern: str) -> int:
     """How many different numbers stand in the first group of a key pattern."""
-    return len({match[1] for key in state if (match := re.match(pattern, key))})
+    return len(ordered(state, pattern))
 
 
 def ordered(state: State, pattern: str) -> list[str]:
@@ -120,27 +106,9 @@ def ordered(state: State, pattern: str) -> list[str]:
     return sorted(numbers, key=int)
 
 
-def shape(state: State, key: str) -> tuple[int, ...]:
-    """Shape of a tensor of the state."""
-    return tuple(state[key].shape)
-
-
-def abmil_of(state: dict[str, Tensor], *, n_layers: int, dropout: float) -> Converted:
-    """An AttnMIL with the keys of ours."""
-    dim, in_dim = shape(state, "instance.0.0.weight")
-    branches, attention_dim = shape(state, "attention.w.weight")
-    params = {
-        "dim": dim,
-        "attention_dim": attention_dim,
-        "gated": "attention.U.weight" in state,
-        "branches": branches,
-        "n_layers": n_layers,
-        "dropout": dropout,
-    }
-    return Converted("attnmil", in_dim, n_outputs(state, "classifier.weight"), params, state)
-
-
-def transmil_of(state: State, params: dict[str, Any], notes: list[str], *, default_heads: int) -> Converted:
+def transmil_of(
+    state: State, params: dict[str, Any], notes: list[str] | None = None, *, default_heads: int
+) -> Converted:
     """What the shapes of a TransMIL say, under the names of ours."""
     state = rename(
         state,
@@ -151,22 +119,21 @@ def transmil_of(state: State, params: dict[str, Any], notes: list[str], *, defau
     )
     if params.get("pool") == "sum":
         state.pop("class_token", None)
-    dim, in_dim = shape(state, "instance.0.0.weight")
+    dim, in_dim = state["instance.0.0.weight"].shape
     convolution = state.get("layers.0.attn.res_conv.weight")
     heads = default_heads if convolution is None else int(convolution.shape[0])
     sizes = {
         "dim": dim,
         "heads": heads,
-        "head_dim": shape(state, "layers.0.attn.to_qkv.weight")[0] // (3 * heads),
+        "head_dim": state["layers.0.attn.to_qkv.weight"].shape[0] // (3 * heads),
         "n_layers": count(state, r"layers\.(\d+)\."),
         "landmarks": max(1, dim // 2),
         "residual_kernel": None if convolution is None else int(convolution.shape[2]),
         "ppeg": "ppeg.proj.weight" in state,
         "bias": "classifier.bias" in state,
     }
-    return Converted(
-        "transmil", in_dim, n_outputs(state, "classifier.weight"), {**params, **sizes}, state, notes
-    )
+    outputs = n_outputs(state, "classifier.weight")
+    return Converted("transmil", in_dim, outputs, {**params, **sizes}, state, notes or [])
 
 
 def n_outputs(state: State, key: str) -> int:

@@ -30,15 +30,18 @@ from xmil.core.text import parse_json
 SPEC_KEY = "xmil"
 HYPER_PARAMETERS = "hyper_parameters"  # where Lightning keeps the settings of a model
 BACKGROUND_KEY = "xmil_background"  # in the header: how many patches the mean is over
-BACKGROUND = {
-    "mean": "xmil_background.mean",
-    "patches": "xmil_background.patches",
-}  # tensors beside the weights
+BACKGROUND = {"mean": "xmil_background.mean", "patches": "xmil_background.patches"}  # beside the weights
 IN_FOLDER = ("model.safetensors", "best_model.pt", "pytorch_model.bin")
 AGAIN = "download or copy it again, or give what torch.save or save_model wrote"
-UNKNOWN = "its pickle is not one of tensors"
 _REFUSED = re.compile(r"unsupported\s+(global|class):?\s+(?:GLOBAL\s+)?([\w.]+)", re.IGNORECASE)
 _CONTAINERS = ("model_state_dict", "state_dict", "model", "model_state", "net")
+_SCALAR: Any = np.float64(0).__reduce__()[0]  # numpy's own reconstructor of scalars
+_NUMPY_SCALARS: list[Any] = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    _SCALAR,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")),
+]
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _load_tensors(path: Path) -> Any:
     """`torch.load` of tensors, numbers and containers; NumPy scalars of optimisers are let through."""
     try:
         check_torch_file(path)
-        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_scalars()):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMPY_SCALARS):
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # it is refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileError as error:
@@ -156,31 +159,15 @@ def _load_tensors(path: Path) -> Any:
             if zipfile.is_zipfile(path) and (content := read_lightning(path)) is not None:
                 return content
         match = _REFUSED.search(str(error))
-        reason = f"unsupported {match[1].lower()} {match[2]}" if match else UNKNOWN
-        if reason == UNKNOWN and not _begins_as_checkpoint(path):
-            raise _damaged(path, error, "") from None
+        if match is None and not _begins_as_checkpoint(path):
+            raise _damaged(path, error) from None
+        reason = f"unsupported {match[1].lower()} {match[2]}" if match else "its pickle is not one of tensors"
         raise CheckpointError(
             f"{path}: refused, it holds more than tensors and loading it could run code "
             f"({reason}). Save the model's state_dict() alone and load that."
         ) from None
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        zipfile.BadZipFile,
-    ) as error:
-        raise _damaged(path, error, "truncated or not a checkpoint") from None
     except Exception as error:  # a damaged pickle can fail in any way; none of them may pass as success
-        raise _damaged(path, error, "damaged") from None
-
-
-def _numpy_scalars() -> list[Any]:
-    scalar = np.float64(0).__reduce__()[0]  # numpy's own reconstructor of scalars
-    kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "?")]
-    return [(scalar, "numpy.core.multiarray.scalar"), scalar, np.dtype, *kinds]
+        raise _damaged(path, error) from None
 
 
 def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]:
@@ -189,18 +176,17 @@ def _state_dict(content: Any, path: Path) -> tuple[dict[str, Tensor], list[str]]
         what = type(content).__name__
         raise CheckpointError(f"{path}: holds a {what}, not a state dict; for features use xmil.read_bag.")
     notes = []
-    for name in _CONTAINERS:
-        if isinstance(content.get(name), Mapping):
-            groups = {key: value for key, value in content.items() if isinstance(value, Mapping) and value}
-            others = [
-                str(key)
-                for key, values in groups.items()
-                if key != name and all(isinstance(value, Tensor) for value in values.values())
-            ]
-            if others:
-                notes = [f"left out {listed(others)}: other weights beside {name!r}, which was taken"]
-            content = content[name]
-            break
+    name = next((name for name in _CONTAINERS if isinstance(content.get(name), Mapping)), None)
+    if name is not None:
+        groups = {str(key): values for key, values in content.items() if isinstance(values, Mapping)}
+        others = [
+            key
+            for key, values in groups.items()
+            if key != name and values and all(isinstance(value, Tensor) for value in values.values())
+        ]
+        if others:
+            notes = [f"left out {listed(others)}: other weights beside {name!r}, which was taken"]
+        content = content[name]
     state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
     if not state:
         raise CheckpointError(
@@ -240,21 +226,17 @@ def _check_head(path: Path) -> None:
         raise CheckpointError(f"{path}: holds safetensors; rename it so that it ends in .safetensors.")
 
 
-def _damaged(path: Path, error: BaseException, fault: str) -> CheckpointError:
+def _damaged(path: Path, error: BaseException) -> CheckpointError:
     """The error for a file that does not load, by how it begins: as a checkpoint, or as something else."""
-    if not _begins_as_checkpoint(path):
-        return CheckpointError(f"{path}: not a checkpoint ({_beginning(path)}); {AGAIN}.")
-    line = _first_line(error)
-    reason = line if " " in line else f"{type(error).__name__} {line}"
-    return CheckpointError(f"{path}: {fault} ({reason}); {AGAIN}.")
-
-
-def _beginning(path: Path) -> str:
-    """How a file begins, where that can be read: often it is a web page, or a pointer to the file."""
-    with path.open("rb") as file:
+    if _begins_as_checkpoint(path):
+        line = _first_line(error)
+        reason = line if " " in line else f"{type(error).__name__} {line}"
+        return CheckpointError(f"{path}: truncated or not a checkpoint ({reason}); {AGAIN}.")
+    with path.open("rb") as file:  # often a web page, or a pointer to the file
         line = file.read(60).split(b"\n")[0].decode("ascii", "replace").strip()
     plain = line and line.isprintable() and line.isascii()
-    return f"it begins with {line!r}" if plain else "it does not begin like one"
+    beginning = f"it begins with {line!r}" if plain else "it does not begin like one"
+    return CheckpointError(f"{path}: not a checkpoint ({beginning}); {AGAIN}.")
 
 
 def _begins_as_checkpoint(path: Path) -> bool:
@@ -291,28 +273,12 @@ HARMLESS = {
 
 
 class Stub:
-    """Stands in for an object of an unknown class."""
+    """Stands in for an object of an unknown class, and ignores what a pickle does to it."""
 
-    def __new__(cls, *_: Any, **__: Any) -> Stub:
-        return super().__new__(cls)
+    def ignore(self, *_: Any, **__: Any) -> None:
+        """Do nothing, whatever the arguments are."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Whatever the arguments are, nothing is done with them."""
-
-    def __setstate__(self, _: Any) -> None:
-        """Nor with the state."""
-
-    def __setitem__(self, _key: Any, _value: Any) -> None:
-        """Nor with items, which dictionaries of unknown classes are given."""
-
-    def append(self, _: Any) -> None:
-        """Nor with those of lists."""
-
-    def extend(self, _: Any) -> None:
-        """Nor with several."""
-
-    def add(self, _: Any) -> None:
-        """Nor with those of sets."""
+    __init__ = __setstate__ = __setitem__ = append = extend = add = ignore
 
 
 def read_lightning(path: Path) -> dict[str, Any] | None:
@@ -325,8 +291,6 @@ def read_lightning(path: Path) -> dict[str, Any] | None:
             content = _Reader(archive, names[0].removesuffix("data.pkl")).load()
     except CheckpointError:
         raise
-    except (zipfile.BadZipFile, OSError, pickle.UnpicklingError, EOFError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
     except Exception as error:  # a crafted pickle can fail in any way; none of them may pass as success
         raise CheckpointError(f"{path}: damaged ({type(error).__name__}).") from None
     is_lightning = isinstance(content, Mapping) and all(mark in content for mark in MARKS)
@@ -346,10 +310,11 @@ class _Reader(PurePickle):
         if module == "torch._utils" and name in _REBUILD:
             return _REBUILD[name]
         if module in ("torch", "torch.storage") and name in STORAGES:
-            return _Kind(STORAGES[name])
+            return STORAGES[name]
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
-        module, name = _of_today(module, name)
+        renamed = _compat_pickle.IMPORT_MAPPING.get(module, module), name  # older pickles: of Python 2
+        module, name = _compat_pickle.NAME_MAPPING.get((module, name), renamed)
         root = module.partition(".")[0]
         if root in sys.stdlib_module_names and name.partition(".")[0] not in HARMLESS.get(module, set()):
             raise CheckpointError(
@@ -360,26 +325,12 @@ class _Reader(PurePickle):
     def persistent_load(self, pid: Any) -> Tensor:
         """The bytes of a storage as a flat tensor."""
         kind, key = pid[1], str(pid[2])
-        dtype = kind.dtype if isinstance(kind, _Kind) else torch.uint8
+        dtype = kind if isinstance(kind, torch.dtype) else torch.uint8
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._folder}data/{key}"))
             empty = torch.empty(0, dtype=dtype)
             self._storages[key] = torch.frombuffer(data, dtype=dtype) if data else empty
         return self._storages[key]
-
-
-class _Kind:
-    """The type of a storage, by name."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-
-def _of_today(module: str, name: str) -> tuple[str, str]:
-    """The name that Python 3 has for one of Python 2, which older pickles use."""
-    if (module, name) in _compat_pickle.NAME_MAPPING:
-        return _compat_pickle.NAME_MAPPING[module, name]
-    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
 
 
 def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
@@ -398,7 +349,7 @@ _REBUILD: dict[str, Callable[..., Tensor]] = {
 
 
 SETTINGS = ("args.json", "config.json")  # of xMIL and of MIL-Lab
-REFERENCE, BINS = "ref_value.json", "survival_bins.npy"
+REFERENCE, BINS = "ref_value.json", "survival_bins.npy"  # of a regression, of a survival model
 HEAD_TYPES = ("classification", "regression", "survival")
 
 
@@ -425,18 +376,18 @@ def outputs_beside(folder: Path, settings: Mapping[str, Any], n_outputs: int) ->
 
 
 def _task(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    files = {"regression": (folder / REFERENCE).is_file(), "survival": (folder / BINS).is_file()}
-    beside = [task for task, there in files.items() if there]
+    files = {"regression": REFERENCE, "survival": BINS}
+    beside = {task: name for task, name in files.items() if (folder / name).is_file()}
     head_type = settings.get("head_type")
-    if head_type is not None and head_type not in HEAD_TYPES:
+    if head_type not in (None, *HEAD_TYPES):
         types = ", ".join(HEAD_TYPES)
         raise CheckpointError(f"args.json has the head_type {head_type!r}, not one of {types}; give task=.")
-    tasks = {*beside, *([head_type] if head_type is not None else [])}
+    tasks = {*beside, head_type} - {None}
     if len(tasks) > 1:
         stated = f"head_type {head_type!r}" if head_type is not None else "no head_type"
-        names = " and ".join(name for name in (REFERENCE, BINS) if (folder / name).is_file())
         raise CheckpointError(
-            f"the files beside it contradict each other: {stated} in args.json, and {names}; give task=."
+            f"the files beside it contradict each other: {stated} in args.json, and "
+            f"{' and '.join(beside.values())}; give task=."
         )
     if tasks:
         return str(tasks.pop())
@@ -447,13 +398,10 @@ def _reference(folder: Path, settings: Mapping[str, Any]) -> float | tuple[float
     """The value that the outputs are deviations from."""
     path = folder / REFERENCE
     stored = _json(path) if path.is_file() else settings.get("ref_value")
-    values = stored if isinstance(stored, list) else [stored]
     if stored is None:
         return None
-    numbers = [
-        v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)
-    ]
-    if not values or len(numbers) < len(values):
+    values = stored if isinstance(stored, list) else [stored]
+    if not values or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         raise CheckpointError(f"{path.name} beside it holds {stored!r}, not a number; give reference=.")
     return tuple(map(float, values)) if isinstance(stored, list) else float(stored)
 
@@ -482,5 +430,4 @@ def _json(path: Path) -> Any:
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(f"{path}: not readable JSON ({line}).") from None
+        raise CheckpointError(f"{path}: not readable JSON ({_first_line(error)}).") from None

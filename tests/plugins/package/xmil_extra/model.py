@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xmil.models import MILModel
-from xmil.models.registry import MODELS
+from xmil.models import MODELS, MILModel
 
 
 @MODELS.register("sincpool")
