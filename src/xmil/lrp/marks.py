@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,11 @@ def numbers_in(values: Any) -> Iterator[float | np.floating[Any]]:
 
 def _spelled_out(number: float) -> bool:
     """Whether the running code has this number as a literal, or a running module as an attribute."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         owner = frame.f_locals.get("self")
         attributes = vars(owner).values() if isinstance(owner, nn.Module) else ()
         if any(type(one) is float and one == number for one in (*frame.f_code.co_consts, *attributes)):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
     return False
 
 

@@ -15,25 +15,38 @@ import torch
 from torch import Tensor
 
 
-def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """The result of a custom autograd function."""
-    out: Tensor = function.apply(*args)
-    return out
+def ruled(x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
+    """The value `out`, bit for bit; of its gradient, x gets back(gradient, *saved)."""
+    result: Tensor = _Ruled.apply(x, out.detach(), back, *saved)
+    return result
+
+
+class _Ruled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
+        ctx.save_for_backward(*saved)
+        ctx.back = back
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        return ctx.back(gradients[0], *saved), *[None] * (2 + len(saved))
 
 
 def with_gradient_of(carrier: Tensor, value: Tensor) -> Tensor:
     """The value, bit for bit, with the gradient of the carrier."""
-    return apply(_Value, carrier, value.detach())
+    return ruled(carrier, value, lambda gradient: gradient)
 
 
 def scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
     """The tensor, with its gradient times a factor."""
-    return apply(_Scale, tensor, factor)
+    return ruled(tensor, tensor, lambda gradient: gradient * factor)
 
 
 def contiguous_gradient(tensor: Tensor) -> Tensor:
     """The tensor, with its gradient laid out contiguously (convolutions are far slower on others)."""
-    return apply(_Contiguous, tensor)
+    return ruled(tensor, tensor, Tensor.contiguous)
 
 
 def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
@@ -48,13 +61,14 @@ def accounted(constant: Tensor, anchor: Tensor, book: Callable[[Tensor], None]) 
 
     `anchor` is any live tensor of the same operation: without it the backward pass would not come by.
     """
-    return apply(_Accounted, constant, anchor, book)
+    live: Tensor = _Accounted.apply(constant, anchor, book)
+    return live
 
 
 def without_rule(out: Any, message: str) -> Any:
     """A result that may go anywhere but on the way from the input to the explained output."""
     if isinstance(out, Tensor):
-        return apply(_WithoutRule, out, message) if out.requires_grad else out
+        return _WithoutRule.apply(out, message) if out.requires_grad else out
     if isinstance(out, list | tuple):
         parts = [without_rule(part, message) for part in out]
         return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
@@ -87,37 +101,6 @@ class _WithoutRule(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
-
-
-class _Value(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, carrier: Tensor, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factor, None
-
-
-class _Contiguous(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
 
 
 # The account of a backward pass: what does not go on towards the input.
@@ -307,9 +290,14 @@ class Secants:
             return None
         if any(r not in (1, s) for r, s in zip(reference.shape, x.shape, strict=True)):
             return None
+
+        def back(gradient: Tensor, x: Tensor, out: Tensor, slope: Tensor) -> Tensor:
+            ledger.add("bias", product_sum(out - slope * x, gradient))
+            return gradient * slope
+
         with torch.no_grad():
             out, slope = _secant(lambda t: function(t, *args[1:], **kwargs), x, reference)
-        return apply(_Secant, x, out, slope, ledger)
+        return ruled(x, out, back, x, out, slope)
 
 
 def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,18 +315,3 @@ def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor
         h = CLOSE * (1 + near.abs())
         slope[close] = (function(near + h) - function(near - h)) / (2 * h)
     return out, slope
-
-
-class _Secant(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, slope: Tensor, ledger: Ledger) -> Tensor:
-        ctx.save_for_backward(x, out, slope)
-        ctx.ledger = ledger
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = gradients
-        x, out, slope = ctx.saved_tensors
-        ctx.ledger.add("bias", product_sum(out - slope * x, gradient))
-        return gradient * slope, None, None, None
