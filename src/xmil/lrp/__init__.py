@@ -1,6 +1,6 @@
 """Layer-wise relevance propagation on operations: works on any module, patches none."""
 
-from xmil.lrp.engine import Engine
+from xmil.lrp.engine import Engine, innermost_module
 from xmil.lrp.marks import part_of_bag
 from xmil.lrp.operations import (
     FUNCTION_RULES,
@@ -29,6 +29,7 @@ __all__ = [
     "Trace",
     "backward_is_rule",
     "fetch",
+    "innermost_module",
     "part_of_bag",
     "record",
     "register_function",

@@ -150,7 +150,7 @@ class Engine(TorchFunctionMode):
             self.marks.put_number(out)
             return
         if name in LEAVES_TORCH:
-            self.marks.origins.left |= args[0].is_floating_point()
+            self.marks.left |= args[0].is_floating_point()
             return
         values = args[1:] if no_values(name) else args[:1]
         if (no_values(name) or name in FIRST_ALONE) and self.marks.survey(values) == CONSTANT:

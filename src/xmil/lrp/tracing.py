@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
-from xmil.lrp.operations import FUNCTION_RULES, Composite, correct, full_name, is_rule, live_tensors
+from xmil.lrp.operations import FUNCTION_RULES, Composite, is_rule, live_tensors
 from xmil.lrp.values import Flow, Recorder, ReferencePass, Secants, message_of
 
 Forward = Callable[[Tensor], Tensor]
@@ -181,11 +182,12 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         elif (message := message_of(node)) is not None:
             raise UnsupportedError(message)
         elif not is_rule(function):
-            name = full_name(function)
+            name = f"{function.__module__}.{function.__qualname__}"
             if name not in FUNCTION_RULES:
                 way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
                 raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
-            correct(engine, node, FUNCTION_RULES[name])
+            rule = partial(FUNCTION_RULES[name], engine, node)
+            node.register_hook(lambda *gradients, rule=rule: tuple(rule(*gradients)))
 
 
 _OTHER_WAYS = {

@@ -6,10 +6,10 @@ With a reference pass, activations are measured from it: what f(x) has over f(x0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -180,10 +180,6 @@ class Entry(NamedTuple):
     out: Tensor
     weight: Tensor
 
-    def instances(self, gradient: Tensor) -> Tensor:
-        """Relevance of each instance that came this way."""
-        return _product_rows(self.out.detach(), gradient)
-
 
 @dataclass(frozen=True)
 class Flow:
@@ -199,9 +195,7 @@ class Flow:
     @cached_property
     def gradient(self) -> Tensor | None:
         """The full gradient; None if nothing comes back."""
-        parts = [gradient @ entry.weight for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [self.direct]
-        return reduce(torch.add, parts) if parts else None
+        return self._sum(lambda entry, gradient: gradient @ entry.weight, lambda gradient: gradient)
 
     @property
     def features(self) -> Tensor:
@@ -211,23 +205,27 @@ class Flow:
     @cached_property
     def instances(self) -> Tensor:
         """Relevance summed over the last dimension."""
-        parts = [entry.instances(gradient) for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [_product_rows(self.tensor, self.direct)]
-        return reduce(torch.add, parts) if parts else self._nothing
+        total = self._sum(
+            lambda entry, gradient: _product_rows(entry.out.detach(), gradient),
+            lambda gradient: _product_rows(self.tensor, gradient),
+        )
+        return self.tensor.new_zeros(self.tensor.shape[:-1]) if total is None else total
 
     def against(self, baseline: Tensor) -> Tensor:
         """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
-        parts = [_scores(gradient, baseline @ entry.weight.mT) for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [_scores(self.direct, baseline)]
-        return reduce(torch.add, parts) if parts else self._nothing
+        total = self._sum(
+            lambda entry, gradient: _scores(gradient, baseline @ entry.weight.mT),
+            lambda gradient: _scores(gradient, baseline),
+        )
+        return self.tensor.new_zeros(self.tensor.shape[:-1]) if total is None else total
 
-    @property
-    def _entered(self) -> Iterator[tuple[Entry, Tensor]]:
-        return ((entry, gradient) for entry, gradient in self.ways if gradient is not None)
-
-    @property
-    def _nothing(self) -> Tensor:
-        return self.tensor.new_zeros(self.tensor.shape[:-1])
+    def _sum(
+        self, entered: Callable[[Entry, Tensor], Tensor], direct: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """The sum over all ways by which something comes back; None if nothing does."""
+        parts = [entered(entry, gradient) for entry, gradient in self.ways if gradient is not None]
+        parts += [] if self.direct is None else [direct(self.direct)]
+        return reduce(torch.add, parts) if parts else None
 
 
 def _product_rows(tensor: Tensor, gradient: Tensor) -> Tensor:
@@ -251,12 +249,9 @@ ReferencePass = list[tuple[str, Tensor]]  # what each activation got, in order
 CLOSE = 1e-4  # x and x0 nearer than this have the tangent for a secant
 
 
-class Activations(Protocol):
-    """What an engine asks at each activation: a ruled result, or None for the rule it has."""
-
-    def __call__(
-        self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any, /
-    ) -> Tensor | None: ...
+# What an engine asks at each activation, with ledger, function, name and arguments: a ruled result, or None
+# for the rule it has.
+Activations = Callable[[Ledger, Any, str, Any, Any], Tensor | None]
 
 
 class Recorder:

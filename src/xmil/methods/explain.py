@@ -315,7 +315,13 @@ def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -
     >>> [rows.tolist() for rows in deal(4, contexts=4, keep=0.5)]
     [[0, 2], [1, 3], [2, 3], [0, 1]]
     """
-    size = _size_of_hand(n, contexts, keep)
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
+    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
+    fewest = ceil(FEWEST * n / size)
+    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
+        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
+        raise bad_parameter("contexts", "explain", need, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
     deck: list[int] = []
     hands = []
@@ -343,34 +349,25 @@ def _average(parts: Sequence[Attribution], hands: Sequence[Rows], x: Tensor) -> 
     squares.index_add_(0, rows, (scores - mean[rows]).square())
     stderr = (squares / (counts - 1) / counts).sqrt()
     cubes = torch.zeros_like(squares).index_add_(0, rows, (scores - mean[rows]) ** 3)
-    warnings = tuple(dict.fromkeys(line for part in parts for line in part.warnings))
+    skewness = (cubes / counts).abs() / (squares / counts).clamp(min=1e-30) ** 1.5
+    warnings = list(dict.fromkeys(line for part in parts for line in part.warnings))
+    if (share := float((skewness > SKEWED).double().mean())) > OFTEN:  # a few sub-bags decide these scores
+        warnings.append(
+            f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
+            "errors are too small more often than they should be; interval() allows for it, more contexts "
+            "help."
+        )
+    audits = [part.audit.as_dict() for part in parts if part.audit is not None]
+    audit = None
+    if len(audits) == len(parts):
+        audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
     return replace(
         parts[0],
         scores=mean.to(x.dtype),
-        audit=mean_audit([part.audit for part in parts]),
+        audit=audit,
         stderr=stderr,
         stable=sure_signs(mean, stderr, counts.long()),
-        warnings=warnings + _skewed(squares / counts, cubes / counts),
-    )
-
-
-def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
-    """Each share's mean; None where the method keeps no account."""
-    every = [audit.as_dict() for audit in audits if audit is not None]
-    if len(every) < len(audits):
-        return None
-    return Audit(**{name: float(np.mean([shares[name] for shares in every])) for name in every[0]})
-
-
-def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
-    """The sentence on scores that a few sub-bags decide: their standard errors are rough."""
-    skewness = cubes.abs() / squares.clamp(min=1e-30) ** 1.5
-    share = float((skewness > SKEWED).double().mean())
-    if share <= OFTEN:
-        return ()
-    return (
-        f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
-        "errors are too small more often than they should be; interval() allows for it, more contexts help.",
+        warnings=tuple(warnings),
     )
 
 
@@ -384,15 +381,3 @@ def _note(hands: Sequence[Rows], n: int, *, audited: bool) -> str:
         f"{note}; a score is the mean over those that hold its patch{total}: compare the order of these "
         "scores with that of plain ones, not their size."
     )
-
-
-def _size_of_hand(n: int, contexts: Any, keep: Any) -> int:
-    """Check the parameters and count the instances that a sub-bag keeps."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
-    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
-    fewest = ceil(FEWEST * n / size)
-    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
-        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
-        raise bad_parameter("contexts", "explain", need, contexts)
-    return size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -22,7 +22,7 @@ from xmil.core.text import small_number
 from xmil.encoders import load_encoder
 from xmil.encoders.encoder import Encoder, Transform, vectors
 from xmil.methods.explain import explain
-from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, map_tile
 from xmil.network import frozen
 from xmil.slides import open_slide
 
@@ -87,10 +87,16 @@ def explain_inside(
     if method in ON_TOKENS:  # each place gives up its part of what the baseline would have
         tile_maps = [
             replace(m, values=m.values - float(share) / m.values.numel(), constant=m.constant + float(share))
-            for m, share in zip(tile_maps, worth.baseline, strict=True)
+            for m, share in zip(tile_maps, worth.of(worth.shift), strict=True)
         ]
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in tile_maps])
-    audit = _audit(tile_maps, explanation.scores[rows], worth.features)
+    # what the map places, what constants keep (without the map's share, the baseline's part), the rest
+    exact = explanation.scores[rows].astype(np.float64)
+    spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
+    other = np.array([m.other for m in tile_maps])
+    constant = np.array([m.constant for m in tile_maps]) + (exact - worth.of(worth.now))
+    rest = other + (exact - spatial - other) - constant
+    audit = InsideAudit(*(part.astype(np.float32) for part in (exact, spatial, constant, rest)))
     boxes, target = placed.boxes()[rows], str(explanation.target)
     notes = [*worth.notes]
     if method in ON_TOKENS and not explanation.params.get("baseline"):
@@ -99,21 +105,6 @@ def explain_inside(
             "their share of the colour too; explain with a background to see what differs from it."
         )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
-
-
-def _audit(tile_maps: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
-    """What the map places, what constants keep (without the map's share, the baseline's part), the rest."""
-    exact = np.asarray(scores, dtype=np.float64)
-    spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
-    other = np.array([m.other for m in tile_maps])
-    rest = exact - spatial - other
-    constant = np.array([m.constant for m in tile_maps]) + (exact - worth)
-    return InsideAudit(
-        np.asarray(scores, dtype=np.float32),
-        spatial.astype(np.float32),
-        constant.astype(np.float32),
-        (other + rest - constant).astype(np.float32),
-    )
 
 
 def _as_encoder(encoder: Any, transform: Callable[[Any], Tensor] | None) -> Encoder:
@@ -212,15 +203,9 @@ class _Worth:
     notes: list[str] = field(default_factory=list)
     ordinary: Tensor | None = None  # (d,) the mean patch of the background, if there is one
 
-    @property
-    def features(self) -> FloatArray:
-        """g . f (k,) of the features as they are now."""
-        return (self.weights * self.now.double()).sum(dim=1).numpy()
-
-    @property
-    def baseline(self) -> FloatArray:
-        """g . shift (k,): what patches that equal the baseline would have."""
-        return (self.weights * self.shift.double()).sum(dim=1).numpy()
+    def of(self, features: Tensor) -> FloatArray:
+        """g . f (k,) of features (k, d) or (d,)."""
+        return (self.weights * features.double()).sum(dim=1).numpy()
 
 
 def _find_worth(

@@ -132,7 +132,10 @@ class _Players:
         self, precision: float | None, draws: int, seed: list[int], progress: Progress | None
     ) -> _Estimate:
         toggles = self._toggles()
-        self._announce(2 * draws, len(toggles))
+        logger.info(
+            "interactions: up to %d draws of %d sub-bags each on %s",
+            2 * draws, len(toggles), self.game.network.name,
+        )  # fmt: skip
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         budget = 2 * draws * len(toggles)
         if self.n <= MOST and (strata := Strata(self.n, budget, rng)).within(budget):
@@ -202,22 +205,19 @@ class _Players:
 
     def _changes(self, masks: Tensor, toggles: Tensor) -> Tensor:
         """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair (b, k), S a mask (b, p) without i and j."""
-        values = self._toggled(masks, toggles)
+        choices = masks[:, self.chosen].unsqueeze(1) ^ toggles  # (b, m, chosen)
+        if self.members is None:
+            logits = self.game.around(masks, self.chosen, choices)
+            values = self._noted(self.output(logits.flatten(0, 1)).view(choices.shape[:2]))
+        else:
+            changed = masks.unsqueeze(1).repeat(1, len(toggles), 1)
+            changed[:, :, self.chosen] = choices
+            values = self.values(changed.flatten(0, 1)).view(choices.shape[:2])
         k = len(self.chosen)
         none, one, two = values[:, :1], values[:, 1 : k + 1], values[:, k + 1 :]
         i, j = self.pairs.T
         same = masks[:, self.chosen[i]] == masks[:, self.chosen[j]]
         return torch.where(same, 1.0, -1.0) * (two - one[:, i] - one[:, j] + none)
-
-    def _toggled(self, masks: Tensor, toggles: Tensor) -> Tensor:
-        """The output (b, m) of masks (b, p) after each toggle (m, chosen)."""
-        choices = masks[:, self.chosen].unsqueeze(1) ^ toggles
-        if self.members is None:
-            logits = self.game.around(masks, self.chosen, choices)
-            return self._noted(self.output(logits.flatten(0, 1)).view(choices.shape[:2]))
-        changed = masks.unsqueeze(1).repeat(1, len(toggles), 1)
-        changed[:, :, self.chosen] = choices
-        return self.values(changed.flatten(0, 1)).view(choices.shape[:2])
 
     def _toggles(self) -> Tensor:
         """Which of the chosen change sides: none, each one, each pair; (1 + p + k, p)."""
@@ -241,12 +241,6 @@ class _Players:
         """Standard errors that count the rounding of the model's numbers, too."""
         rounding = torch.finfo(self.game.x.dtype).eps * self.largest
         return (stderr.square() + rounding**2).sqrt()
-
-    def _announce(self, draws: int, sets: int) -> None:
-        logger.info(
-            "interactions: up to %d draws of %d sub-bags each on %s",
-            draws, sets, self.game.network.name,
-        )  # fmt: skip
 
 
 def exact_interaction(values: Tensor, n: int, i: int, j: int) -> Tensor:
@@ -318,22 +312,6 @@ def _result(
     )
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Of one size: the number of coalitions (k, k) of a pattern, and sums of values and of squares."""
-
-    counts: Tensor
-    sums: Tensor
-    squares: Tensor
-
-    def mean_and_variance(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """The stratum's mean with its variance; that of the whole size where it has one sample or none."""
-        counts = self.counts.round().clamp(min=1)
-        mean = self.sums / counts
-        spread = (self.squares - counts * mean.square()).clamp(min=0) / (counts - 1).clamp(min=1)
-        return mean, torch.where(self.counts.round() >= 2, spread, pooled) / counts
-
-
 class Strata:
     """Interactions of few players from sampled coalitions, each of which counts for every pair.
 
@@ -346,7 +324,10 @@ class Strata:
 
     def __init__(self, n: int, budget: int, rng: torch.Generator) -> None:
         self.n, self.rng = n, rng
-        weights = {s: _hardness(n, s) for s in range(3, n - 2)}
+        weights = {}  # samples that a size needs, in proportion
+        for s in range(3, n - 2):
+            both, none = s * (s - 1), (n - s) * (n - s - 1)  # over each stratum's share
+            weights[s] = float((1 / both + 2 / (s * (n - s)) + 1 / none) ** 0.5)
         total = sum(weights.values()) or 1.0
         self.shares = {s: w / total for s, w in weights.items() if SPARED * comb(n, s) > budget * w / total}
         self.full_sizes = [s for s in range(n + 1) if s not in self.shares]
@@ -374,12 +355,15 @@ class Strata:
 
     def every(self) -> Tensor:
         """The coalitions of the sizes that are run in full."""
-        return torch.cat([_all_of(self.n, s) for s in self.full_sizes])
+        rows = [torch.tensor(list(combinations(range(self.n), s))).long() for s in self.full_sizes]
+        members = [part.view(comb(self.n, s), s) for s, part in zip(self.full_sizes, rows, strict=True)]
+        return torch.cat([self._masks(part) for part in members])
 
     def draw(self, count: int) -> Tensor:
         """So many coalitions, about, more of the sizes in which pairs are hard to meet; in random order."""
-        drawn = [self._of_size(s, max(2, round(count * share))) for s, share in self.shares.items()]
-        masks = torch.cat(drawn)
+        counts = {s: max(2, round(count * share)) for s, share in self.shares.items()}
+        orders = {s: torch.rand(k, self.n, generator=self.rng).argsort(dim=1) for s, k in counts.items()}
+        masks = torch.cat([self._masks(order[:, :s]) for s, order in orders.items()])
         return masks[torch.randperm(len(masks), generator=self.rng)]
 
     def add_full(self, masks: Tensor, values: Tensor) -> None:
@@ -395,18 +379,14 @@ class Strata:
         """Interaction indices and standard errors (k, k) of the chosen players."""
         mean, variance = self._sum(_joined(self.full), None, chosen)
         if self.shares:
-            halves = [_joined(half) for half in self.halves]
+            halves, most = [_joined(half) for half in self.halves], FITTED[1] * columns(self.n)
             parts = [
-                self._sum(half, self._fitted(other), chosen)
-                for half, other in zip(halves, halves[::-1], strict=True)
+                self._sum(half, Surrogate.fit(masks[:most], values[:most]), chosen)
+                for half, (masks, values) in zip(halves, halves[::-1], strict=True)
             ]
             mean = mean + (parts[0][0] + parts[1][0]) / 2
             variance = (parts[0][1] + parts[1][1]) / 4
         return mean / (self.n - 1), variance.sqrt() / (self.n - 1)
-
-    def _fitted(self, runs: Runs) -> Surrogate:
-        most = FITTED[1] * columns(self.n)
-        return Surrogate.fit(runs[0][:most], runs[1][:most])
 
     def _sum(self, runs: Runs, near: Surrogate | None, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """What the sizes at hand add to the sum over sizes, and its variance; none of full sizes."""
@@ -415,17 +395,21 @@ class Strata:
         total = variance = torch.zeros(len(chosen), len(chosen), dtype=torch.float64, device=chosen.device)
         for size in sizes.unique().tolist():
             at = sizes == size
-            for (p, q), moments in _moments(masks[at][:, chosen].double(), rest[at]).items():
+            pooled = rest[at].square().mean()
+            for (p, q), (number, sums, squares) in _moments(masks[at][:, chosen].double(), rest[at]).items():
                 if p + q <= size <= self.n - 2 + p + q:
-                    mean, doubt = moments.mean_and_variance(rest[at].square().mean())
+                    counts = number.round().clamp(min=1)
+                    mean = sums / counts
+                    spread = (squares - counts * mean.square()).clamp(min=0) / (counts - 1).clamp(min=1)
+                    doubt = torch.where(number.round() >= 2, spread, pooled) / counts
                     exact = 0.0 if near is None else near.mean(size, p, q)[chosen][:, chosen]
                     total = total + (1 if p == q else -1) * (mean + exact)
                     variance = variance + (0.0 if near is None else doubt)
         return total, variance
 
-    def _of_size(self, size: int, count: int) -> Tensor:
-        members = torch.rand(count, self.n, generator=self.rng).argsort(dim=1)[:, :size]
-        return torch.zeros(count, self.n, dtype=torch.bool).scatter_(1, members, True)
+    def _masks(self, members: Tensor) -> Tensor:
+        """The coalitions (b, n) of members (b, size)."""
+        return torch.zeros(len(members), self.n, dtype=torch.bool).scatter_(1, members, True)
 
 
 def _joined(runs: list[Runs]) -> Runs:
@@ -433,8 +417,8 @@ def _joined(runs: list[Runs]) -> Runs:
     return torch.cat(masks), torch.cat(values).double()
 
 
-def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], Moments]:
-    """Of each pattern, whether a pair's first and second are members (b, k)."""
+def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], list[Tensor]]:
+    """Number of coalitions (k, k), and sums of values and of squares, by who of a pair is a member (b, k)."""
     tables: dict[tuple[int, int], list[Tensor]] = {pattern: [] for pattern in PATTERNS}
     for weights in (torch.ones_like(rest), rest, rest.square()):
         both = members.T @ (weights[:, None] * members)
@@ -443,19 +427,7 @@ def _moments(members: Tensor, rest: Tensor) -> dict[tuple[int, int], Moments]:
         tables[1, 0].append(one[:, None] - both)
         tables[0, 1].append(one[None, :] - both)
         tables[0, 0].append(every - one[:, None] - one[None, :] + both)
-    return {pattern: Moments(*parts) for pattern, parts in tables.items()}
-
-
-def _all_of(n: int, size: int) -> Tensor:
-    """All coalitions of a size, (b, n)."""
-    rows = torch.tensor(list(combinations(range(n), size)), dtype=torch.int64).view(comb(n, size), size)
-    return torch.zeros(len(rows), n, dtype=torch.bool).scatter_(1, rows, True)
-
-
-def _hardness(n: int, size: int) -> float:
-    """Samples that a size needs, in proportion: the root of the sum of one over each stratum's share."""
-    both, none = size * (size - 1), (n - size) * (n - size - 1)
-    return float((1 / both + 2 / (size * (n - size)) + 1 / none) ** 0.5)
+    return tables
 
 
 def columns(n: int) -> int:

@@ -75,32 +75,26 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _register_convolution(name: str, spatial: int) -> None:
-    @register_rule(name)
-    def convolution(
-        engine: Engine,
-        function: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        """A convolution is a linear layer with shared weights."""
-        engine.check_constant(name, weight=weight, bias=bias)
-        return _affine(
-            engine,
-            lambda x, w, b: contiguous_gradient(function(x, w, b, *args, **kwargs)),
-            input,
-            weight,
-            bias,
-            bias_shape=(-1, *[1] * spatial),
-        )
-
-
-for _name in ("conv", "conv_transpose"):
-    for _spatial in (1, 2, 3):
-        _register_convolution(f"{_name}{_spatial}d", _spatial)
+@register_rule(*[f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)])
+def convolution(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """A convolution is a linear layer with shared weights."""
+    engine.check_constant(name_of(function), weight=weight, bias=bias)
+    return _affine(
+        engine,
+        lambda x, w, b: contiguous_gradient(function(x, w, b, *args, **kwargs)),
+        input,
+        weight,
+        bias,
+        bias_shape=(-1, *[1] * (weight.ndim - 2)),
+    )
 
 
 @register_rule("batch_norm")
@@ -224,7 +218,10 @@ def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
 @register_rule(*PRODUCTS)
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Linear in each live factor: an equal share each."""
-    args, kwargs = _without_gates(engine, args, kwargs)
+    flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]  # lists, as in einsum
+    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
+    args = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
+    kwargs = dict(zip(kwargs, plain, strict=True))
     factors = len(live_tensors(args)) + len(live_tensors(kwargs))
     if factors > 1:
         return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
@@ -319,16 +316,6 @@ def by_parts(engine: Engine, out: Tensor, compute: Callable[[], Tensor]) -> Tens
     with engine:
         carrier = compute()
     return with_gradient_of(carrier, out) if is_live(carrier) else out
-
-
-def _without_gates(
-    engine: Engine, args: Any, kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with gates as constants; operands may come as one list, as in `einsum`."""
-    flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]
-    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
-    positional = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
-    return positional, dict(zip(kwargs, plain, strict=True))
 
 
 # More that is linear, or homogeneous in all its arguments.

@@ -115,74 +115,45 @@ def pad(
 @register_rule("copy_")
 def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
     """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
-    base, part = _base_of(target)
-    before = _before(engine, base)
-    out: Tensor = function(target, source, *args)
-    _keep_written(engine, base, before, source, lambda twin, value: part(twin).copy_(value))
+    out: Tensor = _written(engine, target, source, lambda twin, value: function(twin, value, *args))
     if is_live(source):
         engine.marks.follow(source, out)
     return out
 
 
-def _base_of(target: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The tensor that `target` is a part of, and the same part of a copy of it."""
-    base = target._base
-    if base is None:
-        return target, lambda twin: twin
-    shape, stride = target.shape, target.stride()
-    offset = target.storage_offset() - base.storage_offset()
-    return base, lambda twin: twin.as_strided(shape, stride, offset)
-
-
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
     """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
-    base, part = _base_of(target)
-    before = _before(engine, base)
-    function(target, index, value)
-    _keep_written(engine, base, before, value, lambda twin, one: function(part(twin), index, one))
+    _written(engine, target, value, lambda twin, one: function(twin, index, one))
 
 
-def _before(engine: Engine, target: Tensor) -> tuple[Tensor, str | None]:
-    """The values of a tensor about to be written into, and their share if they are constants."""
-    share = None if target.requires_grad else engine.share_of(target)
-    return target.detach().clone(), share
-
-
-def _keep_written(
-    engine: Engine,
-    target: Tensor,
-    before: tuple[Tensor, str | None],
-    value: Any,
-    write: Callable[[Tensor, Any], object],
-) -> None:
-    """Book the constants in a tensor that was written into: its own that are left, and those written."""
-    if not target.requires_grad:
-        return
-    values, share = before
-    engine.marks.write(value, target, was_live=share is None)
+def _written(engine: Engine, target: Tensor, value: Any, write: Callable[[Tensor, Any], Any]) -> Any:
+    """Write into a tensor, or a part of one; book the constants that are left, and those written."""
+    base = target if target._base is None else target._base
+    layout = (target.shape, target.stride(), target.storage_offset() - base.storage_offset())
+    share = None if base.requires_grad else engine.share_of(base)
+    values = base.detach().clone()
+    out = write(target, value)
+    if not base.requires_grad:
+        return out
+    engine.marks.write(value, base, was_live=share is None)
     with torch.no_grad():
         if share is not None:
+            nothing = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
             rest = values.clone()
-            write(rest, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0)
-            engine.ledger.keep(share, rest, target)
+            write(rest if base is target else rest.as_strided(*layout), nothing)
+            engine.ledger.keep(share, rest, base)
         if not is_live(value):
-            written = torch.zeros_like(values)
-            write(written, value)
-            engine.ledger.keep(engine.share_of(value), written, target)
+            constants = torch.zeros_like(values)
+            write(constants if base is target else constants.as_strided(*layout), value)
+            engine.ledger.keep(engine.share_of(value), constants, base)
+    return out
 
 
 @register_rule(
-    "scatter",
-    "index_put",
-    "index_copy",
-    "index_add",
-    "scatter_add",
-    "select_scatter",
-    "slice_scatter",
-    "diagonal_scatter",
-    "masked_scatter",
-)
+    "scatter", "index_put", "index_copy", "index_add", "scatter_add", "select_scatter", "slice_scatter",
+    "diagonal_scatter", "masked_scatter",
+)  # fmt: skip
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Writing values into a tensor: constants, in the target or written, keep their shares."""
     if kwargs.get("reduce") is not None:
