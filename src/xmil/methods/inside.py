@@ -68,16 +68,24 @@ def explain_inside(
     for name in settings:
         if name not in MapSettings.__dataclass_fields__:
             raise unknown_name("setting of explain_inside", name, MapSettings.__dataclass_fields__)
-    used = _as_encoder(encoder, transform)
+    used = load_encoder(encoder) if isinstance(encoder, str) else encoder
+    if isinstance(used, nn.Module):
+        used = Encoder(type(used).__name__, 0, used.eval(), transform or Transform())
+    if not isinstance(used, Encoder):
+        raise bad_parameter("encoder", "explain_inside", "an encoder, its name or a torch.nn.Module", encoder)
+    backbone, name = used.network, used.name
+    network = EncoderNetwork(
+        lambda pixels: vectors(backbone(pixels), name, len(pixels)),
+        backbone if isinstance(backbone, nn.Module) else None,
+    )
     map_settings = MapSettings(**settings)
     with open_slide(slide, mpp) if isinstance(slide, str | PathLike) else nullcontext(slide) as opened:
         placed = explanation.placed(mpp=mpp or opened.mpp)
-        reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
+        reader = _Reader(opened, placed, used, network, patch_px or _patch_px(features, used, placed))
         rows = _choose_rows(placed, patches)
         worth = _find_worth(
             model, explanation, rows, read=reader.features, features=features, background=background
         )
-        network = _network(used)
         tile_maps = []
         for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
@@ -105,24 +113,6 @@ def explain_inside(
             "their share of the colour too; explain with a background to see what differs from it."
         )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
-
-
-def _as_encoder(encoder: Any, transform: Callable[[Any], Tensor] | None) -> Encoder:
-    if isinstance(encoder, Encoder):
-        return encoder
-    if isinstance(encoder, str):
-        return load_encoder(encoder)
-    if isinstance(encoder, nn.Module):
-        return Encoder(type(encoder).__name__, 0, encoder.eval(), transform or Transform())
-    raise bad_parameter("encoder", "explain_inside", "an encoder, its name or a torch.nn.Module", encoder)
-
-
-def _network(encoder: Encoder) -> EncoderNetwork:
-    def features(pixels: Tensor) -> Tensor:
-        return vectors(encoder.network(pixels), encoder.name, len(pixels))
-
-    module = encoder.network if isinstance(encoder.network, nn.Module) else None
-    return EncoderNetwork(features, module)
 
 
 def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
@@ -161,9 +151,11 @@ def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
 class _Reader:
     """Tiles of the slide as the encoder sees them."""
 
-    def __init__(self, slide: Slide, placed: Explanation, encoder: Encoder, size: int) -> None:
+    def __init__(
+        self, slide: Slide, placed: Explanation, encoder: Encoder, network: EncoderNetwork, size: int
+    ) -> None:
         placed.boxes()  # an error with the reason if places are unknown
-        self.slide, self.placed, self.encoder, self.size = slide, placed, encoder, size
+        self.slide, self.encoder, self.network, self.size = slide, encoder, network, size
         assert placed.coords is not None and placed.patch_size is not None  # noqa: S101, PT018
         self.corners, self.edge = placed.coords, placed.patch_size
 
@@ -188,9 +180,8 @@ class _Reader:
     @torch.no_grad()
     def features(self, rows: npt.ArrayLike) -> Tensor:
         """Features (k, d) of patches, read and encoded now."""
-        parts = [self.pixels(self.corners[row]) for row in np.asarray(rows)]
-        network = _network(self.encoder)
-        return torch.cat([network.features(part) for part in parts]).float().cpu()
+        parts = [self.network.features(self.pixels(self.corners[row])) for row in np.asarray(rows)]
+        return torch.cat(parts).float().cpu()
 
 
 @dataclass(frozen=True, eq=False)

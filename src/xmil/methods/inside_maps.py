@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import isqrt
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
-from xmil.lrp import AffineRule, Composite, trace
+from xmil.lrp import AffineRule, Composite, hooked, trace
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
 OTHER = 1e-3  # of the largest term: an account that is further from closing is refused
@@ -355,26 +355,9 @@ def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
         if grid is not None:
             edges.setdefault(name, grid[1])
 
-    with _hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
+    with hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
         module(pixels)
     return edges
-
-
-@contextmanager
-def _hooked(module: nn.Module, layers: Sequence[str], hook: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Call `hook(name, output)` whenever a layer has run, within the block; it may give another output."""
-    parts = dict(module.named_modules())
-    for layer in layers:
-        if layer not in parts or not layer:
-            raise unknown_name("layer", layer, (name for name in parts if name))
-    handles = [
-        parts[name].register_forward_hook(lambda _, __, out, name=name: hook(name, out)) for name in layers
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def grid_of(out: Any) -> tuple[str, int, int, int] | None:
@@ -410,7 +393,7 @@ def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
 def run_to_layer(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
     """What a layer gives for a picture, the last time it runs."""
     outputs: list[Tensor] = []
-    with _hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
+    with hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
         module(pixels)
     if not outputs or not isinstance(outputs[-1], Tensor):
         raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
@@ -419,7 +402,7 @@ def run_to_layer(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
 
 def replaced(module: nn.Module, layer: str, value: Tensor) -> AbstractContextManager[None]:
     """Fix the output of a layer within the block: only what follows depends on it."""
-    return _hooked(module, [layer], lambda *_: value)
+    return hooked(module, [layer], lambda *_: value)
 
 
 def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
@@ -436,7 +419,7 @@ def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[s
         def note(name: str, out: Tensor, outputs: dict[str, Tensor] = outputs) -> None:
             outputs[name] = out.clone()
 
-        with _hooked(module, part, note), torch.no_grad():
+        with hooked(module, part, note), torch.no_grad():
             result = module(pixels)
         for layer in part:
             with torch.no_grad(), replaced(module, layer, outputs[layer]):

@@ -102,20 +102,38 @@ def interactions(
     players = _Players(game, explained, members, torch.from_numpy(chosen).to(x.device))
     with frozen(network.module), torch.no_grad():
         if players.n <= ENUMERATED if exact is None else exact:
-            estimate = players.enumerate()
+            values, stderr, done = players.enumerate()
         else:
-            estimate = players.sample(precision, draws // 2, seed_words(seed, "interactions"), progress)
-    return _result(estimate, players, bag, names, {"top": top, "draws": draws, "output": explained.kind})
+            seeds = seed_words(seed, "interactions")
+            values, stderr, done = players.sample(precision, draws // 2, seeds, progress)
+        warnings = warn_of_shortfall(stderr, precision, samples=done, parameter="draws")
+        rounding = torch.finfo(x.dtype).eps * players.largest  # of the model's numbers
+        stderr = (stderr.square() + rounding**2).sqrt()
+        nobody = torch.zeros(1, players.n, dtype=torch.bool, device=x.device)
+        (alone,) = players.changes(nobody, players.toggles)
+    order = values.abs().argsort(descending=True, stable=True)
+    pairs = players.chosen[players.pairs][order].cpu().numpy().astype(np.int64)
+    source = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
+    placed = groups is None and source.coords is not None
+    return Interactions(
+        pairs=pairs,
+        values=values[order].cpu().numpy(),
+        stderr=stderr[order].cpu().numpy(),
+        alone=alone[order].cpu().numpy(),
+        target=explained.target,
+        output=float(explained(game.full)),
+        names=names,
+        groups=None if members is None else members.long().argmax(dim=0).numpy(),
+        bag=source.slide_id,
+        model=network.name,
+        corners=source.coords[pairs].reshape(len(pairs), 4) if placed and source.coords is not None else None,
+        patch_size=source.patch_size if placed else None,
+        params={"top": top, "draws": draws, "output": explained.kind},
+        warnings=warnings,
+    )
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """Values and standard errors of all pairs of the chosen players, and the pairs alone."""
-
-    values: Tensor
-    stderr: Tensor
-    alone: Tensor
-    warnings: tuple[str, ...] = ()
+Estimate = tuple[Tensor, Tensor, int]  # values and standard errors of the chosen pairs (k,), and the draws
 
 
 class _Players:
@@ -127,11 +145,14 @@ class _Players:
         self.n = game.n if members is None else len(members)
         self.pairs = torch.tensor(list(combinations(range(len(chosen)), 2)), device=game.x.device)  # (k, 2)
         self.largest = 0.0
+        # which of the chosen change sides: none, each one, each pair; (1 + p + k, p)
+        eye = torch.eye(len(chosen), dtype=torch.bool, device=chosen.device)
+        self.toggles = torch.cat([eye[:1] ^ eye[:1], eye, eye[self.pairs[:, 0]] | eye[self.pairs[:, 1]]])
 
     def sample(
         self, precision: float | None, draws: int, seed: list[int], progress: Progress | None
-    ) -> _Estimate:
-        toggles = self._toggles()
+    ) -> Estimate:
+        toggles = self.toggles
         logger.info(
             "interactions: up to %d draws of %d sub-bags each on %s",
             2 * draws, len(toggles), self.game.network.name,
@@ -152,11 +173,11 @@ class _Players:
             stderr = ((squares / done - mean.square()).clamp(min=0) / max(1, done - 1)).sqrt()
             if done >= FEWEST and is_precise(stderr, precision):
                 break
-        return self._estimate(mean, stderr, precision, 2 * done)
+        return mean, stderr, 2 * done
 
     def _stratified(
         self, strata: Strata, draws: int, each: int, precision: float | None, progress: Progress | None
-    ) -> _Estimate:
+    ) -> Estimate:
         """As many sub-bags as `draws` of `each` would take, all of them for all pairs."""
         budget, count, i, j = draws * each, strata.first, *self.pairs.T
         strata.add_full(*self._run(strata.every()))
@@ -175,11 +196,7 @@ class _Players:
             mean, stderr = (table[i, j] for table in strata.estimate(self.chosen))
             if count <= 0 or is_precise(stderr, precision):
                 break
-        return self._estimate(mean, stderr, precision, -(-done // each))
-
-    def _estimate(self, mean: Tensor, stderr: Tensor, precision: float | None, draws: int) -> _Estimate:
-        warnings = warn_of_shortfall(stderr, precision, samples=draws, parameter="draws")
-        return _Estimate(mean, self._rounded(stderr), self._alone(), warnings)
+        return mean, stderr, -(-done // each)
 
     def _run(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         masks = batch.to(self.game.x.device)
@@ -200,10 +217,10 @@ class _Players:
         chance = torch.rand(draws, 1, generator=rng)
         masks = (torch.rand(draws, self.n, generator=rng) < chance).to(self.game.x.device)
         at_once = max(1, MASKS // (2 * len(toggles) * self.n))
-        parts = [self._changes(torch.cat([part, ~part]), toggles) for part in masks.split(at_once)]
+        parts = [self.changes(torch.cat([part, ~part]), toggles) for part in masks.split(at_once)]
         return torch.cat([part.unflatten(0, (2, -1)).mean(dim=0) for part in parts])
 
-    def _changes(self, masks: Tensor, toggles: Tensor) -> Tensor:
+    def changes(self, masks: Tensor, toggles: Tensor) -> Tensor:
         """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair (b, k), S a mask (b, p) without i and j."""
         choices = masks[:, self.chosen].unsqueeze(1) ^ toggles  # (b, m, chosen)
         if self.members is None:
@@ -219,28 +236,14 @@ class _Players:
         same = masks[:, self.chosen[i]] == masks[:, self.chosen[j]]
         return torch.where(same, 1.0, -1.0) * (two - one[:, i] - one[:, j] + none)
 
-    def _toggles(self) -> Tensor:
-        """Which of the chosen change sides: none, each one, each pair; (1 + p + k, p)."""
-        eye = torch.eye(len(self.chosen), dtype=torch.bool, device=self.chosen.device)
-        return torch.cat([eye[:1] ^ eye[:1], eye, eye[self.pairs[:, 0]] | eye[self.pairs[:, 1]]])
-
-    def _alone(self) -> Tensor:
-        nobody = torch.zeros(self.n, dtype=torch.bool, device=self.game.x.device)
-        return self._changes(nobody.unsqueeze(0), self._toggles())[0]
-
-    def enumerate(self) -> _Estimate:
+    def enumerate(self) -> Estimate:
         if self.n > LARGEST:
             raise bad_parameter("exact", "interactions", f"False for more than {LARGEST} players", True)
         codes = torch.arange(1 << self.n, device=self.game.x.device)
         values = self.values(bits_of(codes, self.n))
         every = [exact_interaction(values, self.n, int(i), int(j)) for i, j in self.chosen[self.pairs]]
         mean = torch.stack(every)
-        return _Estimate(mean, self._rounded(torch.zeros_like(mean)), self._alone())
-
-    def _rounded(self, stderr: Tensor) -> Tensor:
-        """Standard errors that count the rounding of the model's numbers, too."""
-        rounding = torch.finfo(self.game.x.dtype).eps * self.largest
-        return (stderr.square() + rounding**2).sqrt()
+        return mean, torch.zeros_like(mean), 0
 
 
 def exact_interaction(values: Tensor, n: int, i: int, j: int) -> Tensor:
@@ -285,31 +288,6 @@ def _strongest(
         must = f"a method's name, an Explanation of the bag, or {n} scores"
         raise bad_parameter("by", "interactions", must, by)
     return np.sort(np.argsort(-np.abs(scores), kind="stable")[:top]).astype(np.int64)
-
-
-def _result(
-    estimate: _Estimate, players: _Players, bag: Any, names: tuple[str, ...] | None, params: dict[str, Any]
-) -> Interactions:
-    order = estimate.values.abs().argsort(descending=True, stable=True)
-    pairs = players.chosen[players.pairs][order].cpu().numpy().astype(np.int64)
-    source = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
-    placed = names is None and source.coords is not None
-    return Interactions(
-        pairs=pairs,
-        values=estimate.values[order].cpu().numpy(),
-        stderr=estimate.stderr[order].cpu().numpy(),
-        alone=estimate.alone[order].cpu().numpy(),
-        target=players.output.target,
-        output=float(players.output(players.game.full)),
-        names=names,
-        groups=None if players.members is None else players.members.long().argmax(dim=0).cpu().numpy(),
-        bag=source.slide_id,
-        model=players.game.network.name,
-        corners=source.coords[pairs].reshape(len(pairs), 4) if placed and source.coords is not None else None,
-        patch_size=source.patch_size if placed else None,
-        params=params,
-        warnings=estimate.warnings,
-    )
 
 
 class Strata:

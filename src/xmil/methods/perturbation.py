@@ -130,7 +130,10 @@ def milli(
     def score(output: Output) -> Tensor:
         ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()
         chances = inclusion_chances(n, alpha=alpha, beta=beta)[ranks]
-        members = _draw(chances, samples, seed_words(seed, "milli"))
+        rng = np.random.default_rng(seed_words(seed, "milli"))
+        members = rng.random((samples, n)) < chances
+        empty = ~members.any(axis=1)
+        members[empty, rng.integers(n, size=int(empty.sum()))] = True
         values = output(bag.run(torch.from_numpy(members).to(x.device))).cpu().numpy()
         weights = members @ chances / members.sum(axis=1)
         return torch.from_numpy(_fit(members, values, weights)).to(x)
@@ -150,15 +153,6 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
     if slope >= 0:
         return np.asarray((2 * alpha - 1) * (1 - rank / last) * np.exp(-slope * rank) + 1 - alpha)
     return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
-
-
-def _draw(chances: Floats, samples: int, seed: list[int]) -> npt.NDArray[np.bool_]:
-    """Sub-bags (samples, n), none of them empty."""
-    rng = np.random.default_rng(seed)
-    members = rng.random((samples, len(chances))) < chances
-    empty = ~members.any(axis=1)
-    members[empty, rng.integers(len(chances), size=int(empty.sum()))] = True
-    return members
 
 
 def _fit(members: npt.NDArray[np.bool_], values: Floats, weights: Floats) -> Floats:
