@@ -17,8 +17,12 @@ from torch import Tensor
 
 def ruled(x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
     """The value `out`, bit for bit; of its gradient, x gets back(gradient, *saved)."""
-    result: Tensor = _Ruled.apply(x, out.detach(), back, *saved)
-    return result
+    return _apply(_Ruled, x, out.detach(), back, *saved)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    out: Tensor = function.apply(*args)
+    return out
 
 
 class _Ruled(torch.autograd.Function):
@@ -61,14 +65,13 @@ def accounted(constant: Tensor, anchor: Tensor, book: Callable[[Tensor], None]) 
 
     `anchor` is any live tensor of the same operation: without it the backward pass would not come by.
     """
-    live: Tensor = _Accounted.apply(constant, anchor, book)
-    return live
+    return _apply(_Accounted, constant, anchor, book)
 
 
 def without_rule(out: Any, message: str) -> Any:
     """A result that may go anywhere but on the way from the input to the explained output."""
     if isinstance(out, Tensor):
-        return _WithoutRule.apply(out, message) if out.requires_grad else out
+        return _apply(_WithoutRule, out, message) if out.requires_grad else out
     if isinstance(out, list | tuple):
         parts = [without_rule(part, message) for part in out]
         return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)

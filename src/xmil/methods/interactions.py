@@ -110,7 +110,7 @@ def interactions(
         rounding = torch.finfo(x.dtype).eps * players.largest  # of the model's numbers
         stderr = (stderr.square() + rounding**2).sqrt()
         nobody = torch.zeros(1, players.n, dtype=torch.bool, device=x.device)
-        (alone,) = players.changes(nobody, players.toggles)
+        (alone,) = players.changes(nobody)
     order = values.abs().argsort(descending=True, stable=True)
     pairs = players.chosen[players.pairs][order].cpu().numpy().astype(np.int64)
     source = bag if isinstance(bag, Bag) else Bag(np.zeros((0, 1), dtype=np.float32))
@@ -152,19 +152,19 @@ class _Players:
     def sample(
         self, precision: float | None, draws: int, seed: list[int], progress: Progress | None
     ) -> Estimate:
-        toggles = self.toggles
+        each = len(self.toggles)
         logger.info(
             "interactions: up to %d draws of %d sub-bags each on %s",
-            2 * draws, len(toggles), self.game.network.name,
+            2 * draws, each, self.game.network.name,
         )  # fmt: skip
         rng = torch.Generator().manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-        budget = 2 * draws * len(toggles)
+        budget = 2 * draws * each
         if self.n <= MOST and (strata := Strata(self.n, budget, rng)).within(budget):
-            return self._stratified(strata, 2 * draws, len(toggles), precision, progress)
+            return self._stratified(strata, 2 * draws, each, precision, progress)
         total = squares = torch.zeros(len(self.pairs), device=self.game.x.device).double()
         done = 0
         while done < draws:
-            changes = self._both(rng, toggles, min(CHUNK, draws - done))
+            changes = self._both(rng, min(CHUNK, draws - done))
             total, squares = total + changes.sum(dim=0), squares + changes.square().sum(dim=0)
             done += len(changes)
             if progress is not None:
@@ -212,22 +212,22 @@ class _Players:
         self.largest = max(self.largest, float(values.abs().max()))
         return values
 
-    def _both(self, rng: torch.Generator, toggles: Tensor, draws: int) -> Tensor:
+    def _both(self, rng: torch.Generator, draws: int) -> Tensor:
         """Changes (draws, k): the mean of a draw and its complement."""
         chance = torch.rand(draws, 1, generator=rng)
         masks = (torch.rand(draws, self.n, generator=rng) < chance).to(self.game.x.device)
-        at_once = max(1, MASKS // (2 * len(toggles) * self.n))
-        parts = [self.changes(torch.cat([part, ~part]), toggles) for part in masks.split(at_once)]
+        at_once = max(1, MASKS // (2 * len(self.toggles) * self.n))
+        parts = [self.changes(torch.cat([part, ~part])) for part in masks.split(at_once)]
         return torch.cat([part.unflatten(0, (2, -1)).mean(dim=0) for part in parts])
 
-    def changes(self, masks: Tensor, toggles: Tensor) -> Tensor:
+    def changes(self, masks: Tensor) -> Tensor:
         """v(S + ij) - v(S + i) - v(S + j) + v(S) for each pair (b, k), S a mask (b, p) without i and j."""
-        choices = masks[:, self.chosen].unsqueeze(1) ^ toggles  # (b, m, chosen)
+        choices = masks[:, self.chosen].unsqueeze(1) ^ self.toggles  # (b, m, chosen)
         if self.members is None:
             logits = self.game.around(masks, self.chosen, choices)
             values = self._noted(self.output(logits.flatten(0, 1)).view(choices.shape[:2]))
         else:
-            changed = masks.unsqueeze(1).repeat(1, len(toggles), 1)
+            changed = masks.unsqueeze(1).repeat(1, len(self.toggles), 1)
             changed[:, :, self.chosen] = choices
             values = self.values(changed.flatten(0, 1)).view(choices.shape[:2])
         k = len(self.chosen)

@@ -23,7 +23,7 @@ from xmil.lrp.operations import (
     name_of,
     register_rule,
 )
-from xmil.lrp.rules.activations import constant, logistic
+from xmil.lrp.rules.activations import logistic
 from xmil.lrp.values import (
     contiguous_gradient,
     product_sum,
@@ -363,11 +363,12 @@ def scatter_reduce(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> 
 
 
 @register_rule("cdist", "dist", "pdist", "hypot", "block_diag", "cartesian_prod", "meshgrid")
-def distance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+def distance(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Homogeneous in all places together: each gets what its own slope says."""
     values = [v for v in (*args, *kwargs.values()) if not isinstance(v, bool)]
     if any(isinstance(v, int | float) and v == 0 for v in values):
-        return constant(engine, function, *args, **kwargs)
+        with torch.no_grad():  # a number of places: constant between its steps
+            return function(*args, **kwargs)
     return jointly_homogeneous(engine, function, *args, **kwargs)
 
 
@@ -376,7 +377,8 @@ def norm(engine: Engine, function: Function, input: Tensor, *args: Any, **kwargs
     """Homogeneous of degree one, but for the norm of order zero, which counts."""
     order = [kwargs[key] for key in ("ord", "p") if key in kwargs] or args[:1]
     if any(not isinstance(value, Tensor) and value == 0 for value in order):
-        return constant(engine, function, input, *args, **kwargs)
+        with torch.no_grad():
+            return function(input, *args, **kwargs)
     return function(input, *args, **kwargs)
 
 

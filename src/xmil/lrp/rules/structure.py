@@ -75,8 +75,8 @@ def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     condition, first, other = (*args, *values)
     if function is Tensor.where:  # x.where(condition, other)
         condition, first = first, condition
-    choose = partial(torch.where, condition)
-    return engine.keep_constants(choose(first, other), choose, first, other)
+    out = torch.where(condition, first, other)
+    return engine.keep_constants(out, lambda one, two: torch.where(condition, one, two), first, other)
 
 
 @register_rule("max", "min", "maximum", "minimum", "fmax", "fmin")
