@@ -299,12 +299,19 @@ def explain_contexts(
         method.run(network.part(rows), x[:, rows], fixed, **own).of
         for rows in (torch.from_numpy(hand).to(x.device) for hand in hands)
     ]
-    attributions = []
+    attributions, n, size = [], x.shape[1], len(hands[0])
     for k, output in enumerate(outputs):
         mean = _average([run[k] for run in runs], hands, x)
-        note = _note(hands, x.shape[1], audited=mean.audit is not None)
+        what = "scores" if mean.audit is None else "scores and the audit"
+        note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
+        if size < n:
+            total = f", so their sum is about {n / size:.3g} times audit.instances"
+            note += (
+                f"; a score is the mean over those that hold its patch{'' if mean.audit is None else total}: "
+                "compare the order of these scores with that of plain ones, not their size"
+            )
         attributions.append(
-            replace(mean, value=float(output(logits)), output=output, warnings=(note, *mean.warnings))
+            replace(mean, value=float(output(logits)), output=output, warnings=(f"{note}.", *mean.warnings))
         )
     return Attributions(logits, attributions)
 
@@ -368,16 +375,4 @@ def _average(parts: Sequence[Attribution], hands: Sequence[Rows], x: Tensor) -> 
         stderr=stderr,
         stable=sure_signs(mean, stderr, counts.long()),
         warnings=tuple(warnings),
-    )
-
-
-def _note(hands: Sequence[Rows], n: int, *, audited: bool) -> str:
-    what, size = "scores and the audit" if audited else "scores", len(hands[0])
-    note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
-    if size == n:
-        return f"{note}."
-    total = f", so their sum is about {n / size:.3g} times audit.instances" if audited else ""
-    return (
-        f"{note}; a score is the mean over those that hold its patch{total}: compare the order of these "
-        "scores with that of plain ones, not their size."
     )

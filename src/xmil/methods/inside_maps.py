@@ -49,14 +49,6 @@ class Tile:
     shifted: Callable[[float, float], Tensor]
     ordinary: Tensor | None = None
 
-    def in_kind(self) -> Tensor:
-        """The weights without their part along the ordinary patch: a copy of it, pale or dense, has none."""
-        if self.ordinary is None or not float(self.ordinary.norm()):
-            return self.weights
-        along = self.ordinary.to(self.weights) / self.ordinary.to(self.weights).norm()
-        rest: Tensor = self.weights - (self.weights @ along) * along
-        return rest
-
 
 @dataclass(frozen=True, eq=False)
 class TileMap:
@@ -189,7 +181,10 @@ def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
     If an ordinary patch is known, places differ by what they have beside it: what a paler or denser copy of
     it would have is shared out evenly, because any network responds to dense tissue, trained or not.
     """
-    in_kind = replace(tile, weights=tile.in_kind())
+    in_kind = tile
+    if tile.ordinary is not None and float(tile.ordinary.norm()):
+        along = tile.ordinary.to(tile.weights) / tile.ordinary.to(tile.weights).norm()
+        in_kind = replace(tile, weights=tile.weights - (tile.weights @ along) * along)
     mean = average_views(
         lambda view: tokens(network, view, settings), in_kind, n=settings.views, reach=settings.reach
     )
