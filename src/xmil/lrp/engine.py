@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from traceback import walk_stack
 from typing import Any, NoReturn
 
 import torch
@@ -149,7 +150,7 @@ class Engine(TorchFunctionMode):
             self.marks.put_number(out)
             return
         if name in LEAVES_TORCH:
-            self.marks.origins.left |= args[0].is_floating_point()
+            self.marks.left |= args[0].is_floating_point()
             return
         values = args[1:] if no_values(name) else args[:1]
         if (no_values(name) or name in FIRST_ALONE) and self.marks.survey(values) == CONSTANT:
@@ -203,7 +204,7 @@ class Engine(TorchFunctionMode):
 
     def keep_constants(
         self, out: Tensor, compute: Callable[..., Tensor], *values: Any, share: str = "bias"
-    ) -> None:
+    ) -> Tensor:
         """Book what the constants among `values` add to `out` = compute(*values), linear in all of them."""
         shares = [
             None if is_live(v) or (not isinstance(v, Tensor) and v == 0) else self.share_of(v, share)
@@ -216,6 +217,7 @@ class Engine(TorchFunctionMode):
                     for v, other in zip(values, shares, strict=True)
                 ]
                 self.ledger.keep(name, compute(*terms), out)
+        return out
 
     def accounted(self, constant: Tensor, anchor: Tensor, *, share: str = "bias") -> Tensor:
         """The constant as a live tensor that books its own relevance; `anchor` is another live argument."""
@@ -266,15 +268,17 @@ class Engine(TorchFunctionMode):
 
     def where(self) -> str:
         """The innermost module on the call stack, by its path in the explained module."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in self._paths:
-                path = self._paths[id(owner)]
-                kind = type(owner).__name__
-                return f"in module {path!r} ({kind})" if path else f"in {kind}"
-            frame = frame.f_back  # type: ignore[assignment]
-        return "outside any module"
+        owner = innermost_module(self._paths)
+        if owner is None:
+            return "outside any module"
+        path, kind = self._paths[id(owner)], type(owner).__name__
+        return f"in module {path!r} ({kind})" if path else f"in {kind}"
+
+
+def innermost_module(paths: Mapping[int, str]) -> nn.Module | None:
+    """The innermost module on the call stack among those whose identities are given."""
+    owners = (frame.f_locals.get("self") for frame, _ in walk_stack(sys._getframe(1)))
+    return next((owner for owner in owners if isinstance(owner, nn.Module) and id(owner) in paths), None)
 
 
 class StartOver(BaseException):

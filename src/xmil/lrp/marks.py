@@ -13,44 +13,12 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-
-class Origins:
-    """Tells the constants of a module from those that may have been computed outside torch.
-
-    No mode sees NumPy or Python arithmetic. Once numbers computed from the input have left torch, a constant
-    is the model's own only if the module has it, an operation of this pass made it, or it is a literal.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-        self.left = False  # whether values that depend on the input were taken out of torch
-
-    @cached_property
-    def _storages(self) -> set[int]:
-        module = self._module()
-        if module is None:
-            return set()
-        tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-        for part in module.modules():
-            tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
-        return {storage_of(tensor) for tensor in tensors}
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether the module has this tensor, or one that it is a view of."""
-        return storage_of(tensor) in self._storages
-
-    def is_foreign(self, number: Any) -> bool:
-        """Whether a number may have been computed from the bag; whole ones are sizes and counts."""
-        if not self.left or not isinstance(number, float | np.floating):
-            return False
-        value = float(number)
-        return math.isfinite(value) and not value.is_integer() and not _spelled_out(value)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -71,13 +39,11 @@ def numbers_in(values: Any) -> Iterator[float | np.floating[Any]]:
 
 def _spelled_out(number: float) -> bool:
     """Whether the running code has this number as a literal, or a running module as an attribute."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         owner = frame.f_locals.get("self")
         attributes = vars(owner).values() if isinstance(owner, nn.Module) else ()
         if any(type(one) is float and one == number for one in (*frame.f_code.co_consts, *attributes)):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
@@ -94,12 +60,35 @@ _numbers = itertools.count()
 
 
 class Marks:
-    """The marks of one forward pass."""
+    """The marks of one forward pass, which also tell constants of the module from those made outside torch.
+
+    No mode sees NumPy or Python arithmetic. Once numbers computed from the input have left torch, a constant
+    is the model's own only if the module has it, an operation of this pass made it, or it is a literal.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._pass = next(_numbers)
-        self.origins = Origins(module)
+        self._module = weakref.ref(module)
+        self.left = False  # whether values that depend on the input were taken out of torch
         self._numbers: set[float] = set()  # taken out of dependent tensors, as `item` does
+
+    @cached_property
+    def _storages(self) -> set[int]:
+        """Of the tensors that the module has."""
+        module = self._module()
+        if module is None:
+            return set()
+        tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+        for part in module.modules():
+            tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+        return {storage_of(tensor) for tensor in tensors}
+
+    def _is_foreign(self, number: Any) -> bool:
+        """Whether a number may have been computed from the bag; whole ones are sizes and counts."""
+        if not self.left or not isinstance(number, float | np.floating):
+            return False
+        value = float(number)
+        return math.isfinite(value) and not value.is_integer() and not _spelled_out(value)
 
     def put(self, tensor: Tensor, mark: str) -> None:
         """Mark a tensor."""
@@ -137,7 +126,7 @@ class Marks:
 
     def note_constants(self, out: Any, args: Any) -> None:
         """Note constants that an operation made of constants, unless numbers from outside are in them."""
-        if self.origins.left and any(map(self.origins.is_foreign, numbers_in(args))):
+        if self.left and any(map(self._is_foreign, numbers_in(args))):
             return
         sources = {id(tensor) for tensor in tensors_in(args)}
         for tensor in tensors_in(out):
@@ -159,20 +148,20 @@ class Marks:
                 self.put_number(one)
         elif isinstance(value, float) and not value.is_integer():
             self._numbers.add(value)
-            self.origins.left = True
+            self.left = True
 
     def depends(self, value: Any) -> bool:
         """Whether a constant, a tensor or a number, was computed from the input."""
         if isinstance(value, Tensor):
             return self._is_cut(value)
-        return (isinstance(value, float) and value in self._numbers) or self.origins.is_foreign(value)
+        return (isinstance(value, float) and value in self._numbers) or self._is_foreign(value)
 
     def _is_cut(self, tensor: Tensor) -> bool:
         """Whether a constant was computed from the input, or comes from where nobody can tell."""
         mark = self.of(tensor)
-        if mark is not None or not self.origins.left:
+        if mark is not None or not self.left:
             return mark == CUT
-        return not self.origins.holds(tensor)
+        return storage_of(tensor) not in self._storages
 
     def survey(self, values: Any) -> int:
         """The most that any tensor in nested values is: LIVE, DEPENDENT or CONSTANT."""
@@ -181,7 +170,7 @@ class Marks:
                 return LIVE
             return DEPENDENT if self._is_cut(values) else CONSTANT
         if isinstance(values, np.ndarray):
-            return DEPENDENT if self.origins.left and values.dtype.kind in "fc" else CONSTANT
+            return DEPENDENT if self.left and values.dtype.kind in "fc" else CONSTANT
         if isinstance(values, float):
             return DEPENDENT if values in self._numbers else CONSTANT
         if isinstance(values, str | bytes | int) or values is None:
@@ -242,20 +231,16 @@ def recognise(marks: Marks, name: str, args: Sequence[Any], out: Tensor) -> None
     elif isinstance(form := marks.form_of(args[0] if args else None), Form):
         if name in _SAME and form.amplitude:
             marks.put_form(out, form)
-        elif len(args) == 2 and isinstance(args[1], int | float):
-            _with_number(marks, name, form, float(args[1]), out)
-
-
-def _with_number(marks: Marks, name: str, form: Form, number: float, out: Tensor) -> None:
-    """Mark a gate if the number keeps a bounded tensor from changing its sign."""
-    if name in ("mul", "div") and form.amplitude and number:
-        size = form.amplitude * abs(number if name == "mul" else 1 / number)
-        marks.put_form(out, replace(form, amplitude=size))
-    elif name in ("add", "sub", "rsub") and form.amplitude:
-        if abs(number) >= form.amplitude * (1 - ROUNDING):
-            marks.put(out, GATE)
-    elif name == "add" and number == 1 and not form.plus_one:
-        marks.put_form(out, replace(form, plus_one=True))
+        elif len(args) != 2 or not isinstance(args[1], int | float):
+            return
+        elif name in ("mul", "div") and form.amplitude and args[1]:
+            size = form.amplitude * abs(args[1] if name == "mul" else 1 / args[1])
+            marks.put_form(out, replace(form, amplitude=size))
+        elif name in ("add", "sub", "rsub") and form.amplitude:
+            if abs(args[1]) >= form.amplitude * (1 - ROUNDING):  # the sign stays as it is
+                marks.put(out, GATE)
+        elif name == "add" and args[1] == 1 and not form.plus_one:
+            marks.put_form(out, replace(form, plus_one=True))
 
 
 def exponent_of(marks: Marks, numerator: Any, denominator: Any) -> Tensor | None:

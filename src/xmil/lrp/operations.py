@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Operation = Callable[..., Any]
 Function = Callable[..., Tensor]  # an operation that returns one tensor
 Rule = Callable[..., Any]
+T = TypeVar("T")
 
 RULES: Registry[Rule] = Registry("LRP rule", group="xmil.rules")
 
@@ -28,11 +29,14 @@ def register_rule(*operations: str) -> Callable[[Rule], Rule]:
 
     The rule is called as `rule(engine, function, *args, **kwargs)` and returns what `function` would.
     """
+    return _register_all(RULES, operations)
 
-    def add(rule: Rule) -> Rule:
-        for operation in operations:
-            RULES.add(operation, rule)
-        return rule
+
+def _register_all(registry: Registry[T], names: Iterable[str]) -> Callable[[T], T]:
+    def add(entry: T) -> T:
+        for name in names:
+            registry.add(name, entry)
+        return entry
 
     return add
 
@@ -221,13 +225,7 @@ def register_function(*names: str) -> Callable[[FunctionRule], FunctionRule]:
     graph (its `saved_tensors` are at hand), the gradient that the function gives for each tensor it took, and
     those that came to its outputs. It returns the gradients to go on with; None stops there.
     """
-
-    def add(rule: FunctionRule) -> FunctionRule:
-        for name in names:
-            FUNCTION_RULES.add(name, rule)
-        return rule
-
-    return add
+    return _register_all(FUNCTION_RULES, names)
 
 
 def backward_is_rule(function: AutogradFunction) -> AutogradFunction:
@@ -239,23 +237,9 @@ def backward_is_rule(function: AutogradFunction) -> AutogradFunction:
     return function
 
 
-def full_name(function: type) -> str:
-    """The name a custom autograd function is registered under."""
-    return f"{function.__module__}.{function.__qualname__}"
-
-
 def is_rule(function: type) -> bool:
     """Whether the function's backward is a rule."""
     return function in _RULES_THEMSELVES or function.__module__.startswith("xmil.lrp.")
-
-
-def correct(engine: Engine, node: Any, rule: FunctionRule) -> Any:
-    """Let a rule change what a node of the graph hands on; returns the hook's handle."""
-
-    def hook(gradients: Any, upstream: Any) -> tuple[Tensor | None, ...]:
-        return tuple(rule(engine, node, gradients, upstream))
-
-    return node.register_hook(hook)
 
 
 # Settings of the affine rule, by parameter name.

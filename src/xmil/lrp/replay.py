@@ -82,22 +82,21 @@ class _Played(Trace):
 States = OrderedDict[Hashable, Recording | str]
 
 
-class _Recordings(local):
-    """The keys of each module in one thread, the last used last: came once, never recorded, or recorded."""
-
-    def __init__(self) -> None:
-        self.of: WeakKeyDictionary[nn.Module, States] = WeakKeyDictionary()
-
-
-_recordings = _Recordings()
+# `of` are the keys of each module in this thread, the last used last: came once, never recorded, or recorded.
+_recordings = local()
 
 
 def traced(run: Run, x: Tensor, reference: Tensor | None, *, module: nn.Module, rules: Any) -> Trace:
     """`run(x, reference)`, played back if a small bag of this shape came before."""
-    inside = _inside(module) if _is_small(x) else None
+    small = False  # worth a recording, which holds about eight times the bag's memory
+    if x.device.type == "cuda":
+        total = torch.cuda.get_device_properties(x.device).total_memory
+        small = x.numel() * x.element_size() <= min(SMALL_BYTES, total // SHARE_OF_MEMORY)
+    inside = _inside(module) if small else None
     if inside is None:
         return run(x, reference)
-    states = _recordings.of.setdefault(module, OrderedDict())
+    of: WeakKeyDictionary[nn.Module, States] = vars(_recordings).setdefault("of", WeakKeyDictionary())
+    states = of.setdefault(module, OrderedDict())
     flags = (
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
@@ -119,14 +118,6 @@ def traced(run: Run, x: Tensor, reference: Tensor | None, *, module: nn.Module, 
     while len(states) > MOST_SHAPES:
         states.popitem(last=False)
     return state.play(x, reference) if isinstance(state, Recording) else run(x, reference)
-
-
-def _is_small(x: Tensor) -> bool:
-    """Whether a bag on a GPU is worth a recording, which holds about eight times its memory."""
-    if x.device.type != "cuda":
-        return False
-    total = torch.cuda.get_device_properties(x.device).total_memory
-    return x.numel() * x.element_size() <= min(SMALL_BYTES, total // SHARE_OF_MEMORY)
 
 
 def _inside(module: nn.Module) -> Hashable | None:

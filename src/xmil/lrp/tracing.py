@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, unknown_name
 from xmil.lrp.engine import WAY_OUT, Engine, StartOver
-from xmil.lrp.operations import FUNCTION_RULES, Composite, correct, full_name, is_rule, live_tensors
+from xmil.lrp.operations import FUNCTION_RULES, Composite, is_rule, live_tensors
 from xmil.lrp.values import Flow, Recorder, ReferencePass, Secants, message_of
 
 Forward = Callable[[Tensor], Tensor]
@@ -146,15 +147,21 @@ def _with_engine(
 def _trace(forward: Forward, x: Tensor, engine: Engine, layers: Sequence[str]) -> Trace:
     x = x.detach().requires_grad_(True)
     captured: dict[str, Tensor] = {}
-    with torch.enable_grad(), ExitStack() as stack:
-        for name in layers:
-            stack.enter_context(_capture(engine.module, name, captured))
+
+    def capture(name: str, out: Any) -> None:
+        if tensors := live_tensors(out):
+            captured[name] = tensors[0]
+
+    with torch.enable_grad(), hooked(engine.module, layers, capture):
         start = engine.own(x)
         engine.start = x if start is x else None
         engine.sight.start()
         with engine:
             logits = forward(start)
         engine.sight.look()
+    for name in layers:
+        if name not in captured:
+            raise InputError(f"The layer {name!r} gave no tensor that depends on the input.")
     _check_graph(engine, logits)
     return Trace(engine, x, logits, {name: captured[name] for name in layers})
 
@@ -181,11 +188,12 @@ def _check_graph(engine: Engine, logits: Tensor) -> None:
         elif (message := message_of(node)) is not None:
             raise UnsupportedError(message)
         elif not is_rule(function):
-            name = full_name(function)
+            name = f"{function.__module__}.{function.__qualname__}"
             if name not in FUNCTION_RULES:
                 way = _OTHER_WAYS.get(name, f"Give it one with xmil.lrp.register_function. {WAY_OUT}")
                 raise UnsupportedError(f"No LRP rule for the custom autograd function {name!r}. {way}")
-            correct(engine, node, FUNCTION_RULES[name])
+            rule = partial(FUNCTION_RULES[name], engine, node)
+            node.register_hook(lambda *gradients, rule=rule: tuple(rule(*gradients)))
 
 
 _OTHER_WAYS = {
@@ -210,20 +218,17 @@ def _nodes(start: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _capture(module: nn.Module, name: str, into: dict[str, Tensor]) -> Iterator[None]:
-    """Store the output of a submodule under its name during a forward pass."""
-    modules = dict(module.named_modules())
-    if name not in modules:
-        raise unknown_name("layer", name, (path for path in modules if path))
-
-    def store(_module: nn.Module, _args: Any, out: Any) -> None:
-        if tensors := live_tensors(out):
-            into[name] = tensors[0]
-
-    handle = modules[name].register_forward_hook(store)
+def hooked(module: nn.Module, layers: Sequence[str], hook: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Call `hook(name, output)` whenever a layer has run, within the block; it may give another output."""
+    parts = dict(module.named_modules())
+    for layer in layers:
+        if layer not in parts or not layer:
+            raise unknown_name("layer", layer, (name for name in parts if name))
+    handles = [
+        parts[name].register_forward_hook(lambda _, __, out, name=name: hook(name, out)) for name in layers
+    ]
     try:
         yield
     finally:
-        handle.remove()
-    if name not in into:
-        raise InputError(f"The layer {name!r} gave no tensor that depends on the input.")
+        for handle in handles:
+            handle.remove()

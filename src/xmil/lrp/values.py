@@ -6,34 +6,51 @@ With a reference pass, activations are measured from it: what f(x) has over f(x0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    """The result of a custom autograd function."""
+def ruled(x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
+    """The value `out`, bit for bit; of its gradient, x gets back(gradient, *saved)."""
+    return _apply(_Ruled, x, out.detach(), back, *saved)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     out: Tensor = function.apply(*args)
     return out
 
 
+class _Ruled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, back: Callable[..., Tensor], *saved: Any) -> Tensor:
+        ctx.save_for_backward(*saved)
+        ctx.back = back
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        return ctx.back(gradients[0], *saved), *[None] * (2 + len(saved))
+
+
 def with_gradient_of(carrier: Tensor, value: Tensor) -> Tensor:
     """The value, bit for bit, with the gradient of the carrier."""
-    return apply(_Value, carrier, value.detach())
+    return ruled(carrier, value, lambda gradient: gradient)
 
 
 def scaled_gradient(tensor: Tensor, factor: float) -> Tensor:
     """The tensor, with its gradient times a factor."""
-    return apply(_Scale, tensor, factor)
+    return ruled(tensor, tensor, lambda gradient: gradient * factor)
 
 
 def contiguous_gradient(tensor: Tensor) -> Tensor:
     """The tensor, with its gradient laid out contiguously (convolutions are far slower on others)."""
-    return apply(_Contiguous, tensor)
+    return ruled(tensor, tensor, Tensor.contiguous)
 
 
 def stabilised(denominator: Tensor, epsilon: float) -> Tensor:
@@ -48,13 +65,13 @@ def accounted(constant: Tensor, anchor: Tensor, book: Callable[[Tensor], None]) 
 
     `anchor` is any live tensor of the same operation: without it the backward pass would not come by.
     """
-    return apply(_Accounted, constant, anchor, book)
+    return _apply(_Accounted, constant, anchor, book)
 
 
 def without_rule(out: Any, message: str) -> Any:
     """A result that may go anywhere but on the way from the input to the explained output."""
     if isinstance(out, Tensor):
-        return apply(_WithoutRule, out, message) if out.requires_grad else out
+        return _apply(_WithoutRule, out, message) if out.requires_grad else out
     if isinstance(out, list | tuple):
         parts = [without_rule(part, message) for part in out]
         return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
@@ -87,37 +104,6 @@ class _WithoutRule(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
-
-
-class _Value(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, carrier: Tensor, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factor, None
-
-
-class _Contiguous(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
 
 
 # The account of a backward pass: what does not go on towards the input.
@@ -197,10 +183,6 @@ class Entry(NamedTuple):
     out: Tensor
     weight: Tensor
 
-    def instances(self, gradient: Tensor) -> Tensor:
-        """Relevance of each instance that came this way."""
-        return _product_rows(self.out.detach(), gradient)
-
 
 @dataclass(frozen=True)
 class Flow:
@@ -216,9 +198,7 @@ class Flow:
     @cached_property
     def gradient(self) -> Tensor | None:
         """The full gradient; None if nothing comes back."""
-        parts = [gradient @ entry.weight for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [self.direct]
-        return reduce(torch.add, parts) if parts else None
+        return self._sum(lambda entry, gradient: gradient @ entry.weight, lambda gradient: gradient)
 
     @property
     def features(self) -> Tensor:
@@ -228,23 +208,27 @@ class Flow:
     @cached_property
     def instances(self) -> Tensor:
         """Relevance summed over the last dimension."""
-        parts = [entry.instances(gradient) for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [_product_rows(self.tensor, self.direct)]
-        return reduce(torch.add, parts) if parts else self._nothing
+        total = self._sum(
+            lambda entry, gradient: _product_rows(entry.out.detach(), gradient),
+            lambda gradient: _product_rows(self.tensor, gradient),
+        )
+        return self.tensor.new_zeros(self.tensor.shape[:-1]) if total is None else total
 
     def against(self, baseline: Tensor) -> Tensor:
         """What instances that equal the baseline would get in these places: baseline . gradient, (b, n)."""
-        parts = [_scores(gradient, baseline @ entry.weight.mT) for entry, gradient in self._entered]
-        parts += [] if self.direct is None else [_scores(self.direct, baseline)]
-        return reduce(torch.add, parts) if parts else self._nothing
+        total = self._sum(
+            lambda entry, gradient: _scores(gradient, baseline @ entry.weight.mT),
+            lambda gradient: _scores(gradient, baseline),
+        )
+        return self.tensor.new_zeros(self.tensor.shape[:-1]) if total is None else total
 
-    @property
-    def _entered(self) -> Iterator[tuple[Entry, Tensor]]:
-        return ((entry, gradient) for entry, gradient in self.ways if gradient is not None)
-
-    @property
-    def _nothing(self) -> Tensor:
-        return self.tensor.new_zeros(self.tensor.shape[:-1])
+    def _sum(
+        self, entered: Callable[[Entry, Tensor], Tensor], direct: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """The sum over all ways by which something comes back; None if nothing does."""
+        parts = [entered(entry, gradient) for entry, gradient in self.ways if gradient is not None]
+        parts += [] if self.direct is None else [direct(self.direct)]
+        return reduce(torch.add, parts) if parts else None
 
 
 def _product_rows(tensor: Tensor, gradient: Tensor) -> Tensor:
@@ -268,12 +252,9 @@ ReferencePass = list[tuple[str, Tensor]]  # what each activation got, in order
 CLOSE = 1e-4  # x and x0 nearer than this have the tangent for a secant
 
 
-class Activations(Protocol):
-    """What an engine asks at each activation: a ruled result, or None for the rule it has."""
-
-    def __call__(
-        self, ledger: Ledger, function: Any, name: str, args: Any, kwargs: Any, /
-    ) -> Tensor | None: ...
+# What an engine asks at each activation, with ledger, function, name and arguments: a ruled result, or None
+# for the rule it has.
+Activations = Callable[[Ledger, Any, str, Any, Any], Tensor | None]
 
 
 class Recorder:
@@ -307,9 +288,14 @@ class Secants:
             return None
         if any(r not in (1, s) for r, s in zip(reference.shape, x.shape, strict=True)):
             return None
+
+        def back(gradient: Tensor, x: Tensor, out: Tensor, slope: Tensor) -> Tensor:
+            ledger.add("bias", product_sum(out - slope * x, gradient))
+            return gradient * slope
+
         with torch.no_grad():
             out, slope = _secant(lambda t: function(t, *args[1:], **kwargs), x, reference)
-        return apply(_Secant, x, out, slope, ledger)
+        return ruled(x, out, back, x, out, slope)
 
 
 def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -327,18 +313,3 @@ def _secant(function: Any, x: Tensor, reference: Tensor) -> tuple[Tensor, Tensor
         h = CLOSE * (1 + near.abs())
         slope[close] = (function(near + h) - function(near - h)) / (2 * h)
     return out, slope
-
-
-class _Secant(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, slope: Tensor, ledger: Ledger) -> Tensor:
-        ctx.save_for_backward(x, out, slope)
-        ctx.ledger = ledger
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = gradients
-        x, out, slope = ctx.saved_tensors
-        ctx.ledger.add("bias", product_sum(out - slope * x, gradient))
-        return gradient * slope, None, None, None

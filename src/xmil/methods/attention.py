@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.task import Target
-from xmil.methods.method import Attribution, Attributions, Output, Question, register_method
+from xmil.lrp import innermost_module
+from xmil.methods.method import Attributions, Output, Question, attributions, register_method
 from xmil.models import MILModel
-from xmil.network import Network
+from xmil.network import Network, Watch
 from xmil.nn import SelfAttention, row_blocks
 
 FUSIONS = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
@@ -66,20 +65,15 @@ def attention(
     about: dict[str, Any] = {}
     if network.model is not None:
         options: dict[str, Any] = {"layer": layer, "heads": heads, "normalise": normalise, "fold": fold}
-        logits, weights = compute_attention(network, x, **options)
-        outputs = question.outputs(logits)
-        scores = [branch(weights, output.target, network)[0] for output in outputs]
+        logits, (weights,) = compute_attention(network, x, **options)
     else:
         if heads != "mean":
             raise bad_parameter("heads", f"attention of {network.name}", "'mean'", heads)
         logits = network(x)
-        captured = capture_attention(network, x, logits, layer=layer)
-        outputs = question.outputs(logits)
-        scores = [captured.of(int(output.target)) for output in outputs]
-        about["params"] = {"softmax": captured.description}
-        about["warnings"] = (f"The attention shown is {captured.description}.",)
-    pairs = zip(outputs, scores, strict=True)
-    return Attributions(logits, [Attribution(o, float(o(logits)), s, **about) for o, s in pairs])
+        weights, description = capture_attention(network, x, logits.shape[1], layer=layer)
+        about["params"] = {"softmax": description}
+        about["warnings"] = (f"The attention shown is {description}.",)
+    return attributions(logits, question, lambda o: branch(weights, o.target, network), **about)
 
 
 def compute_attention(
@@ -110,10 +104,9 @@ def compute_attention(
 
 
 def branch(weights: Tensor, target: Target, network: Network) -> Tensor:
-    """The column (b, n) of the target's class, if each class has its own; else the mean of the columns."""
-    columns = weights.shape[-1]
-    per_class = network.model is not None and network.model.class_attention
-    if not per_class or int(target) >= columns:  # the risk of a survival model depends on every bin
+    """The column (..., n) of the target's class, if each class has its own; else the mean of the columns."""
+    per_class = network.model is None or network.model.class_attention
+    if not per_class or int(target) >= weights.shape[-1]:  # the risk of a survival model needs every bin
         return weights.mean(dim=-1)
     return weights[..., int(target)]
 
@@ -202,20 +195,7 @@ class Weights:
         return len(self.received)
 
 
-@dataclass(frozen=True)
-class CapturedAttention:
-    """Attention (n, k) to the instances, one column or one per class, and what it is in words."""
-
-    weights: Tensor
-    description: str
-
-    def of(self, target: int) -> Tensor:
-        """The attention (n,) for a target; one that depends on all classes has the mean of theirs."""
-        own = target < self.weights.shape[1] > 1
-        return self.weights[:, target] if own else self.weights.mean(dim=1)
-
-
-class SoftmaxWatch(TorchFunctionMode):
+class SoftmaxWatch(Watch):
     """Keep the result of every softmax of a pass, attention within one call included."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -223,16 +203,9 @@ class SoftmaxWatch(TorchFunctionMode):
         self.softmaxes: list[Weights] = []
         self._paths = {id(part): path for path, part in module.named_modules()}
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        options = dict(kwargs or {})
-        out = func(*args, **options)
-        name = getattr(func, "__name__", "")
+    def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
+        """Keep the weights of a softmax, or of an attention."""
+        name = getattr(function, "__name__", "")
         if name == "softmax" and isinstance(out, Tensor) and out.ndim:
             dim = args[1] if len(args) > 1 else options.get("dim")
             dim = -1 if dim is None else int(dim)
@@ -240,9 +213,8 @@ class SoftmaxWatch(TorchFunctionMode):
         elif name == "scaled_dot_product_attention":
             self._keep_attention(*args, **options)
         elif name == "multi_head_attention_forward":
-            both = func(*args, **{**options, "need_weights": True, "average_attn_weights": True})
+            both = function(*args, **{**options, "need_weights": True, "average_attn_weights": True})
             self._keep(both[1])
-        return out
 
     def _keep(self, weights: Tensor, source: tuple[Tensor, int] | None = None) -> None:
         """Weights over the last dimension; the one before it counts rows, the others heads and bags."""
@@ -274,17 +246,15 @@ class SoftmaxWatch(TorchFunctionMode):
 
     def _place(self) -> str:
         """The innermost part of the module on the call stack."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            path = self._paths.get(id(frame.f_locals.get("self")))
-            if path is not None:
-                return f"module {path!r}" if path else "the module itself"
-            frame = frame.f_back  # type: ignore[assignment]
-        return "the module itself"
+        path = self._paths.get(id(innermost_module(self._paths)))
+        return f"module {path!r}" if path else "the module itself"
 
 
-def capture_attention(network: Network, x: Tensor, logits: Tensor, *, layer: int | str) -> CapturedAttention:
-    """The attention of a foreign module to the instances of x (1, n, d); `layer` numbers the softmaxes."""
+def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int | str) -> tuple[Tensor, str]:
+    """The attention (n, k) of a foreign module to the instances of x (1, n, d), and what it is in words.
+
+    It has one column, or one per class; `layer` numbers the softmaxes.
+    """
     n = x.shape[1]
     softmaxes = _used(network, x, *_over_instances(network, x))
     if not softmaxes:
@@ -300,23 +270,19 @@ def capture_attention(network: Network, x: Tensor, logits: Tensor, *, layer: int
         at = layer % count
     else:
         raise bad_parameter("layer", "attention", f"an int in the range [0, {count})", layer)
-    weights, how = _to_instances(softmaxes[at], n, logits.shape[1])
-    place = f"in {softmaxes[at].place}, of shape {softmaxes[at].shape}"
-    return CapturedAttention(weights, f"softmax {at} of {count} over instances, {place}{how}")
-
-
-def _to_instances(softmax: Weights, n: int, n_outputs: int) -> tuple[Tensor, str]:
-    """Attention (n, k) to the instances from one softmax, and how it was read off."""
+    softmax = softmaxes[at]
+    what = f"softmax {at} of {count} over instances, in {softmax.place}, of shape {softmax.shape}"
     token = softmax.length - n  # 1 if a class token is among what is weighed
     if softmax.columns is not None and not token and softmax.columns.shape[1] == n_outputs > 1:
-        return softmax.columns, ", a row for each class"
+        return softmax.columns, f"{what}, a row for each class"
     instances = slice(0, n) if softmax.ends else slice(token, None)
     if softmax.rows < n:
-        return softmax.received[instances, None], "" if softmax.rows == 1 else ", the mean of its rows"
+        how = "" if softmax.rows == 1 else ", the mean of its rows"
+        return softmax.received[instances, None], f"{what}{how}"
     if token:
         which, row = ("last", softmax.last) if softmax.ends else ("first", softmax.first)
-        return row[instances, None], f", the row of the {which} token, taken as the class token"
-    return softmax.received[:, None], ", what each instance receives in the mean"
+        return row[instances, None], f"{what}, the row of the {which} token, taken as the class token"
+    return softmax.received[:, None], f"{what}, what each instance receives in the mean"
 
 
 def _over_instances(network: Network, x: Tensor) -> tuple[list[Weights], list[int]]:

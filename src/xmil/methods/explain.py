@@ -299,12 +299,19 @@ def explain_contexts(
         method.run(network.part(rows), x[:, rows], fixed, **own).of
         for rows in (torch.from_numpy(hand).to(x.device) for hand in hands)
     ]
-    attributions = []
+    attributions, n, size = [], x.shape[1], len(hands[0])
     for k, output in enumerate(outputs):
         mean = _average([run[k] for run in runs], hands, x)
-        note = _note(hands, x.shape[1], audited=mean.audit is not None)
+        what = "scores" if mean.audit is None else "scores and the audit"
+        note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
+        if size < n:
+            total = f", so their sum is about {n / size:.3g} times audit.instances"
+            note += (
+                f"; a score is the mean over those that hold its patch{'' if mean.audit is None else total}: "
+                "compare the order of these scores with that of plain ones, not their size"
+            )
         attributions.append(
-            replace(mean, value=float(output(logits)), output=output, warnings=(note, *mean.warnings))
+            replace(mean, value=float(output(logits)), output=output, warnings=(f"{note}.", *mean.warnings))
         )
     return Attributions(logits, attributions)
 
@@ -315,7 +322,13 @@ def deal(n: int, *, contexts: int, keep: float, seed: int | Sequence[int] = 0) -
     >>> [rows.tolist() for rows in deal(4, contexts=4, keep=0.5)]
     [[0, 2], [1, 3], [2, 3], [0, 1]]
     """
-    size = _size_of_hand(n, contexts, keep)
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
+    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
+    fewest = ceil(FEWEST * n / size)
+    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
+        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
+        raise bad_parameter("contexts", "explain", need, contexts)
     rng = np.random.default_rng(seed_words(seed, "contexts"))
     deck: list[int] = []
     hands = []
@@ -343,56 +356,23 @@ def _average(parts: Sequence[Attribution], hands: Sequence[Rows], x: Tensor) -> 
     squares.index_add_(0, rows, (scores - mean[rows]).square())
     stderr = (squares / (counts - 1) / counts).sqrt()
     cubes = torch.zeros_like(squares).index_add_(0, rows, (scores - mean[rows]) ** 3)
-    warnings = tuple(dict.fromkeys(line for part in parts for line in part.warnings))
+    skewness = (cubes / counts).abs() / (squares / counts).clamp(min=1e-30) ** 1.5
+    warnings = list(dict.fromkeys(line for part in parts for line in part.warnings))
+    if (share := float((skewness > SKEWED).double().mean())) > OFTEN:  # a few sub-bags decide these scores
+        warnings.append(
+            f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
+            "errors are too small more often than they should be; interval() allows for it, more contexts "
+            "help."
+        )
+    audits = [part.audit.as_dict() for part in parts if part.audit is not None]
+    audit = None
+    if len(audits) == len(parts):
+        audit = Audit(**{name: float(np.mean([shares[name] for shares in audits])) for name in audits[0]})
     return replace(
         parts[0],
         scores=mean.to(x.dtype),
-        audit=mean_audit([part.audit for part in parts]),
+        audit=audit,
         stderr=stderr,
         stable=sure_signs(mean, stderr, counts.long()),
-        warnings=warnings + _skewed(squares / counts, cubes / counts),
+        warnings=tuple(warnings),
     )
-
-
-def mean_audit(audits: Sequence[Audit | None]) -> Audit | None:
-    """Each share's mean; None where the method keeps no account."""
-    every = [audit.as_dict() for audit in audits if audit is not None]
-    if len(every) < len(audits):
-        return None
-    return Audit(**{name: float(np.mean([shares[name] for shares in every])) for name in every[0]})
-
-
-def _skewed(squares: Tensor, cubes: Tensor) -> tuple[str, ...]:
-    """The sentence on scores that a few sub-bags decide: their standard errors are rough."""
-    skewness = cubes.abs() / squares.clamp(min=1e-30) ** 1.5
-    share = float((skewness > SKEWED).double().mean())
-    if share <= OFTEN:
-        return ()
-    return (
-        f"The scores of {share:.0%} of the patches are skewed over the sub-bags, so that their standard "
-        "errors are too small more often than they should be; interval() allows for it, more contexts help.",
-    )
-
-
-def _note(hands: Sequence[Rows], n: int, *, audited: bool) -> str:
-    what, size = "scores and the audit" if audited else "scores", len(hands[0])
-    note = f"The {what} are means over {len(hands)} sub-bags of {size} instances"
-    if size == n:
-        return f"{note}."
-    total = f", so their sum is about {n / size:.3g} times audit.instances" if audited else ""
-    return (
-        f"{note}; a score is the mean over those that hold its patch{total}: compare the order of these "
-        "scores with that of plain ones, not their size."
-    )
-
-
-def _size_of_hand(n: int, contexts: Any, keep: Any) -> int:
-    """Check the parameters and count the instances that a sub-bag keeps."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise bad_parameter("keep", "contexts", "a float in the range (0, 1]", keep)
-    size = max(1, ceil(keep * n - 1e-9))  # 0.1 * 30 is a little above 3
-    fewest = ceil(FEWEST * n / size)
-    if isinstance(contexts, bool) or not isinstance(contexts, int) or contexts < fewest:
-        need = f"an int in the range [{fewest}, inf), so that each of {n} instances is in {FEWEST} sub-bags"
-        raise bad_parameter("contexts", "explain", need, contexts)
-    return size

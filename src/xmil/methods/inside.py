@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -22,7 +22,7 @@ from xmil.core.text import small_number
 from xmil.encoders import load_encoder
 from xmil.encoders.encoder import Encoder, Transform, vectors
 from xmil.methods.explain import explain
-from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, TileMap, map_tile
+from xmil.methods.inside_maps import MAPS, EncoderNetwork, MapSettings, Tile, map_tile
 from xmil.network import frozen
 from xmil.slides import open_slide
 
@@ -68,16 +68,24 @@ def explain_inside(
     for name in settings:
         if name not in MapSettings.__dataclass_fields__:
             raise unknown_name("setting of explain_inside", name, MapSettings.__dataclass_fields__)
-    used = _as_encoder(encoder, transform)
+    used = load_encoder(encoder) if isinstance(encoder, str) else encoder
+    if isinstance(used, nn.Module):
+        used = Encoder(type(used).__name__, 0, used.eval(), transform or Transform())
+    if not isinstance(used, Encoder):
+        raise bad_parameter("encoder", "explain_inside", "an encoder, its name or a torch.nn.Module", encoder)
+    backbone, name = used.network, used.name
+    network = EncoderNetwork(
+        lambda pixels: vectors(backbone(pixels), name, len(pixels)),
+        backbone if isinstance(backbone, nn.Module) else None,
+    )
     map_settings = MapSettings(**settings)
     with open_slide(slide, mpp) if isinstance(slide, str | PathLike) else nullcontext(slide) as opened:
         placed = explanation.placed(mpp=mpp or opened.mpp)
-        reader = _Reader(opened, placed, used, patch_px or _patch_px(features, used, placed))
+        reader = _Reader(opened, placed, used, network, patch_px or _patch_px(features, used, placed))
         rows = _choose_rows(placed, patches)
         worth = _find_worth(
             model, explanation, rows, read=reader.features, features=features, background=background
         )
-        network = _network(used)
         tile_maps = []
         for done, (row, g) in enumerate(zip(rows, worth.weights, strict=True), start=1):
             with frozen(network.module) if network.module is not None else nullcontext():
@@ -87,10 +95,16 @@ def explain_inside(
     if method in ON_TOKENS:  # each place gives up its part of what the baseline would have
         tile_maps = [
             replace(m, values=m.values - float(share) / m.values.numel(), constant=m.constant + float(share))
-            for m, share in zip(tile_maps, worth.baseline, strict=True)
+            for m, share in zip(tile_maps, worth.of(worth.shift), strict=True)
         ]
     maps = np.stack([m.values.detach().float().cpu().numpy() for m in tile_maps])
-    audit = _audit(tile_maps, explanation.scores[rows], worth.features)
+    # what the map places, what constants keep (without the map's share, the baseline's part), the rest
+    exact = explanation.scores[rows].astype(np.float64)
+    spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
+    other = np.array([m.other for m in tile_maps])
+    constant = np.array([m.constant for m in tile_maps]) + (exact - worth.of(worth.now))
+    rest = other + (exact - spatial - other) - constant
+    audit = InsideAudit(*(part.astype(np.float32) for part in (exact, spatial, constant, rest)))
     boxes, target = placed.boxes()[rows], str(explanation.target)
     notes = [*worth.notes]
     if method in ON_TOKENS and not explanation.params.get("baseline"):
@@ -99,39 +113,6 @@ def explain_inside(
             "their share of the colour too; explain with a background to see what differs from it."
         )
     return Inside(maps, boxes, rows, audit, method, target, used.name, explanation.bag, notes)
-
-
-def _audit(tile_maps: Sequence[TileMap], scores: FloatArray, worth: FloatArray) -> InsideAudit:
-    """What the map places, what constants keep (without the map's share, the baseline's part), the rest."""
-    exact = np.asarray(scores, dtype=np.float64)
-    spatial = np.array([float(m.values.double().sum()) for m in tile_maps])
-    other = np.array([m.other for m in tile_maps])
-    rest = exact - spatial - other
-    constant = np.array([m.constant for m in tile_maps]) + (exact - worth)
-    return InsideAudit(
-        np.asarray(scores, dtype=np.float32),
-        spatial.astype(np.float32),
-        constant.astype(np.float32),
-        (other + rest - constant).astype(np.float32),
-    )
-
-
-def _as_encoder(encoder: Any, transform: Callable[[Any], Tensor] | None) -> Encoder:
-    if isinstance(encoder, Encoder):
-        return encoder
-    if isinstance(encoder, str):
-        return load_encoder(encoder)
-    if isinstance(encoder, nn.Module):
-        return Encoder(type(encoder).__name__, 0, encoder.eval(), transform or Transform())
-    raise bad_parameter("encoder", "explain_inside", "an encoder, its name or a torch.nn.Module", encoder)
-
-
-def _network(encoder: Encoder) -> EncoderNetwork:
-    def features(pixels: Tensor) -> Tensor:
-        return vectors(encoder.network(pixels), encoder.name, len(pixels))
-
-    module = encoder.network if isinstance(encoder.network, nn.Module) else None
-    return EncoderNetwork(features, module)
 
 
 def _patch_px(features: Any, encoder: Encoder, placed: Explanation) -> int:
@@ -170,9 +151,11 @@ def _choose_rows(placed: Explanation, patches: int | npt.ArrayLike) -> IntArray:
 class _Reader:
     """Tiles of the slide as the encoder sees them."""
 
-    def __init__(self, slide: Slide, placed: Explanation, encoder: Encoder, size: int) -> None:
+    def __init__(
+        self, slide: Slide, placed: Explanation, encoder: Encoder, network: EncoderNetwork, size: int
+    ) -> None:
         placed.boxes()  # an error with the reason if places are unknown
-        self.slide, self.placed, self.encoder, self.size = slide, placed, encoder, size
+        self.slide, self.encoder, self.network, self.size = slide, encoder, network, size
         assert placed.coords is not None and placed.patch_size is not None  # noqa: S101, PT018
         self.corners, self.edge = placed.coords, placed.patch_size
 
@@ -197,9 +180,8 @@ class _Reader:
     @torch.no_grad()
     def features(self, rows: npt.ArrayLike) -> Tensor:
         """Features (k, d) of patches, read and encoded now."""
-        parts = [self.pixels(self.corners[row]) for row in np.asarray(rows)]
-        network = _network(self.encoder)
-        return torch.cat([network.features(part) for part in parts]).float().cpu()
+        parts = [self.network.features(self.pixels(self.corners[row])) for row in np.asarray(rows)]
+        return torch.cat(parts).float().cpu()
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,15 +194,9 @@ class _Worth:
     notes: list[str] = field(default_factory=list)
     ordinary: Tensor | None = None  # (d,) the mean patch of the background, if there is one
 
-    @property
-    def features(self) -> FloatArray:
-        """g . f (k,) of the features as they are now."""
-        return (self.weights * self.now.double()).sum(dim=1).numpy()
-
-    @property
-    def baseline(self) -> FloatArray:
-        """g . shift (k,): what patches that equal the baseline would have."""
-        return (self.weights * self.shift.double()).sum(dim=1).numpy()
+    def of(self, features: Tensor) -> FloatArray:
+        """g . f (k,) of features (k, d) or (d,)."""
+        return (self.weights * features.double()).sum(dim=1).numpy()
 
 
 def _find_worth(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from xmil.core.errors import UnsupportedError, bad_parameter, unknown_name
+from xmil.core.errors import UnsupportedError, bad_parameter
 from xmil.core.registry import Registry
 from xmil.encoders.encoder import vectors
-from xmil.lrp import AffineRule, Composite, trace
+from xmil.lrp import AffineRule, Composite, hooked, trace
 
 SMALL = 1e-2  # of all relevance: less than this on the patch tokens, and the class token has it all
 OTHER = 1e-3  # of the largest term: an account that is further from closing is refused
@@ -29,6 +30,10 @@ PIXELS = "pixels"  # as the name of a layer: the picture itself
 GAMMA = 0.25  # of networks with batch norm
 LAYERS_AT_ONCE = 32  # whose outputs are in memory together
 PREFIX = 8  # class and register tokens that may stand before the patch tokens
+NO_LAYER = (
+    "No layer of this encoder keeps places apart in a way that is known; name one with layer=, or use "
+    "method='occlusion'."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +48,6 @@ class Tile:
     weights: Tensor
     shifted: Callable[[float, float], Tensor]
     ordinary: Tensor | None = None
-
-    def in_kind(self) -> Tensor:
-        """The weights without their part along the ordinary patch: a copy of it, pale or dense, has none."""
-        if self.ordinary is None or not float(self.ordinary.norm()):
-            return self.weights
-        along = self.ordinary.to(self.weights) / self.ordinary.to(self.weights).norm()
-        rest: Tensor = self.weights - (self.weights @ along) * along
-        return rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,20 +158,20 @@ def map_tile(method: str, network: EncoderNetwork, tile: Tile, settings: MapSett
 def tokens(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMap:
     """Relevance on the encoder's last spatial map, or on the patch tokens that its pooling reads."""
     module = network.traceable()
-    if settings.layer is not None:
-        return _at_layer(network, tile, settings.layer, settings)
-    if "tokens" in network.layers:
-        return _at_layer(network, tile, network.layers["tokens"], settings)
-    for layer in last_layers(module, tile.pixels):
+    if (layer := settings.layer or network.layers.get("tokens")) is not None:
+        return _at_layer(network, tile, layer, settings)
+    names = list(reversed(spatial_layers(module, tile.pixels)))
+    passed = []  # from the last one back: layers that everything passes, then the rest
+    for layer in chain(cuts(module, names, tile.pixels), names):
+        if layer in passed:
+            continue
+        passed.append(layer)
         tile_map = _at_layer(network, tile, layer, settings)
-        size = float(tile_map.values.abs().sum()) + abs(tile_map.constant)
-        if float(tile_map.values.abs().sum()) > SMALL * size:
+        size = float(tile_map.values.abs().sum())
+        if size > SMALL * (size + abs(tile_map.constant)):
             network.layers["tokens"] = layer
             return tile_map
-    raise UnsupportedError(
-        "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
-        "or use method='occlusion'."
-    )
+    raise UnsupportedError(NO_LAYER)
 
 
 @MAPS.register("turned")
@@ -184,7 +181,10 @@ def turned(network: EncoderNetwork, tile: Tile, settings: MapSettings) -> TileMa
     If an ordinary patch is known, places differ by what they have beside it: what a paler or denser copy of
     it would have is shared out evenly, because any network responds to dense tissue, trained or not.
     """
-    in_kind = replace(tile, weights=tile.in_kind())
+    in_kind = tile
+    if tile.ordinary is not None and float(tile.ordinary.norm()):
+        along = tile.ordinary.to(tile.weights) / tile.ordinary.to(tile.weights).norm()
+        in_kind = replace(tile, weights=tile.weights - (tile.weights @ along) * along)
     mean = average_views(
         lambda view: tokens(network, view, settings), in_kind, n=settings.views, reach=settings.reach
     )
@@ -350,23 +350,9 @@ def spatial_layers(module: nn.Module, pixels: Tensor) -> dict[str, int]:
         if grid is not None:
             edges.setdefault(name, grid[1])
 
-    with _hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
+    with hooked(module, [name for name, _ in module.named_modules() if name], note), torch.no_grad():
         module(pixels)
     return edges
-
-
-@contextmanager
-def _hooked(module: nn.Module, layers: Sequence[str], hook: Callable[[str, Any], None]) -> Iterator[None]:
-    """Call `hook(name, output)` whenever one of the layers has run, within the block."""
-    handles = [
-        submodule(module, name).register_forward_hook(lambda _, __, out, name=name: hook(name, out))
-        for name in layers
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def grid_of(out: Any) -> tuple[str, int, int, int] | None:
@@ -393,10 +379,8 @@ def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
     grid = grid_of(features)
     assert grid is not None  # noqa: S101  # checked before the trace
     layout, height, width, front = grid
-    if layout == "channels first":
-        return features.sum(dim=1), 0.0
-    if layout == "channels last":
-        return features.sum(dim=-1), 0.0
+    if layout != "tokens":
+        return features.sum(dim=1 if layout == "channels first" else -1), 0.0
     per_token = features.sum(dim=-1)
     return per_token[:, front:].reshape(-1, height, width), float(per_token[:, :front].double().sum())
 
@@ -404,29 +388,16 @@ def on_grid(features: Tensor, layer: str | None) -> tuple[Tensor, float]:
 def run_to_layer(module: nn.Module, layer: str, pixels: Tensor) -> Tensor:
     """What a layer gives for a picture, the last time it runs."""
     outputs: list[Tensor] = []
-    with _hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
+    with hooked(module, [layer], lambda _, out: outputs.append(out)), torch.no_grad():
         module(pixels)
     if not outputs or not isinstance(outputs[-1], Tensor):
         raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
     return outputs[-1].clone()
 
 
-@contextmanager
-def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
+def replaced(module: nn.Module, layer: str, value: Tensor) -> AbstractContextManager[None]:
     """Fix the output of a layer within the block: only what follows depends on it."""
-    handle = submodule(module, layer).register_forward_hook(lambda *_: value)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def submodule(module: nn.Module, layer: str) -> nn.Module:
-    """A part of a network by its dotted name."""
-    parts: dict[str, nn.Module] = dict(module.named_modules())
-    if layer not in parts or not layer:
-        raise unknown_name("layer", layer, (name for name in parts if name))
-    return parts[layer]
+    return hooked(module, [layer], lambda *_: value)
 
 
 def is_cut(module: nn.Module, layer: str, pixels: Tensor) -> bool:
@@ -443,23 +414,13 @@ def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[s
         def note(name: str, out: Tensor, outputs: dict[str, Tensor] = outputs) -> None:
             outputs[name] = out.clone()
 
-        with _hooked(module, part, note), torch.no_grad():
+        with hooked(module, part, note), torch.no_grad():
             result = module(pixels)
         for layer in part:
             with torch.no_grad(), replaced(module, layer, outputs[layer]):
                 other = module(torch.zeros_like(pixels))
             if torch.equal(result, other):
                 yield layer
-
-
-def last_layers(module: nn.Module, pixels: Tensor) -> Iterator[str]:
-    """From the last one back: layers that everything passes, then the rest."""
-    names = list(reversed(spatial_layers(module, pixels)))
-    passed = []
-    for name in cuts(module, names, pixels):
-        passed.append(name)
-        yield name
-    yield from (name for name in names if name not in passed)
 
 
 def finer_layer(module: nn.Module, pixels: Tensor) -> str:
@@ -469,10 +430,7 @@ def finer_layer(module: nn.Module, pixels: Tensor) -> str:
     finer = [name for name in names if edges[name] > edges[names[-1]]] or names[: len(names) // 2 + 1]
     layer = next(cuts(module, finer[::-1], pixels), None)
     if layer is None:
-        raise UnsupportedError(
-            "No layer of this encoder keeps places apart in a way that is known; name one with layer=, "
-            "or use method='occlusion'."
-        )
+        raise UnsupportedError(NO_LAYER)
     return layer
 
 
@@ -497,8 +455,7 @@ def fold_batch_norm(module: nn.Module, x: Tensor) -> nn.Module:
     """
     twin = copy.deepcopy(module)
     for layer, norm in _pairs(twin, x):
-        _fold(layer, norm)
-        _neutralise(twin, norm)
+        _fold(twin, layer, norm)
     before, after = module(x), twin(x)
     limit = ALIKE * max(float(before.abs().max()), 1e-12) if isinstance(before, Tensor) else 0.0
     if not isinstance(before, Tensor) or not float((before - after).abs().max()) <= limit:
@@ -537,7 +494,8 @@ def _pairs(module: nn.Module, x: Tensor) -> list[tuple[nn.Module, _BatchNorm]]:
     return [(a, b) for a, b in read if runs[a] == runs[b] == sources.count(a) == 1]
 
 
-def _fold(layer: nn.Module, norm: _BatchNorm) -> None:
+def _fold(module: nn.Module, layer: nn.Module, norm: _BatchNorm) -> None:
+    """Take a norm into its layer; an identity replaces it, or a scale of one if it has an activation."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)  # noqa: S101  # as found by _pairs
     assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
     scale = torch.rsqrt(norm.running_var + norm.eps)
@@ -546,17 +504,12 @@ def _fold(layer: nn.Module, norm: _BatchNorm) -> None:
     bias = shift if layer.bias is None else layer.bias * scale + shift
     layer.weight = nn.Parameter(layer.weight * scale.view(-1, *[1] * (layer.weight.ndim - 1)))
     layer.bias = nn.Parameter(bias.clone())
-
-
-def _neutralise(module: nn.Module, norm: _BatchNorm) -> None:
-    """An identity in place of the norm; a norm with an activation of its own stays, as a scale of one."""
     if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         for parent in list(module.modules()):
             for name, child in parent.named_children():
                 if child is norm:
                     setattr(parent, name, nn.Identity())
         return
-    assert norm.running_mean is not None and norm.running_var is not None  # noqa: S101, PT018
     norm.running_mean.zero_()
     norm.running_var.fill_(1 - norm.eps)
     if norm.weight is not None:

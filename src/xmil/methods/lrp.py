@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from xmil.core.errors import InputError, UnsupportedError, bad_parameter, unknown_name
 from xmil.core.explanation import Audit
-from xmil.lrp import AffineRule, Composite, Flow, Relevance, Trace, fetch, record, replay, trace
+from xmil.lrp import AffineRule, Composite, Flow, Trace, fetch, record, replay, trace
 from xmil.methods.method import (
     BAG,
     MEAN,
@@ -129,7 +129,15 @@ def lrp(
         centring = centring if strength is None else replace(centring, strength=strength)
     options: dict[str, Any] = {"layer": layer, "feature_level": feature_level, "centring": centring}
     if preset == "released" and composite is None and network.name == "transmil":
-        return _released(network, x, question, rules, **options)
+        # scores of the stripped copy, for the classes and logits of the true model
+        assert network.model is not None  # noqa: S101  # the preset has refused others
+        with torch.no_grad():
+            logits = network(x)
+        targets = [output.target for output in question.outputs(logits)]
+        stripped = released_copy(network.model)
+        with frozen(stripped):
+            result = _propagate(Network(stripped), x, replace(question, targets=targets), rules, **options)
+        return replace(result, logits=logits)
     return _propagate(network, x, question, rules, **options)
 
 
@@ -156,9 +164,20 @@ def _propagate(
                 f"{x.shape[1]} instances; name a layer before the instances are joined or padded."
             )
         centre = at_input if layer is None else centring.find(network, flow.tensor)
-        one = _attribution(relevance, flow, output, centre, layer is None, feature_level)
-        check_reached(network, x, output, scores=flow.instances[0], value=one.value, audit=one.audit)
-        attributions.append(one)
+        (scores,), baseline = _split_off_baseline(flow, centre)
+        features, audit, about = None, None, describe_baseline(centre)
+        sums = [relevance.output.double().reshape(()), scores.double().sum()]
+        sums += [] if baseline is None else [baseline.double().sum()]
+        value, instances, *of_baseline = fetch(sums)
+        if feature_level:
+            shift = 0.0 if centre is None else centre.shift
+            features = replace(flow, tensor=flow.tensor - shift).features[0]
+        if layer is None:
+            shares = {**relevance.shares, **dict(zip(["baseline"], of_baseline, strict=False))}
+            audit = Audit.close(output=value, instances=instances, **shares)
+            about["warnings"] += account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
+        check_reached(network, x, output, scores=flow.instances[0], value=value, audit=audit)
+        attributions.append(Attribution(output, value, scores, audit, features, **about))
     return Attributions(traced.logits, attributions)
 
 
@@ -193,43 +212,6 @@ def trace_bags(
     if x.is_cuda and layer is None and network.is_built_in and not network.takes_companions:
         return replay.traced(run, x, shift, module=network.module, rules=rules)
     return run(x, shift)
-
-
-def _released(
-    network: Network, x: Tensor, question: Question, rules: Composite, **options: Any
-) -> Attributions:
-    """Scores of the stripped copy, for the classes and logits of the true model."""
-    assert network.model is not None  # noqa: S101  # the preset has refused others
-    with torch.no_grad():
-        logits = network(x)
-    targets = [output.target for output in question.outputs(logits)]
-    stripped = released_copy(network.model)
-    with frozen(stripped):
-        result = _propagate(Network(stripped), x, replace(question, targets=targets), rules, **options)
-    return replace(result, logits=logits)
-
-
-def _attribution(
-    relevance: Relevance,
-    flow: Flow,
-    output: Output,
-    centre: Baseline | None,
-    at_input: bool,
-    feature_level: bool,
-) -> Attribution:
-    (scores,), baseline = _split_off_baseline(flow, centre)
-    features, audit, about = None, None, describe_baseline(centre)
-    sums = [relevance.output.double().reshape(()), scores.double().sum()]
-    sums += [] if baseline is None else [baseline.double().sum()]
-    value, instances, *of_baseline = fetch(sums)
-    if feature_level:
-        shift = 0.0 if centre is None else centre.shift
-        features = replace(flow, tensor=flow.tensor - shift).features[0]
-    if at_input:
-        shares = {**relevance.shares, **dict(zip(["baseline"], of_baseline, strict=False))}
-        audit = Audit.close(output=value, instances=instances, **shares)
-        about["warnings"] += account_warnings(audit, size=relevance.size, cuts=relevance.cuts)
-    return Attribution(output, value, scores, audit, features, **about)
 
 
 # The presets.

@@ -361,6 +361,14 @@ class Attributions:
     of: Sequence[Attribution]
 
 
+def attributions(
+    logits: Tensor, question: Question, score: Callable[[Output], Tensor], **about: Any
+) -> Attributions:
+    """What a method returns, from the scores (n,) it gives for each output."""
+    outputs = question.outputs(logits)
+    return Attributions(logits, [Attribution(o, float(o(logits)), score(o), **about) for o in outputs])
+
+
 CONTEXTS = {"contexts": None, "keep": 0.5, "seed": 0}  # how many sub-bags, what share each keeps, their draw
 Explain = Callable[..., Attributions]
 Batch = Callable[..., Tensor]
@@ -373,9 +381,9 @@ class Method:
 
     `run(network, x, question, **parameters)` explains one bag (1, n, d). `supports` says why a model cannot
     be explained, or None. `outputs` are the explained numbers it takes, its default first. `cost` is in
-    forward passes over a bag of n instances. `card` has its titles. `contexts`: whether its
-    scores can be averaged over sub-bags, see `methods/contexts.py`. If the method can,
-    `batch(network, x, outputs, **parameters)` scores many bags (b, n, d) of one size together, (b, k, n).
+    forward passes over a bag of n instances. `card` has its titles. `contexts`: whether its scores can be
+    averaged over sub-bags. If the method can, `batch(network, x, outputs, **parameters)` scores many bags
+    (b, n, d) of one size together, (b, k, n).
     """
 
     name: str

@@ -7,7 +7,7 @@ random scores, which a method must beat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,15 @@ from torch import Tensor
 
 from xmil.core.errors import bad_parameter
 from xmil.core.explanation import Audit
-from xmil.methods.method import Attribution, Attributions, Output, Question, register_method, seed_words
+from xmil.methods.method import (
+    Attribution,
+    Attributions,
+    Output,
+    Question,
+    attributions,
+    register_method,
+    seed_words,
+)
 from xmil.network import Network
 from xmil.subsets import open_subsets
 
@@ -64,7 +72,7 @@ def single(network: Network, x: Tensor, question: Question) -> Attributions:
     """f({x_k}): the output of each instance alone."""
     bag = open_subsets(network, x)
     alone = bag.singles().to(x.dtype)
-    return _attributions(bag.logits, question, lambda o: o(alone))
+    return attributions(bag.logits, question, lambda o: o(alone))
 
 
 @register_method(
@@ -75,7 +83,7 @@ def one_removed(network: Network, x: Tensor, question: Question) -> Attributions
     """f(X) - f(X without x_k)."""
     bag = open_subsets(network, x)
     without = bag.without_each().to(x.dtype)
-    return _attributions(bag.logits, question, lambda o: o(bag.logits) - o(without))
+    return attributions(bag.logits, question, lambda o: o(bag.logits) - o(without))
 
 
 @register_method(
@@ -90,12 +98,7 @@ def combined(network: Network, x: Tensor, question: Question) -> Attributions:
     """The mean of `single` and `one_removed`."""
     bag = open_subsets(network, x)
     alone, without = bag.singles().to(x.dtype), bag.without_each().to(x.dtype)
-    return _attributions(bag.logits, question, lambda o: 0.5 * (o(alone) + o(bag.logits) - o(without)))
-
-
-def _attributions(logits: Tensor, question: Question, score: Callable[[Output], Tensor]) -> Attributions:
-    outputs = question.outputs(logits)
-    return Attributions(logits, [Attribution(o, float(o(logits)), score(o)) for o in outputs])
+    return attributions(bag.logits, question, lambda o: 0.5 * (o(alone) + o(bag.logits) - o(without)))
 
 
 @register_method("milli", signed=True, cost="one per sample, and O(samples n^2) for the fit", outputs=OUTPUTS)
@@ -127,12 +130,15 @@ def milli(
     def score(output: Output) -> Tensor:
         ranks = output(alone).argsort(descending=True, stable=True).argsort().cpu().numpy()
         chances = inclusion_chances(n, alpha=alpha, beta=beta)[ranks]
-        members = _draw(chances, samples, seed_words(seed, "milli"))
+        rng = np.random.default_rng(seed_words(seed, "milli"))
+        members = rng.random((samples, n)) < chances
+        empty = ~members.any(axis=1)
+        members[empty, rng.integers(n, size=int(empty.sum()))] = True
         values = output(bag.run(torch.from_numpy(members).to(x.device))).cpu().numpy()
         weights = members @ chances / members.sum(axis=1)
         return torch.from_numpy(_fit(members, values, weights)).to(x)
 
-    return _attributions(bag.logits, question, score)
+    return attributions(bag.logits, question, score)
 
 
 def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
@@ -147,15 +153,6 @@ def inclusion_chances(n: int, *, alpha: float, beta: float) -> Floats:
     if slope >= 0:
         return np.asarray((2 * alpha - 1) * (1 - rank / last) * np.exp(-slope * rank) + 1 - alpha)
     return np.asarray((1 - 2 * alpha) * (rank / last) * np.exp(slope * (last - rank)) + alpha)
-
-
-def _draw(chances: Floats, samples: int, seed: list[int]) -> npt.NDArray[np.bool_]:
-    """Sub-bags (samples, n), none of them empty."""
-    rng = np.random.default_rng(seed)
-    members = rng.random((samples, len(chances))) < chances
-    empty = ~members.any(axis=1)
-    members[empty, rng.integers(len(chances), size=int(empty.sum()))] = True
-    return members
 
 
 def _fit(members: npt.NDArray[np.bool_], values: Floats, weights: Floats) -> Floats:
@@ -191,13 +188,13 @@ def logits_batch(network: Network, x: Tensor, outputs: Sequence[Output]) -> Tens
 def instance_logits(network: Network, x: Tensor, question: Question) -> Attributions:
     """What each instance adds to the output of an additive model."""
     parts, logits = _parts(network, x)
-    attributions = []
+    shared = []
     for output in question.outputs(logits):
         (scores,), value, seed = _shared(parts, logits, output)
         rest = float(value.double() - (seed * logits).double().sum())  # a reference, the risk of zero logits
         audit = Audit.close(output=float(value), instances=float(scores.double().sum()), bias=rest)
-        attributions.append(Attribution(output, float(value), scores, audit))
-    return Attributions(logits, attributions)
+        shared.append(Attribution(output, float(value), scores, audit))
+    return Attributions(logits, shared)
 
 
 def _parts(network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,10 +217,9 @@ def _shared(parts: Tensor, logits: Tensor, output: Output) -> tuple[Tensor, Tens
 @torch.no_grad()
 def random(network: Network, x: Tensor, question: Question, *, seed: int | Sequence[int] = 0) -> Attributions:
     """Standard normal scores: what a method must beat."""
-    logits = network(x)
-    outputs = question.outputs(logits)
-    generators = [np.random.default_rng([*seed_words(seed, "random"), int(o.target)]) for o in outputs]
-    draws = [torch.from_numpy(rng.standard_normal(x.shape[1])).to(x) for rng in generators]
-    return Attributions(
-        logits, [Attribution(o, float(o(logits)), s) for o, s in zip(outputs, draws, strict=True)]
-    )
+
+    def score(output: Output) -> Tensor:
+        rng = np.random.default_rng([*seed_words(seed, "random"), int(output.target)])
+        return torch.from_numpy(rng.standard_normal(x.shape[1])).to(x)
+
+    return attributions(network(x), question, score)

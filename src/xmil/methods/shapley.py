@@ -83,7 +83,10 @@ def shapley(
     outputs = question.outputs(game.logits)
     few = game.n <= LARGEST and (1 << game.n) <= permutations * (game.n - 1)
     if exact or (exact is None and (game.n <= AFFORDABLE or few)):
-        estimate = _enumerated(game, outputs)
+        codes = torch.arange(1 << game.n, device=x.device)
+        logits = torch.cat([game.run(bits_of(part, game.n)) for part in codes.split(4096)])
+        means = torch.stack([exact_shapley(output(logits), game.n) for output in outputs])
+        estimate = Estimate(means, torch.zeros_like(means), len(codes))
     else:
         orders = _Orders(game, np.random.default_rng(seed_words(seed, "shapley")), permutations)
         estimate = orders.sample(outputs, precision, progress)
@@ -141,13 +144,6 @@ def bits_of(codes: Tensor, n: int) -> Tensor:
     return (codes.unsqueeze(1) >> torch.arange(n, device=codes.device)) & 1 == 1
 
 
-def _enumerated(game: Subsets, outputs: Sequence[Output]) -> Estimate:
-    codes = torch.arange(1 << game.n, device=game.x.device)
-    logits = torch.cat([game.run(bits_of(part, game.n)) for part in codes.split(4096)])
-    means = torch.stack([exact_shapley(output(logits), game.n) for output in outputs])
-    return Estimate(means, torch.zeros_like(means), 1 << game.n)
-
-
 def time_call(run: Callable[[], Tensor]) -> float:
     """Measure the seconds of a call after another like it; reading a number waits for a device to end."""
     for _ in range(2):
@@ -199,7 +195,10 @@ class _Orders:
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
-        self._announce(precision)
+        logger.info(
+            "shapley: %d instances on %s, %s",
+            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
+        )  # fmt: skip
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:
@@ -228,12 +227,6 @@ class _Orders:
         gains = torch.empty_like(steps).scatter_(2, orders.expand_as(steps), steps)
         both: Tensor = gains.unflatten(1, (2, pairs))
         return both.mean(dim=1)
-
-    def _announce(self, precision: float | None) -> None:
-        logger.info(
-            "shapley: %d instances on %s, %s",
-            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
-        )  # fmt: skip
 
     def _ahead(self, precision: float | None) -> str:
         """How many permutations are ahead and how long they take, from the time of a few sub-bags."""

@@ -14,6 +14,7 @@ from xmil.network.network import (
     frozen,
     open_network,
 )
+from xmil.network.reading import Watch
 from xmil.network.trust import attempt, first_line
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Companions",
     "ForwardFunction",
     "Network",
+    "Watch",
     "as_bag",
     "as_model",
     "as_tensor",

@@ -382,7 +382,11 @@ def find_values_per_instance(
     function: Callable[..., Any] | None, module: nn.Module, n: int
 ) -> ValuesPerInstance:
     """Values with a row for each of n instances that a function and the module it calls keep."""
-    values = [*([] if function is None else _outside_values(function)), *_plain_attributes(module).items()]
+    values = [] if function is None else list(_outside_values(function))
+    for path, part in module.named_modules():
+        own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
+        data = {k: v for k, v in own.items() if isinstance(v, ARRAYS) or hasattr(v, "tocsr")}
+        values += ((f"{path}.{k}".lstrip("."), v) for k, v in _with_contents(data, 0))
     for part in module.modules():
         if not type(part).__module__.startswith(LIBRARIES):
             values += _outside_values(part.forward)
@@ -414,22 +418,17 @@ def _outside_values(function: Callable[..., Any], depth: int = 0) -> Iterator[tu
         yield from _with_contents({"self": function.__self__}, depth)
         yield from _outside_values(function.__func__, depth)
     elif isinstance(function, FunctionType):
-        yield from _with_contents(_read_by(function), depth)
+        named = {}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                named[name] = cell.cell_contents
+        for name in _global_names(function.__code__):
+            if name in function.__globals__:
+                named.setdefault(name, function.__globals__[name])
+        named |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+        yield from _with_contents(named | (function.__kwdefaults__ or {}), depth)
     elif not isinstance(function, type) and hasattr(function, "__dict__"):
         yield from _with_contents(vars(function), depth)
-
-
-def _read_by(function: FunctionType) -> dict[str, Any]:
-    """Values of a function's closure, of the globals it names, and of its defaults."""
-    values: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # an empty cell
-            values[name] = cell.cell_contents
-    for name in _global_names(function.__code__):
-        if name in function.__globals__:
-            values.setdefault(name, function.__globals__[name])
-    defaults = dict(enumerate(function.__defaults__ or ()))
-    return {**values, **{f"default {i}": v for i, v in defaults.items()}, **(function.__kwdefaults__ or {})}
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -461,16 +460,6 @@ def _with_contents(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str,
 
 def _prefixed(name: str, values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
     return ((f"{name}.{key}", value) for key, value in _with_contents(values, depth + 1))
-
-
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """Values set on a module or its parts that are neither weights nor buffers, by their path."""
-    values: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        own = {k: v for k, v in vars(part).items() if not k.startswith("_") and k != "caller"}
-        data = {k: v for k, v in own.items() if isinstance(v, ARRAYS) or hasattr(v, "tocsr")}
-        values.update({f"{path}.{k}".lstrip("."): v for k, v in _with_contents(data, 0)})
-    return values
 
 
 def _shape_per_instance(value: Any, n: int) -> str | None:

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from os import PathLike
 from typing import Any, TypedDict, Unpack
 
@@ -25,8 +24,6 @@ from xmil.network.calling import (
     PLAIN,
     CallStyle,
     Companions,
-    ValuesPerInstance,
-    find_values_per_instance,
     named_companions,
     style_of_forward,
 )
@@ -34,12 +31,6 @@ from xmil.network.reading import RETURNS, LogitsPath, ProbabilityWatch, to_log_o
 from xmil.network.trust import run_trial, seeded, sub_bag_error
 
 ForwardFunction = Callable[..., Any]  # (net, x, *, companions by name)
-
-
-@cache
-def _own_companions(model: type[MILModel]) -> dict[str, bool]:
-    """What the `aggregate` of a model of ours takes beside the instances."""
-    return named_companions(model.aggregate)
 
 
 class Network:
@@ -63,7 +54,7 @@ class Network:
         self.module = module
         self.model = module if isinstance(module, MILModel) and forward is None else None
         self.companions = companions or Companions({}, n=None)
-        self.has_forward = forward is not None
+        self.forward = forward  # the user's own
         self.call_style = PLAIN if forward is None else style_of_forward(forward, named_companions(forward))
         self.logits_path = LogitsPath()
         self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
@@ -73,8 +64,7 @@ class Network:
         self.trial_bag: Tensor | None = None
         self.writes_input = False  # whether the module changes the bag it gets
         self.sub_bag_refusal: XmilError | None = None  # why sub-bags are refused
-        self._forward = forward
-        self._own_names = {} if self.model is None else _own_companions(type(self.model))
+        self._own_names = {} if self.model is None else named_companions(type(self.model).aggregate)
         self._rows: Tensor | None = None  # of the full bag, if this is the network of a part
 
     @property
@@ -145,12 +135,6 @@ class Network:
         assert self.model is not None  # noqa: S101  # others have no such weights
         return self.model.attention_weights(h, **self._companion_values(h, None))
 
-    def with_companions(self, **values: Tensor) -> Network:
-        """The network with other values in place of some companions."""
-        twin = copy.copy(self)
-        twin.companions = self.companions.replaced(values)
-        return twin
-
     def part(self, rows: Tensor) -> Network:
         """The network for the bag of some rows (m,) of the full one, in that order."""
         twin = copy.copy(self)
@@ -169,7 +153,7 @@ class Network:
         names = [name for name, must in parameters.items() if must or name in self.companions]
         if not names:
             return {}
-        asker = "forward" if self.has_forward else self.name
+        asker = self.name if self.forward is None else "forward"
         if (error := self.companions.missing_error(names, asker)) is not None:
             raise error
         at = self.rows(x, rows)
@@ -219,10 +203,6 @@ class Network:
             out = self.logits_path(self.raw(x, rows))
         source = watch.source(out)
         return to_log_odds(out, self.task) if source is None else source.reshape(1, -1)
-
-    def values_per_instance(self, n: int) -> ValuesPerInstance:
-        """Values of `forward` and of the module with a row for each of n instances."""
-        return find_values_per_instance(self._forward, self.module, n)
 
     def raw(self, x: Tensor, rows: Tensor | None = None) -> Any:
         """What the module returns for one bag."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,13 +153,8 @@ _KEEP_PROBABILITIES = (
 )  # fmt: skip  # of probabilities alone these give probabilities, if the result is within [0, 1]
 
 
-class ProbabilityWatch(TorchFunctionMode):
-    """Note which tensors are probabilities by how they were computed, and the logits they came from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sources: Any = WeakIdKeyDictionary()
-        self._signed: Any = WeakIdKeyDictionary()
+class Watch(TorchFunctionMode):
+    """Runs every operation of a pass as it is, and shows it to `see`."""
 
     def __torch_function__(
         self,
@@ -169,13 +165,29 @@ class ProbabilityWatch(TorchFunctionMode):
     ) -> Any:
         options = dict(kwargs or {})
         out = func(*args, **options)
-        name = getattr(func, "__name__", "")
-        first = args[0] if args else options.get("input")
-        parts = out if isinstance(out, list | tuple) else (out,)
-        for part in parts:
-            if isinstance(part, Tensor):
-                self._note(part, name, first, (func, args[1:], options))
+        self.see(func, args, options, out)
         return out
+
+    @abstractmethod
+    def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
+        """Look at an operation and its result."""
+
+
+class ProbabilityWatch(Watch):
+    """Note which tensors are probabilities by how they were computed, and the logits they came from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sources: Any = WeakIdKeyDictionary()
+        self._signed: Any = WeakIdKeyDictionary()
+
+    def see(self, function: Any, args: Sequence[Any], options: dict[str, Any], out: Any) -> None:
+        """Note the tensors among the results."""
+        first = args[0] if args else options.get("input")
+        for part in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(part, Tensor):
+                name = getattr(function, "__name__", "")
+                self._note(part, name, first, (function, args[1:], options))
 
     def _note(self, out: Tensor, name: str, first: Any, operation: tuple[Any, Any, Any]) -> None:
         if name in _SQUASH and isinstance(first, Tensor):
@@ -189,12 +201,11 @@ class ProbabilityWatch(TorchFunctionMode):
             self._sources[out] = self._sources[first] if _to_unit(*operation[1:]) else None
         elif name in _SIGNED:
             self._signed[out] = None
-        elif self._makes_probabilities(name, first, operation):
+        elif self._makes_probabilities(name, first, *operation[1:]):
             self._sources[out] = None
 
-    def _makes_probabilities(self, name: str, first: Any, operation: tuple[Any, Any, Any]) -> bool:
+    def _makes_probabilities(self, name: str, first: Any, rest: Any, options: Any) -> bool:
         """Whether an operation makes probabilities, if not by a sigmoid or softmax."""
-        _, rest, options = operation
         if name == "hardsigmoid" or (name in ("clamp", "clip") and _to_unit(rest, options)):
             return True
         if name in ("add", "__add__", "__radd__") and isinstance(first, Tensor) and first in self._signed:

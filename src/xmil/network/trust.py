@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -29,6 +28,7 @@ from xmil.network.calling import (
     MissingCompanionError,
     MissingInputError,
     check_parameters,
+    find_values_per_instance,
     fixed_value_error,
     list_call_styles,
     mask_of_ones,
@@ -73,15 +73,16 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         )
     x = x.clone() if x.is_inference() else x
     network.trial_bag = x
-    before = network.values_per_instance(x.shape[1])
+    before = find_values_per_instance(network.forward, network.module, x.shape[1])
     watch, logits = _settle_call(network, x)
     if not bool(torch.isfinite(logits).all()):
         bag = network.companions.name
         raise UnsupportedError(f"The outputs of {network.name} are not finite for {bag}; check the model.")
-    n, after = x.shape[1], network.values_per_instance(x.shape[1])
+    n = x.shape[1]
+    after = find_values_per_instance(network.forward, network.module, n)
     fixed = [(name, value[1]) for name, value in after.items() if before.get(name) == value]
     if fixed and n > 1:  # a row per instance that no call replaces: sub-bags would not fit it
-        owner = "forward" if network.has_forward else network.name
+        owner = network.name if network.forward is None else "forward"
         network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
     _check_one_row_per_bag(network, x, logits)
     _check_optional_companions(network, x)
@@ -94,12 +95,11 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
 
 def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]:
     """Take the first style of calling that gives logits, under a watch for probabilities."""
-    if network.has_forward:
-        styles = [network.call_style]
-    else:
+    styles = [network.call_style]
+    if network.forward is None:
         check_parameters(network.module, network.companions.names)
         styles = list_call_styles(network.module, network.companions.names)
-    failures: list[FailedCall] = []
+    failures: list[Failure] = []
     for style, following in zip(styles, [*styles[1:], None], strict=True):
         network.call_style, watch, probe = style, ProbabilityWatch(), x.clone()
         try:
@@ -110,13 +110,13 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
         except (AmbiguousError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever a user's module raises
-            failures.append(FailedCall(style, error))
+            failures.append((style, error))
             continue
         network.writes_input = probe._version > 0
         if style.with_mask is not None:
             if not _settle_mask(network, x):
                 hidden = UnreadableError(f"{network.name} masks the bag with {style.text}.")
-                failures.append(FailedCall(style, hidden))
+                failures.append((style, hidden))
                 continue
             with watch:
                 logits = network.logits_path(network.raw(x))
@@ -124,7 +124,7 @@ def _settle_call(network: Network, x: Tensor) -> tuple[ProbabilityWatch, Tensor]
             _check_batch(network, x, following)
         _record_call(network, x)
         return watch, logits
-    raise call_error(network, x, failures) from failures[0].error
+    raise call_error(network, x, failures) from failures[0][1]
 
 
 def _record_call(network: Network, x: Tensor) -> None:
@@ -134,10 +134,15 @@ def _record_call(network: Network, x: Tensor) -> None:
         return
     network.params["call"] = text
     logger.info("%s is called as %s; pass forward= to call it in another way.", network.name, text)
-    if "coords" not in network.call_style.names or "coords" not in network.companions or network.has_forward:
+    if (
+        "coords" not in network.call_style.names
+        or "coords" not in network.companions
+        or network.forward is not None
+    ):
         return
     origin = torch.zeros(x.shape[1], 2, dtype=torch.long, device=x.device)
-    twin = network.with_companions(coords=origin)  # all patches in one place
+    twin = copy(network)
+    twin.companions = network.companions.replaced({"coords": origin})  # all patches in one place
     with seeded(0):
         logits = network.logits(x)
     with seeded(0):
@@ -239,8 +244,8 @@ def _check_one_row_per_bag(network: Network, x: Tensor, logits: Tensor) -> None:
 
 def _check_optional_companions(network: Network, x: Tensor) -> None:
     """Ask the user if companions are optional, the bag has them, and the output depends on them."""
-    names = {} if network.has_forward else optional_companions(network.module, network.companions.names)
-    if not names or network.call_style.names:
+    names = optional_companions(network.module, network.companions.names)
+    if network.forward is not None or not names or network.call_style.names:
         return
     batch = network.call_style is PLAIN
     values = {name: network.companions.select(to, network.rows(x), x) for name, to in names.items()}
@@ -362,15 +367,7 @@ def seeded(seed: int) -> Iterator[None]:
 # Why a call failed.
 
 
-@dataclass(frozen=True)
-class FailedCall:
-    """A style of calling, and what it raised."""
-
-    style: CallStyle
-    error: Exception
-
-    def __str__(self) -> str:
-        return f"{self.style.text} raised {first_line(self.error)}"
+Failure = tuple[CallStyle, Exception]  # a style of calling, and what it raised
 
 
 def attempt(compute: Callable[[], T]) -> T | None:
@@ -393,28 +390,28 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}".rstrip(": ")
 
 
-def call_error(network: Network, x: Tensor, failures: Sequence[FailedCall]) -> XmilError:
+def call_error(network: Network, x: Tensor, failures: Sequence[Failure]) -> XmilError:
     """The error for a module that no style of calling fits: companions, output, width, instances, in turn."""
-    for failure in failures:
-        name = failure.error.args[0] if isinstance(failure.error, MissingInputError) else None
+
+    def first(kind: type[XmilError]) -> XmilError | None:
+        return next((error for _, error in failures if isinstance(error, kind)), None)
+
+    for _, failure in failures:
+        name = failure.args[0] if isinstance(failure, MissingInputError) else None
         if name in COMPANIONS and (error := network.companions.missing_error([str(name)], network.name)):
             return error
-    styles = [failure.style for failure in failures]
-    reasons = "; ".join(str(failure) for failure in failures[:2])
+    styles = [style for style, _ in failures]
+    reasons = "; ".join(f"{style.text} raised {first_line(failure)}" for style, failure in failures[:2])
     advice = "; pass forward=lambda net, x: ... that calls it and returns logits (1, c)"
-    advice = "" if network.has_forward else advice
+    advice = advice if network.forward is None else ""
     return (
-        _first_of(failures, MissingCompanionError)
-        or _first_of(failures, UnreadableError)
+        first(MissingCompanionError)
+        or first(UnreadableError)
         or _width_error(network, x, styles)
         or _too_few_error(network, x, styles)
-        or _first_of(failures, XmilError)
+        or first(XmilError)
         or InputError(f"{network.name} could not take a bag of shape {tuple(x.shape)}: {reasons}{advice}.")
     )
-
-
-def _first_of(failures: Sequence[FailedCall], kind: type[XmilError]) -> XmilError | None:
-    return next((failure.error for failure in failures if isinstance(failure.error, kind)), None)
 
 
 def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
@@ -11,10 +11,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from xmil.models import AddMIL, MaxPool, PooledMIL
-from xmil.network import Network
+from xmil.network import Network, Watch
 from xmil.subsets.engine import SLAB, Subsets
 
 Layers = list[tuple[Tensor, Tensor]]  # weights (out, in) and biases (out,) of linear layers
@@ -230,8 +229,7 @@ class MaxSubsets(Subsets):
     def _aggregate_none(self) -> Tensor:
         return self.network.aggregate(self.h0)
 
-    def _run(self, masks: Tensor, mode: str) -> Tensor:
-        return self._by_size(masks, mode)
+    _run = Subsets._by_size  # masked instances, too
 
     def _rows(self, rows: Tensor, mode: str) -> Tensor:
         return self._head(self.h[0][rows].amax(dim=1), mode)
@@ -280,8 +278,7 @@ class AdditiveSubsets(Subsets):
         self.a, self.a0 = (self.model.attend(h)[0, :, 0].double() for h in (self.h, self.h0))  # (n,), (1,)
         self.u, self.u0 = (F.linear(h[0], first.weight) for h in (self.h, self.h0))  # (n, hidden)
 
-    def _run(self, masks: Tensor, mode: str) -> Tensor:
-        return self._by_size(masks, mode)
+    _run = Subsets._by_size  # masked instances, too
 
     def _rows(self, rows: Tensor, mode: str) -> Tensor:
         outside = self.n - rows.shape[1] if mode == "mask" else 0
@@ -342,7 +339,7 @@ def relu_layers(head: Callable[[Tensor], Tensor], zero: Tensor) -> Layers | None
     return trace.layers if same else None
 
 
-class _Trace(TorchFunctionMode):
+class _Trace(Watch):
     """Notes operations in their order, and the weights of linear ones."""
 
     def __init__(self) -> None:
@@ -350,16 +347,10 @@ class _Trace(TorchFunctionMode):
         self.names: list[str] = []
         self.layers: Layers = []
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.names.append(func.__name__)
-        if func.__name__ == "linear":
+    def see(self, function: Any, args: Sequence[Any], *_: Any) -> None:
+        """Note one operation."""
+        self.names.append(function.__name__)
+        if function.__name__ == "linear":
             _, matrix, *bias = args
             constant = bias[0] if bias and bias[0] is not None else matrix.new_zeros(len(matrix))
             self.layers.append((matrix.detach().double(), constant.detach().double()))
-        return func(*args, **(kwargs or {}))

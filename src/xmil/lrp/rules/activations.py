@@ -15,7 +15,7 @@ from torch import Tensor
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.marks import GATE, WEIGHT, exponent_of
 from xmil.lrp.operations import Function, name_of, register_rule
-from xmil.lrp.values import Ledger, apply, stabilised, with_gradient_of
+from xmil.lrp.values import Ledger, ruled, stabilised, with_gradient_of
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -44,10 +44,21 @@ def smooth(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     with torch.no_grad():
         out = function(input, *args, **kwargs)
         at_zero = function(input.new_zeros(1), *args, **kwargs)
-    ruled = apply(_Smooth, input, out, at_zero, engine.ledger)
+    passed = _through_neuron(engine.ledger, input, out, at_zero)
     if (mark := _MARKS.get(name_of(function))) is not None:
-        engine.marks.put(ruled, mark)
-    return ruled
+        engine.marks.put(passed, mark)
+    return passed
+
+
+def _through_neuron(ledger: Ledger, x: Tensor, out: Tensor, at_zero: Tensor) -> Tensor:
+    """The value f(x); f(0) keeps its share, the rest goes to x."""
+
+    def back(gradient: Tensor, x: Tensor, out: Tensor, at_zero: Tensor) -> Tensor:
+        passed = gradient * (out - at_zero) / stabilised(x, EPSILON)
+        ledger.add("bias", at_zero.double().squeeze() * gradient.sum())
+        return passed
+
+    return ruled(x, out, back, x, out, at_zero)
 
 
 def logistic(
@@ -60,9 +71,9 @@ def logistic(
     with torch.no_grad():
         out = compute()
     at_zero = exponent.new_full((1,), 0.5 if isinstance(numerator, Tensor) else numerator / 2)
-    ruled = apply(_Smooth, exponent, out, at_zero, engine.ledger)
-    engine.marks.put(ruled, GATE)
-    return ruled
+    passed = _through_neuron(engine.ledger, exponent, out, at_zero)
+    engine.marks.put(passed, GATE)
+    return passed
 
 
 @register_rule("clamp", "clamp_min", "clamp_max", "clip", "hardtanh", "relu6")
@@ -94,28 +105,13 @@ def alpha_dropout(
 
 
 @register_rule(
-    "floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide", "__floordiv__"
-)
-def steps(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Constant between its steps."""
+    "floor", "ceil", "round", "trunc", "fix", "sign", "sgn", "heaviside", "floor_divide", "__floordiv__",
+    "softmax", "softmin", "gumbel_softmax", "_sparse_softmax",
+)  # fmt: skip
+def constant(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
+    """Constant between its steps, or taken as one, as the weights of a softmax are."""
     with torch.no_grad():
         return function(*args, **kwargs)
-
-
-class _Smooth(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, at_zero: Tensor, ledger: Ledger) -> Tensor:
-        ctx.save_for_backward(x, out, at_zero)
-        ctx.ledger = ledger
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (gradient,) = gradients
-        x, out, at_zero = ctx.saved_tensors
-        passed = gradient * (out - at_zero) / stabilised(x, EPSILON)
-        ctx.ledger.add("bias", at_zero.double().squeeze() * gradient.sum())
-        return passed, None, None, None
 
 
 # Norms: the LN-rule.
@@ -136,10 +132,16 @@ def layer_norm(
     engine.check_constant("layer_norm", weight=weight, bias=bias)
     with torch.no_grad():  # the kernel behind every layer norm; it returns 1 / std as well
         out, _mean, scale = torch.native_layer_norm(input, list(normalized_shape), weight, bias, eps)
-    ruled = apply(_Centred, input, out, weight, scale, len(normalized_shape))
+    dims = tuple(range(-len(normalized_shape), 0))
+
+    def back(gradient: Tensor, scale: Tensor, weight: Tensor | None) -> Tensor:
+        gradient = gradient if weight is None else gradient * weight
+        return (gradient - gradient.mean(dim=dims, keepdim=True)) * scale
+
+    normed = ruled(input, out, back, scale, weight)
     if bias is not None:
-        engine.keep(bias, ruled)
-    return ruled
+        engine.keep(bias, normed)
+    return normed
 
 
 @register_rule("rms_norm")
@@ -227,25 +229,7 @@ def _grouped(
     per_channel = (-1, *[1] * (x.ndim - 2))
     if weight is not None:
         centred = centred * weight.view(per_channel)
-    ruled = with_gradient_of(centred, out)
+    normed = with_gradient_of(centred, out)
     if bias is not None:
-        engine.ledger.keep(engine.share_of(bias), bias.view(per_channel), ruled)
-    return ruled
-
-
-class _Centred(torch.autograd.Function):
-    """Value `out`; gradient of (x - mean(x)) w / std with a constant std."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, out: Tensor, weight: Tensor | None, scale: Tensor, n_dims: int
-    ) -> Tensor:
-        ctx.dims = tuple(range(-n_dims, 0))
-        ctx.save_for_backward(scale, weight)
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        scale, weight = ctx.saved_tensors
-        gradient = gradients[0] if weight is None else gradients[0] * weight
-        return (gradient - gradient.mean(dim=ctx.dims, keepdim=True)) * scale, None, None, None, None
+        engine.ledger.keep(engine.share_of(bias), bias.view(per_channel), normed)
+    return normed

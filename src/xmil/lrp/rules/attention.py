@@ -15,22 +15,15 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.marks import CUT
-from xmil.lrp.operations import Function, Gradients, register_function, register_rule
+from xmil.lrp.operations import Gradients, register_function, register_rule
 from xmil.lrp.rules.linear import apply_affine
-from xmil.lrp.values import apply, with_gradient_of
+from xmil.lrp.values import ruled, with_gradient_of
 from xmil.nn import normalised_attention, scan_adjoint, transposed_attention
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
 
 BLOCK_ELEMENTS = 1 << 21  # largest block of attention weights, in numbers: small enough for the cache
-
-
-@register_rule("softmax", "softmin", "gumbel_softmax", "_sparse_softmax")
-def softmax(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """A constant."""
-    with torch.no_grad():
-        return function(*args, **kwargs)
 
 
 @register_rule("nystrom_factors")
@@ -78,8 +71,23 @@ def scaled_dot_product_attention(
             if fused is not None
             else function(query, key, value, mask, dropout_p, is_causal, scale=scale, **kwargs)
         )
-    ruled = apply(_ConstantWeights, value, out, query, key, mask, sums, factor)
-    return apply_affine(engine, ruled, ruled, None, engine.composite.attention)
+    shape = value.shape
+
+    def back(
+        gradient: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, sums: Tensor | None
+    ) -> Tensor:
+        """P^T g, in blocks that are never all kept."""
+        passed = None
+        if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
+            passed = transposed_attention(query, key, gradient, _as_bias(mask), sums, scale=factor)
+        if passed is None and query.shape[-2] >= key.shape[-2]:
+            passed = _by_queries(query * factor, key, mask, gradient)
+        elif passed is None:
+            passed = _by_keys(query * factor, key, mask, gradient, sums)
+        return passed.sum_to_size(shape)
+
+    mixed = ruled(value, out, back, query, key, mask, sums)
+    return apply_affine(engine, mixed, mixed, None, engine.composite.attention)
 
 
 def _as_bias(mask: Tensor | None) -> Tensor | None:
@@ -87,38 +95,6 @@ def _as_bias(mask: Tensor | None) -> Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, float("-inf"))
-
-
-class _ConstantWeights(torch.autograd.Function):
-    """Value `out` of an attention; gradient P^T g to the values alone, in blocks that are never all kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None,
-        sums: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, mask, sums)
-        ctx.shape, ctx.scale = value.shape, scale
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
-        query, key, mask, sums = ctx.saved_tensors
-        passed = None
-        if sums is not None and query.device.type != "cpu":  # there blocks in the cache are as fast
-            bias = _as_bias(mask)
-            passed = transposed_attention(query, key, gradients[0], bias, sums, scale=ctx.scale)
-        if passed is None and query.shape[-2] >= key.shape[-2]:
-            passed = _by_queries(query * ctx.scale, key, mask, gradients[0])
-        elif passed is None:
-            passed = _by_keys(query * ctx.scale, key, mask, gradients[0], sums)
-        return passed.sum_to_size(ctx.shape), None, None, None, None, None, None
 
 
 def _by_queries(query: Tensor, key: Tensor, mask: Tensor | None, gradient: Tensor) -> Tensor:
@@ -269,17 +245,4 @@ def selective_scan(
     constants = [value.detach() for value in (dt, A, B, C, D)]
     with torch.no_grad():
         out: Tensor = function(x, *constants)
-    return apply(_ConstantScan, x, out, *constants) if x.requires_grad else out
-
-
-class _ConstantScan(torch.autograd.Function):
-    """Value `out`; the gradient goes to x alone, by one scan backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, *constants: Tensor) -> Tensor:
-        ctx.save_for_backward(*constants)
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return scan_adjoint(gradients[0], *ctx.saved_tensors), *[None] * 6
+    return ruled(x, out, scan_adjoint, *constants) if x.requires_grad else out

@@ -14,13 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
-from xmil.lrp.operations import AffineRule, Function, is_live, live_tensors, name_of, register_rule
+from xmil.lrp.operations import (
+    PRODUCTS,
+    AffineRule,
+    Function,
+    is_live,
+    live_tensors,
+    name_of,
+    register_rule,
+)
 from xmil.lrp.rules.activations import logistic
 from xmil.lrp.values import (
-    Ledger,
-    apply,
     contiguous_gradient,
     product_sum,
+    ruled,
     scaled_gradient,
     stabilised,
     with_gradient_of,
@@ -55,10 +62,8 @@ def addmm(engine: Engine, function: Any, input: Tensor, *factors: Any, **kwargs:
         share = engine.share_of(input)
         carrier = out if rule.is_gradient else first @ second
         return apply_affine(engine, carrier, out, input * beta, rule, share)
-    with engine:
-        product = _PRODUCTS[name_of(function)](first, second)
-        carrier = beta * input + alpha * product
-    return with_gradient_of(carrier, out)
+    product = _PRODUCTS[name_of(function)]
+    return by_parts(engine, out, lambda: beta * input + alpha * product(first, second))
 
 
 _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -70,32 +75,26 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _register_convolution(name: str, spatial: int) -> None:
-    @register_rule(name)
-    def convolution(
-        engine: Engine,
-        function: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        """A convolution is a linear layer with shared weights."""
-        engine.check_constant(name, weight=weight, bias=bias)
-        return _affine(
-            engine,
-            lambda x, w, b: contiguous_gradient(function(x, w, b, *args, **kwargs)),
-            input,
-            weight,
-            bias,
-            bias_shape=(-1, *[1] * spatial),
-        )
-
-
-for _name in ("conv", "conv_transpose"):
-    for _spatial in (1, 2, 3):
-        _register_convolution(f"{_name}{_spatial}d", _spatial)
+@register_rule(*[f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)])
+def convolution(
+    engine: Engine,
+    function: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """A convolution is a linear layer with shared weights."""
+    engine.check_constant(name_of(function), weight=weight, bias=bias)
+    return _affine(
+        engine,
+        lambda x, w, b: contiguous_gradient(function(x, w, b, *args, **kwargs)),
+        input,
+        weight,
+        bias,
+        bias_shape=(-1, *[1] * (weight.ndim - 2)),
+    )
 
 
 @register_rule("batch_norm")
@@ -191,38 +190,21 @@ def apply_affine(
         if bias is not None:
             engine.ledger.keep(share, bias, out)
         return out
-    return apply(_EpsilonGamma, carrier, out.detach(), bias, rule, (engine.ledger, share))
+    ledger = engine.ledger
 
-
-class _EpsilonGamma(torch.autograd.Function):
-    """Value `out`; relevance to `carrier` = x rho(w), in shares of the stabilised denominator."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        carrier: Tensor,
-        out: Tensor,
-        bias: Tensor | None,
-        rule: AffineRule,
-        booked: tuple[Ledger, str],
-    ) -> Tensor:
-        ctx.save_for_backward(carrier, out, bias)
-        ctx.rule, ctx.booked = rule, booked
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient,) = gradients
-        rule, (ledger, share) = ctx.rule, ctx.booked
-        inputs, out, bias = ctx.saved_tensors
-        absorbs = rule.bias == "absorb" and bias is not None
-        denominator = inputs + bias if absorbs else inputs
+    def back(gradient: Tensor, inputs: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
+        """To the carrier x rho(w), in shares of the stabilised denominator."""
+        absorbed = bias if rule.bias == "absorb" else None
+        denominator = inputs if absorbed is None else inputs + absorbed
         received = out * gradient
         passed = received / stabilised(denominator, rule.epsilon)
-        to_bias = product_sum(bias, passed) if absorbs else passed.new_zeros((), dtype=torch.float64)
+        none = passed.new_zeros((), dtype=torch.float64)
+        to_bias = none if absorbed is None else product_sum(absorbed, passed)
         ledger.add(share, to_bias)
         ledger.add("epsilon", (received - inputs * passed).sum().double() - to_bias)
-        return passed, None, None, None, None
+        return passed
+
+    return ruled(carrier, out, back, carrier, out.detach(), bias)
 
 
 @register_rule("mul")
@@ -233,28 +215,13 @@ def mul(engine: Engine, function: Any, input: Any, other: Any) -> Tensor:
     return scaled_gradient(out, 0.5) if is_live(first) and is_live(second) else out
 
 
-@register_rule(
-    "matmul",
-    "rmatmul",
-    "bmm",
-    "mm",
-    "mv",
-    "dot",
-    "inner",
-    "outer",
-    "vdot",
-    "kron",
-    "chain_matmul",
-    "tensordot",
-    "cross",
-    "linalg_cross",
-    "linalg_vecdot",
-    "_sparse_mm",
-    "einsum",
-)
+@register_rule(*PRODUCTS)
 def multilinear(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Linear in each live factor: an equal share each."""
-    args, kwargs = _without_gates(engine, args, kwargs)
+    flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]  # lists, as in einsum
+    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
+    args = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
+    kwargs = dict(zip(kwargs, plain, strict=True))
     factors = len(live_tensors(args)) + len(live_tensors(kwargs))
     if factors > 1:
         return scaled_gradient(function(*args, **kwargs), 1.0 / factors)
@@ -341,19 +308,14 @@ def glu(engine: Engine, function: Any, input: Tensor, dim: int = -1) -> Tensor:
         out = function(input, dim)
     if engine.composite.gates == "signal":
         return with_gradient_of(signal * torch.sigmoid(gate).detach(), out)
+    return by_parts(engine, out, lambda: signal * torch.sigmoid(gate))
+
+
+def by_parts(engine: Engine, out: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    """The value `out`, with the gradient of the same computed from parts, each by its own rule."""
     with engine:
-        product = signal * torch.sigmoid(gate)
-    return with_gradient_of(product, out)
-
-
-def _without_gates(
-    engine: Engine, args: Any, kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with gates as constants; operands may come as one list, as in `einsum`."""
-    flat = [part for a in args for part in (a if isinstance(a, list | tuple) else [a])]
-    plain = iter(engine.without_gates([*flat, *kwargs.values()]))
-    positional = tuple([next(plain) for _ in a] if isinstance(a, list | tuple) else next(plain) for a in args)
-    return positional, dict(zip(kwargs, plain, strict=True))
+        carrier = compute()
+    return with_gradient_of(carrier, out) if is_live(carrier) else out
 
 
 # More that is linear, or homogeneous in all its arguments.
@@ -377,9 +339,7 @@ def lerp(engine: Engine, function: Any, input: Tensor, end: Tensor, weight: Any)
     """(1 - w) a + w b, by the rules of its parts."""
     with torch.no_grad():
         out = function(input, end, weight)
-    with engine:
-        carrier = (1 - weight) * input + weight * end
-    return with_gradient_of(carrier, out) if is_live(carrier) else out
+    return by_parts(engine, out, lambda: (1 - weight) * input + weight * end)
 
 
 @register_rule("addcmul", "addcdiv")
@@ -389,10 +349,9 @@ def addcmul(
     """a + value b c, or b / c, by the rules of its parts."""
     with torch.no_grad():
         out = function(input, tensor1, tensor2, value=value)
-    with engine:
-        part = tensor1 * tensor2 if function.__name__ == "addcmul" else tensor1 / tensor2
-        carrier = input + value * part
-    return with_gradient_of(carrier, out) if is_live(carrier) else out
+    if function.__name__ == "addcmul":
+        return by_parts(engine, out, lambda: input + value * (tensor1 * tensor2))
+    return by_parts(engine, out, lambda: input + value * (tensor1 / tensor2))
 
 
 @register_rule("scatter_reduce", "index_reduce")
@@ -404,11 +363,12 @@ def scatter_reduce(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> 
 
 
 @register_rule("cdist", "dist", "pdist", "hypot", "block_diag", "cartesian_prod", "meshgrid")
-def distance(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
+def distance(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Homogeneous in all places together: each gets what its own slope says."""
     values = [v for v in (*args, *kwargs.values()) if not isinstance(v, bool)]
     if any(isinstance(v, int | float) and v == 0 for v in values):
-        return counted(engine, function, *args, **kwargs)
+        with torch.no_grad():  # a number of places: constant between its steps
+            return function(*args, **kwargs)
     return jointly_homogeneous(engine, function, *args, **kwargs)
 
 
@@ -417,14 +377,9 @@ def norm(engine: Engine, function: Function, input: Tensor, *args: Any, **kwargs
     """Homogeneous of degree one, but for the norm of order zero, which counts."""
     order = [kwargs[key] for key in ("ord", "p") if key in kwargs] or args[:1]
     if any(not isinstance(value, Tensor) and value == 0 for value in order):
-        return counted(engine, function, input, *args, **kwargs)
+        with torch.no_grad():
+            return function(input, *args, **kwargs)
     return function(input, *args, **kwargs)
-
-
-def counted(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """A number of places: constant between its steps."""
-    with torch.no_grad():
-        return function(*args, **kwargs)
 
 
 @register_rule("pairwise_distance")
@@ -440,9 +395,8 @@ def pairwise_distance(
     """The norm of x - y + eps."""
     with torch.no_grad():
         out = function(x1, x2, p, eps, keepdim)
-    with engine:
-        carrier = torch.linalg.vector_norm(x1 - x2 + eps, ord=p, dim=-1, keepdim=keepdim)
-    return with_gradient_of(carrier, out)
+    norm = partial(torch.linalg.vector_norm, ord=p, dim=-1, keepdim=keepdim)
+    return by_parts(engine, out, lambda: norm(x1 - x2 + eps))
 
 
 def jointly_homogeneous(engine: Engine, function: Function, *args: Any, **kwargs: Any) -> Tensor:
@@ -463,17 +417,15 @@ def cosine_similarity(
     """A product of two directions, whose lengths are constants."""
     with torch.no_grad():
         out = function(x1, x2, dim, eps)
-    with engine:
-        carrier = (F.normalize(x1, dim=dim, eps=eps) * F.normalize(x2, dim=dim, eps=eps)).sum(dim=dim)
-    return with_gradient_of(carrier, out)
+    direction = partial(F.normalize, dim=dim, eps=eps)
+    return by_parts(engine, out, lambda: (direction(x1) * direction(x2)).sum(dim=dim))
 
 
 @register_rule("index_fill")
 def index_fill(engine: Engine, function: Any, input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """The filled-in constant keeps its share."""
     out: Tensor = function(input, dim, index, value)
-    engine.keep_constants(out, lambda x, v: x.index_fill(dim, index, v), input, value)
-    return out
+    return engine.keep_constants(out, lambda x, v: x.index_fill(dim, index, v), input, value)
 
 
 @register_rule("fill_diagonal")
@@ -482,8 +434,7 @@ def fill_diagonal(
 ) -> Tensor:
     """The filled-in constant keeps its share."""
     out: Tensor = function(input, fill_value, wrap)
-    engine.keep_constants(out, lambda x, v: function(x, v, wrap), input, fill_value)
-    return out
+    return engine.keep_constants(out, lambda x, v: function(x, v, wrap), input, fill_value)
 
 
 @register_rule("fill", "zero")
@@ -496,6 +447,4 @@ def fill(engine: Engine, function: Function, input: Tensor, *args: Any, **kwargs
 @register_rule("complex")
 def complex_of(engine: Engine, function: Any, real: Tensor, imag: Tensor) -> Tensor:
     """Two real tensors side by side."""
-    out: Tensor = function(real, imag)
-    engine.keep_constants(out, function, real, imag)
-    return out
+    return engine.keep_constants(function(real, imag), function, real, imag)

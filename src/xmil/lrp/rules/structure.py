@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from xmil.core.errors import UnsupportedError
 from xmil.lrp.operations import dim_of, is_live, name_of, register_rule
-from xmil.lrp.values import apply, product_sum
+from xmil.lrp.values import product_sum, ruled
 
 if TYPE_CHECKING:
     from xmil.lrp.engine import Engine
@@ -58,12 +59,13 @@ def cat(engine: Engine, function: Any, tensors: Any, dim: int = 0, *, axis: int 
 @register_rule("stack", "hstack", "vstack", "dstack", "column_stack")
 def stack(engine: Engine, function: Any, tensors: Any, *args: Any, **kwargs: Any) -> Tensor:
     """As `cat`."""
+
+    def join(*values: Any) -> Tensor:
+        joined: Tensor = function(list(values), *args, **kwargs)
+        return joined
+
     tensors = list(tensors)
-    out: Tensor = function(tensors, *args, **kwargs)
-    engine.keep_constants(
-        out, lambda *values: function(list(values), *args, **kwargs), *tensors, share="class_token"
-    )
-    return out
+    return engine.keep_constants(join(*tensors), join, *tensors, share="class_token")
 
 
 @register_rule("where")
@@ -74,8 +76,7 @@ def where(engine: Engine, function: Any, *args: Any, **kwargs: Any) -> Tensor:
     if function is Tensor.where:  # x.where(condition, other)
         condition, first = first, condition
     out = torch.where(condition, first, other)
-    engine.keep_constants(out, lambda one, two: torch.where(condition, one, two), first, other)
-    return out
+    return engine.keep_constants(out, lambda one, two: torch.where(condition, one, two), first, other)
 
 
 @register_rule("max", "min", "maximum", "minimum", "fmax", "fmin")
@@ -99,8 +100,7 @@ def extremum(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs:
 def masked_fill(engine: Engine, function: Any, input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """The filled-in constant keeps its share."""
     out: Tensor = function(input, mask, value)
-    engine.keep_constants(out, lambda x, v: x.masked_fill(mask, v), input, value)
-    return out
+    return engine.keep_constants(out, lambda x, v: x.masked_fill(mask, v), input, value)
 
 
 @register_rule("pad")
@@ -109,81 +109,51 @@ def pad(
 ) -> Tensor:
     """Padding with a constant other than zero keeps its share."""
     out: Tensor = function(input, pad, mode, value)
-    engine.keep_constants(out, lambda x, v: function(x, pad, mode, v), input, value or 0.0)
-    return out
+    return engine.keep_constants(out, lambda x, v: function(x, pad, mode, v), input, value or 0.0)
 
 
 @register_rule("copy_")
 def copy(engine: Engine, function: Any, target: Tensor, source: Tensor, *args: Any) -> Tensor:
     """Writing into a tensor, or a part of one; what of a constant remains around it keeps its share."""
-    base, part = _base_of(target)
-    before = _before(engine, base)
-    out: Tensor = function(target, source, *args)
-    _keep_written(engine, base, before, source, lambda twin, value: part(twin).copy_(value))
+    out: Tensor = _written(engine, target, source, lambda twin, value: function(twin, value, *args))
     if is_live(source):
         engine.marks.follow(source, out)
     return out
 
 
-def _base_of(target: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The tensor that `target` is a part of, and the same part of a copy of it."""
-    base = target._base
-    if base is None:
-        return target, lambda twin: twin
-    shape, stride = target.shape, target.stride()
-    offset = target.storage_offset() - base.storage_offset()
-    return base, lambda twin: twin.as_strided(shape, stride, offset)
-
-
 @register_rule("__setitem__")
 def setitem(engine: Engine, function: Any, target: Tensor, index: Any, value: Any) -> None:
     """Writing into a constant buffer makes it live; what of the buffer remains keeps its share."""
-    base, part = _base_of(target)
-    before = _before(engine, base)
-    function(target, index, value)
-    _keep_written(engine, base, before, value, lambda twin, one: function(part(twin), index, one))
+    _written(engine, target, value, lambda twin, one: function(twin, index, one))
 
 
-def _before(engine: Engine, target: Tensor) -> tuple[Tensor, str | None]:
-    """The values of a tensor about to be written into, and their share if they are constants."""
-    share = None if target.requires_grad else engine.share_of(target)
-    return target.detach().clone(), share
-
-
-def _keep_written(
-    engine: Engine,
-    target: Tensor,
-    before: tuple[Tensor, str | None],
-    value: Any,
-    write: Callable[[Tensor, Any], object],
-) -> None:
-    """Book the constants in a tensor that was written into: its own that are left, and those written."""
-    if not target.requires_grad:
-        return
-    values, share = before
-    engine.marks.write(value, target, was_live=share is None)
+def _written(engine: Engine, target: Tensor, value: Any, write: Callable[[Tensor, Any], Any]) -> Any:
+    """Write into a tensor, or a part of one; book the constants that are left, and those written."""
+    base = target if target._base is None else target._base
+    layout = (target.shape, target.stride(), target.storage_offset() - base.storage_offset())
+    share = None if base.requires_grad else engine.share_of(base)
+    values = base.detach().clone()
+    out = write(target, value)
+    if not base.requires_grad:
+        return out
+    engine.marks.write(value, base, was_live=share is None)
     with torch.no_grad():
         if share is not None:
+            nothing = torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
             rest = values.clone()
-            write(rest, torch.zeros_like(value) if isinstance(value, Tensor) else 0.0)
-            engine.ledger.keep(share, rest, target)
+            write(rest if base is target else rest.as_strided(*layout), nothing)
+            engine.ledger.keep(share, rest, base)
         if not is_live(value):
-            written = torch.zeros_like(values)
-            write(written, value)
-            engine.ledger.keep(engine.share_of(value), written, target)
+            constants = torch.zeros_like(values)
+            write(constants if base is target else constants.as_strided(*layout), value)
+            engine.ledger.keep(engine.share_of(value), constants, base)
+    return out
 
 
 @register_rule(
-    "scatter",
-    "index_put",
-    "index_copy",
-    "index_add",
-    "scatter_add",
-    "select_scatter",
-    "slice_scatter",
-    "diagonal_scatter",
-    "masked_scatter",
-)
+    "scatter", "index_put", "index_copy", "index_add", "scatter_add", "select_scatter", "slice_scatter",
+    "diagonal_scatter", "masked_scatter",
+)  # fmt: skip
 def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Writing values into a tensor: constants, in the target or written, keep their shares."""
     if kwargs.get("reduce") is not None:
@@ -204,9 +174,7 @@ def scatter(engine: Engine, function: Any, target: Tensor, *args: Any, **kwargs:
         written: Tensor = function(first, *positional, **named)
         return written
 
-    out: Tensor = function(target, *args, **kwargs)
-    engine.keep_constants(out, write, *values)
-    return out
+    return engine.keep_constants(write(*values), write, *values)
 
 
 def _is_value(value: Any) -> bool:
@@ -224,7 +192,22 @@ def ranked(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
     dim = dim_of(args, kwargs, place=_PLACES.get(name, 0), default=default)
     if dim is None or input.ndim == 0 or not input.numel():  # of all elements: autograd shares already
         return function(input, *args, **kwargs)
-    return function(apply(_Tied, input, dim), *args, **kwargs)
+    return function(ruled(input, input, partial(_mean_over_ties, dim=dim), input), *args, **kwargs)
+
+
+def _mean_over_ties(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Gradients as their mean over equal values of x along a dimension."""
+    ordered, order = x.sort(dim)
+    n = x.shape[dim]
+    steps = ordered.narrow(dim, 1, n - 1) != ordered.narrow(dim, 0, n - 1)
+    # each one's group of equals, in the order of the values
+    group = torch.cat([torch.zeros_like(order.narrow(dim, 0, 1)), steps.cumsum(dim)], dim)
+    wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot count far
+    zeros = torch.zeros_like(x, dtype=wide)
+    sums = zeros.scatter_add(dim, group, gradient.to(wide).gather(dim, order))
+    counts = zeros.scatter_add(dim, group, torch.ones_like(zeros))
+    means = (sums / counts.clamp(min=1)).gather(dim, group)
+    return zeros.scatter(dim, order, means).to(x.dtype)
 
 
 @register_rule(*[f"adaptive_max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")])
@@ -237,28 +220,3 @@ def pooled(engine: Engine, function: Any, input: Tensor, *args: Any, **kwargs: A
         return out
     largest = input.amax(dims, keepdim=True)
     return largest if isinstance(out, Tensor) else (largest.clone(), *out[1:])
-
-
-class _Tied(torch.autograd.Function):
-    """The tensor itself; gradients become their mean over equal values along a dimension."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.dim = dim
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (x,), dim = ctx.saved_tensors, ctx.dim
-        ordered, order = x.sort(dim)
-        n = x.shape[dim]
-        steps = ordered.narrow(dim, 1, n - 1) != ordered.narrow(dim, 0, n - 1)
-        # each one's group of equals, in the order of the values
-        group = torch.cat([torch.zeros_like(order.narrow(dim, 0, 1)), steps.cumsum(dim)], dim)
-        wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot count far
-        zeros = torch.zeros_like(x, dtype=wide)
-        sums = zeros.scatter_add(dim, group, gradients[0].to(wide).gather(dim, order))
-        counts = zeros.scatter_add(dim, group, torch.ones_like(zeros))
-        means = (sums / counts.clamp(min=1)).gather(dim, group)
-        return zeros.scatter(dim, order, means).to(x.dtype), None
