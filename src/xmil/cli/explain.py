@@ -102,7 +102,9 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
         report |= {
             "warnings": list(dict.fromkeys([*run.warnings, *(w for e in explanations for w in e.warnings)]))
         }
-        report["beyond_scale"] = max(Look().scale(e).share_beyond(e.scores) for e in explanations)
+        report["beyond_scale"] = max(
+            Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
+        )
         report["interactions"] = [
             {
                 "target": str(pairs.target),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import ceil, log2
 from os import PathLike
 from typing import Any
@@ -113,7 +114,7 @@ def _write(
     layout: dict[str, Any],
 ) -> None:
     """Write every level; `channels` 0 means one picture of four samples a pixel."""
-    tifffile = _tifffile()
+    tifffile = load_optional("tifffile", "slides")
 
     def write(temporary: str) -> None:
         levels = pyramid.levels()
@@ -162,8 +163,7 @@ def _tiles(
 
 def _link_levels(path: str) -> None:
     """Link the first page's levels, which tifffile has chained already, behind the last page."""
-    tifffile = _tifffile()
-    with tifffile.TiffFile(path) as file:
+    with load_optional("tifffile", "slides").TiffFile(path) as file:
         last = int(file.pages[-1].offset)
         levels = file.pages[0].subifds
     if not levels:
@@ -175,9 +175,9 @@ def _link_levels(path: str) -> None:
         handle.write(struct.pack("<Q", int(levels[0])))
 
 
-def _tifffile() -> Any:
+def load_optional(package: str, extra: str) -> Any:
+    """Import a package that an export needs, or say how to install it."""
     try:
-        import tifffile
+        return import_module(package)
     except ImportError:
-        raise UnsupportedError("OME-TIFF needs tifffile: pip install 'xmil[slides]'.") from None
-    return tifffile
+        raise UnsupportedError(f"This export needs {package}: pip install 'xmil[{extra}]'.") from None
