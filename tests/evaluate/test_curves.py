@@ -336,7 +336,7 @@ def test_curves_together_are_those_of_one_after_another(name, mode):
         )
     keep = [scores[0] > 0, scores[1] > 0, scores[0] > 0]
     np.testing.assert_allclose(
-        flips.values_of(keep), [flips.values_of([kept])[0] for kept in keep], rtol=2e-5
+        flips.values_of(keep), [flips.value_of(kept) for kept in keep], rtol=2e-5
     )
 
 

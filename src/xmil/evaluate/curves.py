@@ -240,6 +240,10 @@ class Flips:
         """Compute the explained output of the bags of the kept instances."""
         return [float(value) for value in self._values(self._sub_bags(keep))]
 
+    def value_of(self, keep: npt.NDArray[np.bool_]) -> float:
+        """Compute the explained output of the bag of the kept instances."""
+        return self.values_of([keep])[0]
+
     def _sub_bags(self, keep: Sequence[npt.NDArray[np.bool_]]) -> Tensor:
         """Compute logits (q, c) of the bags of the kept instances; run equal bags once."""
         different = {mask.tobytes(): mask for mask in keep}
@@ -389,7 +393,7 @@ def sufficiency(
     True
     """
     flips = Flips(model, bag, target=target_of(scores, target), mode=mode, **how)
-    return flips.values_of([top_instances(flips.check_scores(scores), top, seed=seed)])[0]
+    return flips.value_of(top_instances(flips.check_scores(scores), top, seed=seed))
 
 
 def necessity(

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from xmil.heatmaps.panel import Picture, cut_patch, extremes
     from xmil.heatmaps.picture import NEED_SLIDE, Look, explanation_html, heatmap, pair_lines, plot, run_html
     from xmil.heatmaps.scale import (
+        BEYOND,
         BLUE,
         LIGHT_BLUE,
         LIGHT_RED,
         RED,
         SIGNED,
         STEPS,
-        TOLD,
         Scale,
         clip_limits,
         whiskers,
@@ -74,7 +74,7 @@ _NAMES = {
     "pages": "Html bullets figure image join page table tag",
     "panel": "Picture cut_patch extremes",
     "picture": "NEED_SLIDE Look explanation_html heatmap pair_lines plot run_html",
-    "scale": "BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS TOLD Scale clip_limits whiskers",
+    "scale": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits whiskers",
     "style": "drawable families letter_figure method_colour spelt_out write_figure",
     "tiff": "Pyramid write_colours write_scores",
     "words": "Caption beyond_scale caption ends number subtitle title without_repeats",
@@ -82,7 +82,7 @@ _NAMES = {
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED", "STEPS", "TOLD",
+    "BEYOND", "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED", "STEPS",
     "Canvas", "Caption", "Cells", "DrawingJob", "Drawn", "Export", "Exported", "Html", "Look", "Order",
     "Picture", "Pyramid", "Scale", "View", "beyond_scale", "blend", "bullets", "caption", "check_fit",
     "clip_limits", "cohort_scales", "cut_patch", "draw_between", "draw_inside", "drawable", "ends",

@@ -276,21 +276,16 @@ def read_asap(path: str | PathLike[str]) -> Tiles:
     except (KeyError, ValueError) as error:
         raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
     groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
-    scores = _named_scores([note.get("Name", "") for note in notes])
-    return Tiles(np.array(boxes, dtype=np.float64).reshape(-1, 4), scores, groups)
-
-
-def _named_scores(names: list[str]) -> dict[str, npt.NDArray[np.float64]]:
-    """Read the scores in the names of annotations that we wrote: number, column, score."""
     parts = []
-    for name in names:
-        number, _, rest = name.partition(" ")
+    for note in notes:  # the names of those that we wrote: number, column, score
+        number, _, rest = note.get("Name", "").partition(" ")
         column, _, score = rest.rpartition(" ") if number.isdecimal() else ("", "", "")
         parts.append((column, score))
-    return {
+    scores = {
         column: np.array([float(score) if own == column else np.nan for own, score in parts])
         for column in dict.fromkeys(column for column, _ in parts if column)
     }
+    return Tiles(np.array(boxes, dtype=np.float64).reshape(-1, 4), scores, groups)
 
 
 def write_table(path: Path, request: Exported) -> None:

@@ -58,16 +58,15 @@ def draw_inside(
     limits = np.abs(inside.maps[:count]).max(axis=(1, 2), initial=0.0)
     limits = np.full_like(limits, limits.max(initial=0.0)) if scale == "sheet" else limits
     limits = np.where(limits > 0, limits, 1.0)
-    sheet = Sheet(max(13.0, EDGE / 17))
     wide = EDGE if slide is None else 2 * EDGE + BETWEEN
-    sheet.open([wide] * min(ACROSS, max(2, count)))
     strongest = "its patch" if scale == "patch" else "all patches"
     about = (
         f"inside the patches   ·   {inside.method}, {inside.encoder}   ·   red supports, blue speaks against"
         f"   ·   full colour: the strongest place of {strongest}   ·   "
         "outlined: the fewest places that hold half"
     )
-    sheet.heading(Heading(inside.bag or "", about, tuple(inside.warnings)))
+    heading = Heading(inside.bag or "", about, tuple(inside.warnings))
+    sheet = Sheet(max(13.0, EDGE / 17), [wide] * min(ACROSS, max(2, count)), heading)
     scores = inside.audit.score[:count]
     target = f"class {inside.target}" if inside.target.isdigit() else inside.target
     for words, rows, colour in (
@@ -75,8 +74,7 @@ def draw_inside(
         (f"patches that speak against {target}", np.flatnonzero(scores < 0), BLUE),
     ):
         if len(rows):
-            inner = sheet.width - 2 * sheet.left[0]
-            sheet.line(words, 1.0, x=sheet.left[0], width=inner, color=colour, weight="bold")
+            sheet.line(words, 1.0, color=colour, weight="bold")
         for start in range(0, len(rows), len(sheet.left)):
             for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
                 _draw_patch(sheet, x, int(i), inside, slide, limit=float(limits[i]), alpha=alpha)

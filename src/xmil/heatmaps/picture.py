@@ -252,8 +252,9 @@ def _column(scene: Scene, explanation: Explanation) -> PanelColumn:
         view.overlay(explanation, scale, alpha=look.alpha, tissue=look.tissue) for view in scene.views
     )
     pairs = scene.pairs.get(explanation.target)
-    views = scene.views if pairs is not None else ()
-    lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in views)
+    lines: tuple[Lines, ...] = ()
+    if pairs is not None:
+        lines = tuple(pair_lines(pairs, view.canvas, most=look.pairs) for view in scene.views)
     words = subtitle(explanation, task) + LEGEND * any(len(each.segments) for each in lines)
     note = beyond_scale(scale.share_beyond(explanation.scores))
     return PanelColumn(title(explanation), words, images, scale, ends(explanation, task), lines, note)

@@ -172,11 +172,6 @@ def region_biomarkers(e: Explanation, inside: Bools, consensus: Consensus | None
     return values
 
 
-def score_scale(scores: npt.ArrayLike) -> float:
-    """What a score must exceed to be called strong: a part of the mean absolute score of all patches."""
-    return float(STRONG * np.abs(np.asarray(scores, dtype=np.float64)).mean())
-
-
 def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
     """The share of patches, of the `region` where one is given, that score above the cohort's scale.
 

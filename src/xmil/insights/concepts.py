@@ -58,7 +58,7 @@ class Dictionary:
             )
         if self.kind == "kmeans":
             far = (self.atoms**2).sum(axis=1) - 2 * x @ self.atoms.T
-            return np.eye(len(self), dtype=np.float32)[far.argmin(axis=1)]
+            return np.asarray(np.eye(len(self), dtype=np.float32)[far.argmin(axis=1)])
         if self.kind == "nmf":  # codes that lower the squared error, by multiplicative steps; the atoms stay
             gram, target = self.atoms @ self.atoms.T, np.maximum(x, 0) @ self.atoms.T
             codes = target / np.maximum(np.diag(gram), 1e-12)

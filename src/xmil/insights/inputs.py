@@ -129,7 +129,7 @@ def _missing_cells(
     return notes
 
 
-def _count(slides: Sequence[str], which: str = "") -> str:
+def _count(slides: list[str], which: str = "") -> str:
     return f"{counted(len(slides), 'slide')}{which} ({join_names(slides)})"
 
 
