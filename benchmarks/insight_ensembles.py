@@ -35,7 +35,8 @@ from xmil.bench import (
 )
 from xmil.evaluate import score_evidence
 from xmil.evaluate.statistics import spearman
-from xmil.insights import find_consensus, map_biomarkers, score_scale, strong_share
+from xmil.insights import find_consensus, map_biomarkers, strong_share
+from xmil.insights.biomarkers import STRONG
 from xmil.models import MILModel
 
 MODELS = 5  # of an ensemble
@@ -174,9 +175,9 @@ def _shares_of(scores: Floats, truth: Floats) -> dict[str, float]:
     one, mean = scores[0], scores.mean(axis=0)
     ways = {
         "one model": [map_biomarkers(s)["supporting_share"] for s in one],
-        "one model, strong": [strong_share(s, score_scale(one)) for s in one],
+        "one model, strong": [strong_share(s, STRONG * np.abs(one).mean()) for s in one],
         "mean of five": [map_biomarkers(s)["supporting_share"] for s in mean],
-        "mean of five, strong": [strong_share(s, score_scale(mean)) for s in mean],
+        "mean of five, strong": [strong_share(s, STRONG * np.abs(mean).mean()) for s in mean],
         "agreed": [find_consensus(s).shares["agreed_share"] for s in scores.swapaxes(0, 1)],
         "relevance": [map_biomarkers(s)["supporting_relevance"] for s in mean],
     }

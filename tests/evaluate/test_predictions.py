@@ -27,7 +27,6 @@ from xmil.evaluate import (
     calibration_error,
     class_metrics,
     concordance,
-    multilabel_metrics,
     predictions,
     r_squared,
     risk_metrics,
@@ -114,7 +113,7 @@ def test_many_classes_agree_with_sklearn(rng) -> None:
 def test_labels_agree_with_sklearn(rng) -> None:
     y = rng.random((150, 3)) < 0.4
     p = np.clip(0.3 * y + 0.7 * rng.random((150, 3)), 0, 1)
-    found = {k: v.estimate for k, v in multilabel_metrics(y, p, draws=0, units=range(150)).items()}
+    found = {k: v.estimate for k, v in class_metrics(y, p, draws=0, units=range(150)).items()}
     assert found["auroc"] == pytest.approx(roc_auc_score(y, p, average="macro"))
     assert found["auprc"] == pytest.approx(average_precision_score(y, p, average="macro"))
     assert found["accuracy"] == pytest.approx(((p > 0.5) == y).mean())
@@ -256,7 +255,7 @@ def test_what_cannot_be_measured_is_nan() -> None:
         lambda: class_metrics([0, 2], [[0.5, 0.5], [0.5, 0.5]], units=range(2)),
         lambda: class_metrics([0, 1, 1], [[0.5, 0.5], [0.5, 0.5]], units=range(3)),
         lambda: class_metrics([], np.zeros((0, 2)), units=range(0)),
-        lambda: multilabel_metrics([[0, 1]], [[0.5]], units=range(1)),
+        lambda: class_metrics([[0, 1]], [[0.5]], units=range(1)),
         lambda: value_metrics([1.0], [1.0, 2.0], units=range(1)),
         lambda: risk_metrics([1.0], [1, 0], [1.0], units=range(1)),
         lambda: value_metrics([1.0, 2.0], [1.0, 2.0], draws=-1, units=range(2)),

@@ -98,11 +98,11 @@ def explain_one(request: ExplainRequest, *, as_json: bool) -> int:
         picture = Path(f"{'_'.join(name.split())}.heatmap.png")
         fault = _draw_picture(explanations, slide, picture, run, pairs=together)
         report = {"slide": name, **_row(run), "picture": str(picture) if fault is None else None}
-        report |= {"explanations": [_facts(e) for e in explanations]}
-        report |= {
-            "warnings": list(dict.fromkeys([*run.warnings, *(w for e in explanations for w in e.warnings)]))
-        }
-        report["beyond_scale"] = max(Look().scale(e).share_beyond(e.scores) for e in explanations)
+        notes = dict.fromkeys([*run.warnings, *(line for e in explanations for line in e.warnings)])
+        report |= {"explanations": [_facts(e) for e in explanations], "warnings": list(notes)}
+        report["beyond_scale"] = max(
+            Look().scale(e.scores, signed=e.signed).share_beyond(e.scores) for e in explanations
+        )
         report["interactions"] = [
             {
                 "target": str(pairs.target),

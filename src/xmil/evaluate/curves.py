@@ -108,7 +108,7 @@ class Flips:
         with frozen(self.network.module), torch.no_grad():
             self._parts = open_subsets(self.network, x)
         if target is ...:
-            target = only_target(self.network, self._parts.full.shape[-1])
+            target = _only_target(self.network, self._parts.full.shape[-1])
         question = Question([target], None, self.network, default="probability")
         (self.output,) = question.outputs(self._parts.full)
 
@@ -183,27 +183,29 @@ class Flips:
         logits = self.logits_of(sequences, counts if add else self.n - counts)
         zeros = self._sub_bags([scores <= 0 for scores in ranked])
         ends = torch.cat([zeros.unsqueeze(1), self._parts.full.expand(len(requests), 1, -1)], dim=1)
-        every = torch.cat([logits, ends], dim=1).flatten(0, 1)  # (q * (steps + 3), c), fetched once
+        # (q * (steps + 3), c), fetched once; the last two are without positive scores, and the full bag
+        every = torch.cat([logits, ends], dim=1).flatten(0, 1)
         values = self._values(every).reshape(len(requests), -1)
         decisions = self._decisions(every).reshape(len(requests), -1)
-        about = {"counts": counts, "action": action, "scale": self.scale}
-        rows = zip(values, decisions, orders, strict=True)
-        return [self._curve(v, d, order=order, **about) for v, d, order in rows]
-
-    def _curve(self, values: Floats, decisions: npt.NDArray[np.int64], **about: Any) -> Curve:
-        """Make the curve from its steps; the last two are without positive scores, and the full bag."""
-        changed = np.flatnonzero(decisions[:-2] != decisions[0])
-        return Curve(
-            values=values[:-2],
-            flipped=int(changed[0]) if len(changed) else None,
-            at_zero=float(values[-2]),
-            flipped_at_zero=bool(decisions[-2] != decisions[-1]),
-            target=self.output.target,
-            mode=self.mode,
-            decides=self.decides,
-            warnings=self.network.warnings,
-            **about,
-        )
+        scale = self.scale
+        changed = decisions[:, :-2] != decisions[:, :1]
+        return [
+            Curve(
+                values=values[i, :-2],
+                counts=counts,
+                flipped=int(changed[i].argmax()) if changed[i].any() else None,
+                at_zero=float(values[i, -2]),
+                flipped_at_zero=bool(decisions[i, -2] != decisions[i, -1]),
+                target=self.output.target,
+                order=order,
+                action=action,
+                mode=self.mode,
+                decides=self.decides,
+                scale=scale,
+                warnings=self.network.warnings,
+            )
+            for i, order in enumerate(orders)
+        ]
 
     def check_scores(self, scores: Scores) -> Floats:
         """Give scores (n,) in double precision; refuse an explanation of another bag or target."""
@@ -350,13 +352,13 @@ def random_band(flips: Flips, *, orders: int = 20, steps: int | str = 100, seed:
     >>> band.mean.shape, bool((band.low <= band.high).all())
     ((101,), True)
     """
-    if not isinstance(orders, int) or orders < 2:
-        raise bad_parameter("orders", "random_band", "an int in the range [2, inf)", orders)
     return band_of(flips.curves(random_draws(flips.n, orders=orders, seed=seed), steps=steps))
 
 
 def random_draws(n: int, *, orders: int, seed: int) -> list[tuple[Floats, str]]:
     """Draw seeded random scores of n instances, with the order in which they leave."""
+    if not isinstance(orders, int) or orders < 2:
+        raise bad_parameter("orders", "a random band", "an int in the range [2, inf)", orders)
     rng = np.random.default_rng(seed)
     return [(rng.permutation(n).astype(np.float64), "morf") for _ in range(orders)]
 
@@ -438,7 +440,7 @@ def target_of(scores: Scores, target: Any) -> Any:
     return scores.target if target is ... and isinstance(scores, Explanation) else target
 
 
-def only_target(network: Network, n_outputs: int) -> int:
+def _only_target(network: Network, n_outputs: int) -> int:
     """Find the target of a model with one output: its value, its risk, or class 1; refused for any other."""
     task = TASKS[network.task]
     if n_outputs == 1 and (task.truth == "class" or task.count_targets(1) == 1):

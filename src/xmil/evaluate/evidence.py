@@ -19,8 +19,8 @@ from torch import Tensor
 
 from xmil.core.bag import Bag
 from xmil.core.budget import check_budget
-from xmil.core.errors import FileError, InputError, XmilError, absent, bad_parameter
-from xmil.core.text import parse_json
+from xmil.core.errors import FileError, InputError, XmilError, bad_parameter
+from xmil.heatmaps.exports import class_name, open_geojson
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -50,13 +50,7 @@ def score_bag(
     >>> score_bag([1, 0, -1], [-0.9, 0.1, 0.5], measures=["auroc2"])
     {'auroc2': 0.0}
     """
-    e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
-    if e.ndim != 1 or e.shape != s.shape:
-        raise InputError(
-            f"Evidence and scores must be two vectors of one length. Got {e.shape} and {s.shape}."
-        )
-    if not (np.isfinite(e).all() and np.isfinite(s).all()):
-        raise InputError("Evidence and scores must be finite numbers.")
+    e, s = _pair(evidence, scores)
     values = score_evidence(torch.from_numpy(e), torch.from_numpy(s), measures=measures)
     return {name: float(value) for name, value in values.items()}
 
@@ -94,8 +88,12 @@ def score_evidence(
     up, down = _Ranking.of(s), _Ranking.of(-s)
     halves, gains = [(e > 0, up), (e < 0, down)], e - e.amin(dim=-1, keepdim=True)
     compute = {
-        "auprc2": lambda: _mean([_usable(own, ranking.average_precision(own)) for own, ranking in halves]),
-        "auroc2": lambda: _mean([_usable(own, ranking.auroc(own)) for own, ranking in halves]),
+        "auprc2": lambda: torch.stack(
+            [_usable(own, ranking.average_precision(own)) for own, ranking in halves]
+        ).nanmean(dim=0),
+        "auroc2": lambda: torch.stack([_usable(own, ranking.auroc(own)) for own, ranking in halves]).nanmean(
+            dim=0
+        ),
         "ndcg": lambda: _unless_constant(e, up.dcg(gains) / _Ranking.of(e).dcg(gains)),
         "pearson": lambda: _unless_constant(e, correlation(e, s)),
         "spearman": lambda: _unless_constant(e, correlation(_Ranking.of(e).mean_ranks(), up.mean_ranks())),
@@ -180,10 +178,6 @@ def _usable(labels: Tensor, values: Tensor) -> Tensor:
     return torch.where(labels.any(dim=-1) & ~labels.all(dim=-1), values, float("nan"))
 
 
-def _mean(halves: list[Tensor]) -> Tensor:
-    return torch.stack(halves).nanmean(dim=0)
-
-
 def _unless_constant(evidence: Tensor, values: Tensor) -> Tensor:
     constant = evidence.amax(dim=-1) == evidence.amin(dim=-1)
     return torch.where(constant, float("nan"), values)
@@ -195,10 +189,8 @@ def pointing_game(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     >>> pointing_game([True, False, False], [0.9, 0.1, 0.9])
     0.5
     """
-    truth, values = _pair(marked, scores)
-    if not truth.any():
-        return float("nan")
-    return float(truth[values == values.max()].mean())
+    truth, values = _pair(np.asarray(marked, dtype=bool), scores)
+    return float(truth[values == values.max()].mean()) if truth.any() else float("nan")
 
 
 def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
@@ -209,11 +201,11 @@ def relevance_mass(marked: npt.ArrayLike, scores: npt.ArrayLike) -> float:
     >>> relevance_mass([True, False, False], [3.0, 1.0, -5.0])
     0.75
     """
-    truth, values = _pair(marked, scores)
+    truth, values = _pair(np.asarray(marked, dtype=bool), scores)
     positive = np.maximum(values, 0.0)
     if not truth.any() or positive.sum() == 0:
         return float("nan")
-    return float(positive[truth].sum() / positive.sum())
+    return float(positive[truth > 0].sum() / positive.sum())
 
 
 def marked_by_mask(
@@ -263,15 +255,16 @@ def marked_by_geojson(
     return covered_by_polygons(read_polygons(path, names=names, origin=origin), xy0, patch_size) >= share
 
 
-def _pair(marked: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Bools, Floats]:
-    truth, values = np.asarray(marked, dtype=bool), np.asarray(scores, dtype=np.float64)
-    if truth.ndim != 1 or truth.shape != values.shape or not len(truth):
+def _pair(evidence: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Give evidence, or marks, and scores as two vectors of finite numbers."""
+    e, s = np.asarray(evidence, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    if e.ndim != 1 or e.shape != s.shape or not len(e):
         raise InputError(
-            f"Marks and scores must be two vectors of one length. Got {truth.shape}, {values.shape}."
+            f"Evidence and scores must be two vectors of one length. Got {e.shape} and {s.shape}."
         )
-    if not np.isfinite(values).all():
-        raise InputError("Scores must be finite numbers.")
-    return truth, values
+    if not (np.isfinite(e).all() and np.isfinite(s).all()):
+        raise InputError("Evidence and scores must be finite numbers.")
+    return e, s
 
 
 def _boxes(coords: npt.ArrayLike) -> Floats:
@@ -309,25 +302,19 @@ class Truth:
             return None
         if path.suffix in (".csv", ".npy"):
             return _instance_values(path, len(bag))
-        return self._marked(path, bag).astype(np.float64)
+        if bag.coords is None or bag.patch_size is None:
+            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
+        if path.suffix == ".geojson":
+            about: dict[str, Any] = {"names": self.names or None, "origin": self._origin(bag.slide_id)}
+            marks = marked_by_geojson(path, bag.coords, patch_size=bag.patch_size, share=self.share, **about)
+        else:
+            about = {"downsample": self.downsample, "share": self.share}
+            marks = marked_by_mask(_read_mask(path), bag.coords, patch_size=bag.patch_size, **about)
+        return marks.astype(np.float64)
 
     def file(self, slide_id: str | None) -> Path | None:
         """Find the file of a slide; None if the folder has none."""
         return next((p for s in SUFFIXES if (p := self.folder / f"{slide_id}{s}").is_file()), None)
-
-    def _marked(self, path: Path, bag: Bag) -> npt.NDArray[np.bool_]:
-        if bag.coords is None or bag.patch_size is None:
-            raise InputError(f"{path}: bag {bag.slide_id!r} has no coordinates or patch size to lay on it.")
-        if path.suffix == ".geojson":
-            names: Sequence[str] | None = self.names or None
-            origin = self._origin(bag.slide_id)
-            return marked_by_geojson(
-                path, bag.coords, patch_size=bag.patch_size, names=names, share=self.share, origin=origin
-            )
-        mask = _read_mask(path)
-        return marked_by_mask(
-            mask, bag.coords, patch_size=bag.patch_size, downsample=self.downsample, share=self.share
-        )
 
     def _origin(self, slide_id: str | None) -> tuple[float, float] | None:
         """Find the corner of the slide's scanned bounds, if the slide is at hand."""
@@ -397,28 +384,20 @@ def covered_by_polygons(
     steps = (np.arange(GRID) + 0.5) / GRID * patch_size
     offsets = np.stack(np.meshgrid(steps, steps), axis=-1).reshape(-1, 2)
     inside = np.zeros((len(xy0), len(offsets)), dtype=bool)
-    strips = _Strips(xy0, patch_size)
-    for shapes, value in ((polygons, True), (without, False)):
-        for rings in shapes:
-            near = strips.touched(rings[0]) if rings else np.empty(0, dtype=np.int64)
-            if len(near):
-                points = (xy0[near, None] + offsets).reshape(-1, 2)
-                inside[near] = np.where(_inside(points, rings).reshape(len(near), -1), value, inside[near])
+    order = np.argsort(
+        xy0[:, 0], kind="stable"
+    )  # by the left edge: boxes near a polygon are found by bisection
+    lefts, tops = xy0[order].T
+    for rings, value in [*((rings, True) for rings in polygons), *((rings, False) for rings in without)]:
+        if not rings:
+            continue
+        (left, top), (right, bottom) = rings[0].min(axis=0), rings[0].max(axis=0)
+        strip = slice(*np.searchsorted(lefts, (left - patch_size, right)).tolist())
+        near = order[strip][(tops[strip] >= top - patch_size) & (tops[strip] <= bottom)]
+        if len(near):
+            points = (xy0[near, None] + offsets).reshape(-1, 2)
+            inside[near] = np.where(_inside(points, rings).reshape(len(near), -1), value, inside[near])
     return np.asarray(inside.mean(axis=1))
-
-
-class _Strips:
-    """Boxes sorted by their left edge: those that an outline can touch are found by bisection."""
-
-    def __init__(self, xy0: Floats, size: float) -> None:
-        self.order = np.argsort(xy0[:, 0], kind="stable")
-        self.left, self.top, self.size = xy0[self.order, 0], xy0[self.order, 1], size
-
-    def touched(self, outline: Floats) -> npt.NDArray[np.int64]:
-        (left, top), (right, bottom) = outline.min(axis=0), outline.max(axis=0)
-        strip = slice(*np.searchsorted(self.left, (left - self.size, right)).tolist())
-        tops = self.top[strip]
-        return np.asarray(self.order[strip][(tops >= top - self.size) & (tops <= bottom)])
 
 
 def _inside(points: Floats, rings: list[Floats]) -> npt.NDArray[np.bool_]:
@@ -445,53 +424,27 @@ def read_polygons(
     The file counts from the origin that it names, as those of `xmil heatmap` do, else from `origin`, else
     from the corner of level 0.
     """
-    try:
-        content = parse_json(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(absent(path)) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
-    features = [f for f in _features(content) if names is None or _class_name(f) in names]
+    content, own = open_geojson(path)
+    every = [f for f in content if isinstance(f, dict)]
+    features = [f for f in every if names is None or class_name(f) in names]
     if names is not None and not features:
-        classes = sorted({str(_class_name(f))[:80] for f in _features(content)})[:20]
+        classes = sorted({str(class_name(f))[:80] for f in every})[:20]
         raise InputError(
             f"{path}: no annotation of class {', '.join(names)}. Found: {', '.join(classes) or 'none'}."
         )
     try:
-        start = _origin(content, origin)
+        x, y = (origin or (0.0, 0.0)) if own is None else own
         polygons = [rings for f in features for rings in _polygons(f.get("geometry", f) or {}, _DEEP)]
-        return [[ring + start for ring in rings] for rings in polygons]
+        return [[ring + np.array([x, y], dtype=np.float64) for ring in rings] for rings in polygons]
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise FileError(f"{path}: an annotation's geometry is damaged ({_line(error)}).") from None
 
 
-def _origin(content: Any, default: tuple[float, float] | None) -> Floats:
-    """Find where the file's coordinates count from, in level-0 pixels."""
-    about = content.get("xmil") if isinstance(content, dict) else None
-    own = about.get("origin") if isinstance(about, dict) else None
-    x, y = (default or (0.0, 0.0)) if own is None else own
-    return np.array([x, y], dtype=np.float64)
-
-
-def _features(content: Any) -> list[dict[str, Any]]:
-    """QuPath writes a collection, a plain list, or a single feature."""
-    inner = content.get("features", [content]) if isinstance(content, dict) else content
-    return [f for f in inner if isinstance(f, dict)] if isinstance(inner, list) else []
-
-
-def _class_name(feature: dict[str, Any]) -> str | None:
-    properties = feature.get("properties")
-    label = properties.get("classification") if isinstance(properties, dict) else None
-    name = label.get("name") if isinstance(label, dict) else label
-    return None if name is None else str(name)
-
-
 def _polygons(geometry: dict[str, Any], deep: int) -> Iterator[list[Floats]]:
     kind = geometry.get("type")
-    if kind == "Polygon":
-        yield [_ring(ring) for ring in geometry["coordinates"]]
-    elif kind == "MultiPolygon":
-        for part in geometry["coordinates"]:
+    if kind in ("Polygon", "MultiPolygon"):
+        parts = geometry["coordinates"]
+        for part in [parts] if kind == "Polygon" else parts:
             yield [_ring(ring) for ring in part]
     elif kind == "GeometryCollection":
         if not deep:

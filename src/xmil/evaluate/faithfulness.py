@@ -69,10 +69,8 @@ class FaithfulnessSettings:
                 raise unknown_name("mode", mode, MODES)
         if not self.methods or not self.modes:
             raise bad_parameter("methods and modes", "evaluate", "at least one each", [])
-        if not isinstance(self.orders, int) or self.orders < 2:
-            raise bad_parameter("orders", "evaluate", "an int in the range [2, inf)", self.orders)
-        if not 0 < self.top <= 1:
-            raise bad_parameter("top", "evaluate", "a share in the range (0, 1]", self.top)
+        random_draws(1, orders=self.orders, seed=self.seed)
+        top_instances(np.zeros(1), self.top)
         step_counts(1, self.steps)
 
     def check(self, model: nn.Module) -> None:
@@ -128,8 +126,7 @@ class Certificate:
         audit = self.explanation.audit
         if audit is None:
             return None
-        least = 1e-12 if self.morf.decides else self.morf.scale
-        return abs(audit.other) / max(abs(audit.output), least)
+        return abs(audit.other) / max(abs(audit.output), 1e-12 if self.morf.decides else self.morf.scale)
 
     @property
     def sentence(self) -> str:
@@ -238,12 +235,19 @@ def evaluate_slide(
     target = int(explanations[0].target)
     flips = {mode: Flips(model, bag, target=target, mode=mode) for mode in settings.modes}
     first = flips[settings.modes[0]]
-    band, certificates = _certificates(first, explanations, settings)
-    morf = {mode: [c.morf for c in certificates] for mode in settings.modes[:1]}
-    for mode in settings.modes[1:]:
-        requests = [(e.scores, "morf") for e in explanations]
-        morf[mode] = flips[mode].curves(requests, steps=settings.steps, seed=settings.seed)
-    tops = {mode: _top_outputs(flips[mode], explanations, settings) for mode in settings.modes}
+    # All curves of the first mode together: methods, both orders, and the random draws.
+    own: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
+    draws = random_draws(first.n, orders=settings.orders, seed=settings.seed)
+    curves = first.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
+    band = band_of(curves[len(own) :])
+    pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], strict=True)
+    certificates = [Certificate(e, morf, lerf, band) for e, morf, lerf in pairs]
+    top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
+    morf, tops = {settings.modes[0]: [c.morf for c in certificates]}, {}
+    for mode in settings.modes:
+        if mode not in morf:
+            morf[mode] = flips[mode].curves(own[::2], steps=settings.steps, seed=settings.seed)
+        tops[mode] = flips[mode].values_of([*top, *(~mask for mask in top)])
     about = {
         "slide_id": bag.slide_id,
         "n": len(bag),
@@ -256,35 +260,14 @@ def evaluate_slide(
     rows = []
     for i, (e, certificate) in enumerate(zip(explanations, certificates, strict=True)):
         shared = {**about, "method": e.method, "target": target, **_evidence(e, evidence, first, settings)}
-        rows += [
-            {**shared, **_measures(certificate, morf[mode][i], *tops[mode][i])} for mode in settings.modes
-        ]
+        for mode in settings.modes:
+            alone, without = tops[mode][i :: len(explanations)]
+            rows.append({**shared, **_measures(certificate, morf[mode][i], alone, without)})
     deciding = None
     pooling = None if first.network.model is None else first.network.model.pooling
     if first.decides and pooling in ("softmax", "max"):
         deciding = minimal_set(model, bag, target=target, evaluations=AFFORDABLE)
     return SlideResult(rows, explanations, certificates, band, deciding)
-
-
-def _certificates(
-    flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
-) -> tuple[Band, list[Certificate]]:
-    """Compute all curves of the first mode together: methods, both orders, and the random draws."""
-    own: list[tuple[Scores, str]] = [(e.scores, order) for e in explanations for order in ("morf", "lerf")]
-    draws = random_draws(flips.n, orders=settings.orders, seed=settings.seed)
-    curves = flips.curves([*own, *draws], steps=settings.steps, seed=settings.seed)
-    band = band_of(curves[len(own) :])
-    pairs = zip(explanations, curves[: len(own) : 2], curves[1 : len(own) : 2], strict=True)
-    return band, [Certificate(e, morf, lerf, band) for e, morf, lerf in pairs]
-
-
-def _top_outputs(
-    flips: Flips, explanations: list[Explanation], settings: FaithfulnessSettings
-) -> list[tuple[float, float]]:
-    """Compute the outputs of the top patches alone, and of the rest, for each explanation."""
-    top = [top_instances(e.scores.astype(np.float64), settings.top, seed=settings.seed) for e in explanations]
-    values = flips.values_of([*top, *(~mask for mask in top)])
-    return list(zip(values[: len(top)], values[len(top) :], strict=True))
 
 
 def _measures(certificate: Certificate, curve: Curve, alone: float, without: float) -> Row:
@@ -335,12 +318,11 @@ class Randomisation:
     """Rank correlation of a method's scores with those under re-drawn weights, one for each draw.
 
     A method that looks at the model loses its ranking: correlations near 0. `passed` asks that their mean
-    be at most `limit` in absolute value.
+    be at most `LIMIT` in absolute value.
     """
 
     method: str
     correlations: npt.NDArray[np.float64]
-    limit: float
 
     @property
     def mean(self) -> float:
@@ -350,7 +332,7 @@ class Randomisation:
     @property
     def passed(self) -> bool:
         """Whether the scores change when the weights do."""
-        return abs(self.mean) <= self.limit
+        return abs(self.mean) <= LIMIT
 
 
 def randomisation(
@@ -360,7 +342,6 @@ def randomisation(
     method: str = "lrp",
     target: Any = 1,
     draws: int = 5,
-    limit: float = LIMIT,
     seed: int = 0,
     **params: Any,
 ) -> Randomisation:
@@ -375,7 +356,7 @@ def randomisation(
     base = explain(model, bag, method=method, target=target, **params).scores
     models = (redrawn(model, seed=seed + i) for i in range(draws))
     again = (explain(m, bag, method=method, target=target, **params).scores for m in models)
-    return Randomisation(method, np.array([spearman(base, scores) for scores in again]), limit)
+    return Randomisation(method, np.array([spearman(base, scores) for scores in again]))
 
 
 def redrawn(model: nn.Module, *, seed: int = 0) -> nn.Module:

@@ -154,10 +154,6 @@ class _Sets:
         inside = torch.full((len(members), self.n), self.kind == "flip", device=self.device)
         return inside.scatter_(1, members, self.kind != "flip")
 
-    def try_sets(self, members: Tensor) -> Tensor:
-        """Measure the gains (b,) of sets of rows (b, m)."""
-        return self.gains(self.game.run(self.masks(members)))
-
     def try_each(self, members: Tensor, rows: Tensor) -> Tensor:
         """Measure the gains (k,) of a set (m,) with each of the rows (k,) joined or taken out."""
         return self.gains(self.game.toggled(self.masks(members.unsqueeze(0))[0], rows))
@@ -217,8 +213,7 @@ def _search(sets: _Sets, bound: Bound) -> MinimalSet:
                 break
             better = _thin(sets, shorter)
         best = better if len(better) < len(best) and sets.confirm(better) else best
-    best, lower = _exhaust(sets, best, lower)
-    return _result(sets, best, lower)
+    return _result(sets, *_exhaust(sets, best, lower))
 
 
 def _confirm(sets: _Sets, members: Tensor) -> Tensor | None:
@@ -297,7 +292,9 @@ def _two_for_one(sets: _Sets, members: Tensor) -> Tensor | None:
     pairs = torch.tensor(list(islice(combinations(range(m), 2), BATCH)), device=sets.device)
     keep = torch.ones(len(pairs), m, dtype=torch.bool, device=sets.device).scatter_(1, pairs, False)
     rests = members.expand(len(pairs), -1)[keep].view(len(pairs), m - 2)
-    gains = sets.try_sets(rests) if m > 2 else torch.zeros(len(pairs), device=sets.device)
+    gains = torch.zeros(len(pairs), device=sets.device)
+    if m > 2:
+        gains = sets.gains(sets.game.run(sets.masks(rests)))
     for place in gains.topk(min(EXCHANGED, len(pairs))).indices:
         outside = sets.outside(rests[place])
         hits = sets.try_each(rests[place], outside).isinf().nonzero().squeeze(1)

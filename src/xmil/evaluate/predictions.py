@@ -34,7 +34,7 @@ from xmil.evaluate.statistics import (
     unit_codes,
     unit_means,
 )
-from xmil.heatmaps import letter_figure
+from xmil.heatmaps import write_figure
 from xmil.models.base import ModelSpec
 from xmil.storage import write_table
 
@@ -121,13 +121,14 @@ class Predictions:
 
     def columns(self) -> Columns:
         """Make the table: who, what is true, what was predicted, and the numbers behind it."""
-        who: Columns = {
+        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
+        return {
             "slide_id": [";".join(case.slides) for case in self.cases],
             "case_id": self.units,
+            **prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names),
+            **spread,
+            "n": list(self.sizes),
         }
-        answers = prediction_columns(self.task, self.outputs, labels=self.labels, names=self.names)
-        spread = {} if self.models == 1 else {"spread": self.task.spread(self.outputs).tolist()}
-        return {**who, **answers, **spread, "n": list(self.sizes)}
 
     def truth(self) -> Floats:
         """Give the labels (n, width) as numbers, nan where there is none."""
@@ -149,9 +150,8 @@ class Predictions:
             return {}
         options = {"units": labelled.units, **options}
         if self.task.decides:
-            measure = class_metrics if self.task.truth == "class" else multilabel_metrics
-            labels = np.array(labelled.labels)
-            return measure(labels, labelled.numbers, scores=labelled.ranks, names=labelled.names, **options)
+            about = {"scores": labelled.ranks, "names": labelled.names, **options}
+            return class_metrics(np.array(labelled.labels), labelled.numbers, **about)
         truth, numbers = labelled.truth(), labelled.numbers
         if self.task.truth == "time":
             return risk_metrics(truth[:, 0], truth[:, 1], numbers[:, 0], **options)
@@ -202,8 +202,9 @@ def class_metrics(
 ) -> dict[str, Interval]:
     """AUROC, AUPRC, accuracies, Brier score and calibration error of classes from chances (n, c).
 
-    Two classes: those of class 1, with sensitivity and specificity. More: means over the classes, each
-    against the rest, and the AUROC of each by its name; calibration is that of the predicted class.
+    `labels` (n,) are class indices. Two classes: measures of class 1, with sensitivity and specificity. More:
+    means over the classes, each against the rest, and the AUROC of each by its name; calibration is that of
+    the predicted class. Labels (n, c) of 0 and 1 have chances of their own: means over the labels.
     `scores` (n, c) rank the predictions in place of the chances, see `Task.log_odds`. `units` (n,) are the
     cases of the predictions; `options` are those of `bootstrap`.
 
@@ -213,52 +214,54 @@ def class_metrics(
     1.0 0.75 0.5
     """
     y, p = np.asarray(labels), np.asarray(chances, dtype=np.float64)
-    if p.ndim != 2 or p.shape[1] < 2 or y.shape != p.shape[:1]:
-        raise InputError(f"Labels {y.shape} must be (slides,), probabilities {p.shape} (slides, classes).")
-    if y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < p.shape[1]):
+    several = y.ndim == 2  # labels that do not exclude each other
+    if p.ndim != 2 or (y.shape != p.shape if several else p.shape[1] < 2 or y.shape != p.shape[:1]):
+        raise InputError(
+            f"Labels must be (slides,) with probabilities (slides, classes), or both (slides, labels). "
+            f"Got {y.shape} and {p.shape}."
+        )
+    if not several and (y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < p.shape[1])):
         raise InputError(f"Labels must be class indices in the range [0, {p.shape[1]}).")
-    ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
-    correct = p.argmax(axis=1) == y
-    classes = [1] if p.shape[1] == 2 else range(p.shape[1])
-    measures = _ranking({_name(names, c): (y == c, ranked[:, c]) for c in classes})
-    measures["balanced_accuracy"] = partial(balanced_accuracy, labels=y, correct=correct)
-    measures["accuracy"] = partial(statistics.mean, values=correct.astype(float))
-    if p.shape[1] == 2:
-        right = correct.astype(float)
-        measures["sensitivity"] = lambda weights: statistics.mean(weights * (y == 1), right)
-        measures["specificity"] = lambda weights: statistics.mean(weights * (y == 0), right)
-        squared, hits, sure = (p[:, 1] - y) ** 2, y == 1, p[:, 1]
-    else:
-        squared = ((p - np.eye(p.shape[1])[y]) ** 2).sum(axis=1)
-        hits, sure = correct, p.max(axis=1)
-    measures["brier"] = partial(statistics.mean, values=squared)
-    measures["ece"] = partial(calibration_error, hits=hits, chances=sure)
-    return bootstrap(measures, units=units, **options)
-
-
-def multilabel_metrics(
-    labels: npt.ArrayLike,
-    chances: npt.ArrayLike,
-    *,
-    units: Sequence[Any],
-    scores: npt.ArrayLike | None = None,
-    names: Sequence[str] | None = None,
-    **options: Any,
-) -> dict[str, Interval]:
-    """Measure labels (n, c) of 0 and 1 with chances of their own likewise: means over the labels."""
-    y, p = np.asarray(labels).astype(bool), np.asarray(chances, dtype=np.float64)
-    if y.shape != p.shape or y.ndim != 2:
-        raise InputError(f"Labels {y.shape} and probabilities {p.shape} must both be (slides, labels).")
     columns = range(p.shape[1])
     ranked = p if scores is None else np.asarray(scores, dtype=np.float64)
-    correct = (p > 0.5) == y
-    measures = _ranking({_name(names, c): (y[:, c], ranked[:, c]) for c in columns})
+    positive = y.astype(bool) if several else y[:, None] == columns  # (n, c)
+    correct = (p > 0.5) == positive if several else (p.argmax(axis=1) == y)[:, None]
+    two = not several and p.shape[1] == 2
+    classes = [1] if two else columns
+    areas, precisions = (
+        {
+            str(c if names is None else names[c]): partial(f, positive=positive[:, c], scores=ranked[:, c])
+            for c in classes
+        }
+        for f in (statistics.auroc, statistics.auprc)
+    )
+    measures: dict[str, Statistic] = {
+        "auroc": _mean_of(areas.values()),
+        "auprc": _mean_of(precisions.values()),
+    }
+    if len(areas) > 1:
+        measures |= {f"auroc:{name}": area for name, area in areas.items()}
+    decided = positive.astype(int) if several else y[:, None]
     measures["balanced_accuracy"] = _mean_of(
-        [partial(balanced_accuracy, labels=y[:, c].astype(int), correct=correct[:, c]) for c in columns]
+        partial(balanced_accuracy, labels=own, correct=right)
+        for own, right in zip(decided.T, correct.T, strict=True)
     )
     measures["accuracy"] = partial(statistics.mean, values=correct.mean(axis=1))
-    measures["brier"] = partial(statistics.mean, values=((p - y) ** 2).mean(axis=1))
-    measures["ece"] = _mean_of([partial(calibration_error, hits=y[:, c], chances=p[:, c]) for c in columns])
+    squares = (p - positive) ** 2
+    if two:
+        right = correct[:, 0].astype(float)
+        measures["sensitivity"] = lambda weights: statistics.mean(weights * (y == 1), right)
+        measures["specificity"] = lambda weights: statistics.mean(weights * (y == 0), right)
+        squared, hits, sure = squares[:, 1], positive[:, 1:], p[:, 1:]
+    elif several:
+        squared, hits, sure = squares.mean(axis=1), positive, p
+    else:
+        squared, hits, sure = squares.sum(axis=1), correct, p.max(axis=1, keepdims=True)
+    measures["brier"] = partial(statistics.mean, values=squared)
+    measures["ece"] = _mean_of(
+        partial(calibration_error, hits=own, chances=chance)
+        for own, chance in zip(hits.T, sure.T, strict=True)
+    )
     return bootstrap(measures, units=units, **options)
 
 
@@ -325,13 +328,13 @@ def balanced_accuracy(weights: Floats, labels: npt.NDArray[np.int64], correct: B
     )
 
 
-def calibration_error(weights: Floats, hits: Bools, chances: Floats, *, bins: int = 10) -> Floats:
+def calibration_error(weights: Floats, hits: Bools, chances: Floats) -> Floats:
     """Expected calibration error: the mean distance of chance and frequency over equal bins of the chance.
 
     Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599.
     """
-    place = np.minimum((chances * bins).astype(int), bins - 1)
-    gaps = [np.abs(weights @ np.where(place == b, hits - chances, 0.0)) for b in range(bins)]
+    place = np.minimum((chances * BINS).astype(int), BINS - 1)
+    gaps = [np.abs(weights @ np.where(place == b, hits - chances, 0.0)) for b in range(BINS)]
     return ratio(np.sum(gaps, axis=0), weights.sum(axis=1))
 
 
@@ -356,19 +359,14 @@ def concordance(weights: Floats, times: Floats, events: Bools, risks: Floats) ->
     right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
     step = max(1, PAIRS // max(1, len(times)))
     for rows in (slice(i, i + step) for i in range(0, len(times), step)):
-        pair = ordered_pairs(times, events, rows)  # (r, n)
+        first = times[rows, None] < times[None]  # (r, n)
+        tied = (times[rows, None] == times[None]) & ~events[None]
+        pair = events[rows, None] & (first | tied)
         ahead = risks[rows, None] - risks[None]
         credit = np.where(pair, np.where(ahead > 0, 1.0, np.where(ahead == 0, 0.5, 0.0)), 0.0)
         right += ((weights @ credit.T) * weights[:, rows]).sum(axis=1)
         pairs += ((weights @ pair.astype(float).T) * weights[:, rows]).sum(axis=1)
     return ratio(right, pairs)
-
-
-def ordered_pairs(times: Floats, events: Bools, rows: slice) -> Bools:
-    """Whether row i is known to have its event before column j."""
-    first = times[rows, None] < times[None]
-    tied = (times[rows, None] == times[None]) & ~events[None]
-    return np.asarray(events[rows, None] & (first | tied))
 
 
 def draw_figures(labelled: Predictions, metrics: Mapping[str, Interval], folder: Path, *, seed: int) -> None:
@@ -426,7 +424,14 @@ def draw_roc(
             continue
         colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
         if len(curves) == 1:
-            grid, low, high = _band(positive, scores, units, seed)
+            grid, redrawn = np.linspace(0, 1, 101), []
+            for weights in (row for block in draw_weights(units, DRAWS, seed) for row in block):
+                if 0 < weights[positive].sum() < weights.sum():
+                    false, true, _ = roc_curve(positive, scores, sample_weight=weights)
+                    redrawn.append(np.interp(grid, false, true))
+            low, high = (grid * 0, grid * 0 + 1)
+            if redrawn:
+                low, high = np.quantile(redrawn, (0.025, 0.975), axis=0)
             axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0, label="95 % of redrawn cases")
         false, true, _ = roc_curve(positive, scores)
         axis.plot(false, true, color=colour, ls=style, lw=1.8, label=f"{name}: AUROC {areas[name]}")
@@ -467,7 +472,7 @@ def draw_calibration(
     axis.grid(alpha=0.3)
     below.hist(chances, bins=np.linspace(0, 1, BINS + 1).tolist(), color=COLOURS[0], alpha=0.6)
     below.set(xlabel=f"predicted probability of {what}", ylabel="count")
-    _save(figure, path)
+    write_figure(figure, path)
 
 
 def draw_values(
@@ -528,19 +533,6 @@ def draw_survival(
     _finish(figure, axis, path, upper=True)
 
 
-def _band(positive: Bools, scores: Floats, units: Sequence[Any], seed: int) -> tuple[Floats, Floats, Floats]:
-    """Find the sensitivities between which 95 % of the curves of redrawn cases lie."""
-    from sklearn.metrics import roc_curve
-
-    grid, curves = np.linspace(0, 1, 101), []
-    for weights in (row for block in draw_weights(units, DRAWS, seed) for row in block):
-        if 0 < weights[positive].sum() < weights.sum():
-            false, true, _ = roc_curve(positive, scores, sample_weight=weights)
-            curves.append(np.interp(grid, false, true))
-    low, high = np.quantile(curves, (0.025, 0.975), axis=0) if curves else (grid * 0, grid * 0 + 1)
-    return grid, low, high
-
-
 def calibration_bins(
     hits: Bools, chances: Floats, units: Sequence[Any]
 ) -> list[tuple[float, float, float, float]]:
@@ -586,29 +578,13 @@ def _square() -> tuple[Figure, Axes]:
 def _finish(figure: Figure, axis: Axes, path: Path, *, upper: bool = False) -> None:
     axis.grid(alpha=0.3)
     axis.legend(loc="upper right" if upper else "lower right", fontsize=8, frameon=True, framealpha=0.9)
-    _save(figure, path)
+    write_figure(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
-    write_atomically(path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120))
-
-
-def _ranking(classes: Mapping[str, tuple[Bools, Floats]]) -> dict[str, Statistic]:
-    """Means over classes of AUROC and AUPRC, and the AUROC of each where there are several."""
-    areas: dict[str, Statistic] = {
-        f"auroc:{name}": partial(statistics.auroc, positive=y, scores=s) for name, (y, s) in classes.items()
-    }
-    precisions = [partial(statistics.auprc, positive=y, scores=s) for y, s in classes.values()]
-    means = {"auroc": _mean_of([*areas.values()]), "auprc": _mean_of([*precisions])}
-    return means if len(areas) == 1 else {**means, **areas}
-
-
-def _name(names: Sequence[str] | None, c: int) -> str:
-    return str(c) if names is None else str(names[c])
-
-
-def _mean_of(parts: list[Statistic]) -> Statistic:
-    return lambda weights: statistics.nan_mean([part(weights) for part in parts])
+def _mean_of(parts: Iterable[Statistic]) -> Statistic:
+    """Average statistics over those that a draw determines."""
+    every = list(parts)
+    return lambda weights: statistics.nan_mean([part(weights) for part in every])
 
 
 def _has_truth(label: Any) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.durable import write_atomically
 from xmil.core.errors import InputError
 from xmil.core.text import counted, markdown_table, text_table
 from xmil.evaluate.faithfulness import EVIDENCE, SHARES, Row, SlideResult
@@ -25,15 +24,13 @@ from xmil.evaluate.statistics import (
     best_method,
     bootstrap_mean,
     compare,
-    even,
     paper_pairs,
     unit_means,
 )
-from xmil.heatmaps import letter_figure, method_colour
+from xmil.heatmaps import method_colour, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = npt.NDArray[np.float64]
 MEASURES = {
@@ -130,7 +127,7 @@ def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int
     """
     if not rows:
         raise InputError("There are no results to summarise: no slide could be measured.")
-    methods, modes = _distinct(rows, "method"), _distinct(rows, "mode")
+    methods, modes = (list(dict.fromkeys(str(row[key]) for row in rows)) for key in ("method", "mode"))
     labelled = any(row["correct"] is not None for row in rows)
     slides = {row["slide_id"]: row for row in rows}
     names = [name for name, row in slides.items() if row["correct"] or not labelled]
@@ -160,35 +157,23 @@ def summarise(rows: Sequence[Row], *, cases: Mapping[str, str] | None, seed: int
 
 def as_text(summary: Summary) -> str:
     """Write a table for the terminal, with what it means below."""
-    lines = [[_title(summary, *column) for column in summary.columns()]]
-    lines += [
-        [_shown(summary, method, *column) for column in summary.columns()] for method in summary.methods
-    ]
-    names = ["method", *summary.methods]
-    rows = [[name, *line] for name, line in zip(names, lines, strict=True)]
-    return "\n".join([summary.heading, "", text_table(rows), "", *_notes(summary)]) + "\n"
+    return "\n".join([summary.heading, "", text_table(_rows(summary)), "", *_notes(summary)]) + "\n"
 
 
 def as_markdown(summary: Summary) -> str:
     """Write a Markdown table; the best AUPC in bold where it is significantly the lowest."""
-    columns = summary.columns()
-    rows = [
-        [m, *(_bold(summary, m, c, _shown(summary, m, *c), "**") for c in columns)] for m in summary.methods
-    ]
-    table = markdown_table(["method", *(_title(summary, *c) for c in columns)], rows)
-    return "\n".join([summary.heading, "", table, "", *_notes(summary)]) + "\n"
+    head, *rows = _rows(summary, "**", "**")
+    return "\n".join([summary.heading, "", markdown_table(head, rows), "", *_notes(summary)]) + "\n"
 
 
 def as_latex(summary: Summary) -> str:
     """Write a booktabs table."""
-    columns = summary.columns()
-    lines = [rf"\begin{{tabular}}{{l{'c' * len(columns)}}}", r"\toprule"]
-    lines.append(" & ".join(["method", *(_tex(_title(summary, *c)) for c in columns)]) + r" \\")
-    lines.append(r"\midrule")
-    for m in summary.methods:
-        cells = [_bold(summary, m, c, _tex(_shown(summary, m, *c)), r"\textbf{") for c in columns]
-        lines.append(" & ".join([_tex(m), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", f"% {summary.heading}"]) + "\n"
+    head, *rows = [" & ".join(row) + r" \\" for row in _rows(summary, r"\textbf{", "}")]
+    begin = rf"\begin{{tabular}}{{l{'c' * len(summary.columns())}}}"
+    table = "\n".join([r"\toprule", head, r"\midrule", *rows, r"\bottomrule"])
+    for plain, written in (("_", r"\_"), ("%", r"\%"), (" ± ", r" $\pm$ ")):
+        table = table.replace(plain, written)
+    return "\n".join([begin, table, r"\end{tabular}", f"% {summary.heading}"]) + "\n"
 
 
 def as_csv(summary: Summary) -> str:
@@ -203,9 +188,8 @@ def as_csv(summary: Summary) -> str:
 
 def statistics_csv(summary: Summary) -> str:
     """Write every paired comparison of AUPC, corrected within its mode."""
-    rows = [{"mode": mode, **asdict(c)} for mode, tests in summary.comparisons.items() for c in tests]
-    fields = ["mode", *Comparison.__dataclass_fields__]
-    return _csv(fields, [[row[name] for name in fields] for row in rows])
+    rows = [[mode, *astuple(c)] for mode, tests in summary.comparisons.items() for c in tests]
+    return _csv(["mode", *Comparison.__dataclass_fields__], rows)
 
 
 FORMATS = {"txt": as_text, "csv": as_csv, "md": as_markdown, "tex": as_latex}
@@ -229,7 +213,7 @@ def draw_summary(rows: Sequence[Row], summary: Summary, path: Path) -> None:
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False)
     figure.suptitle(f"{summary.counts}; lower is more faithful", fontsize=11)
-    _save(figure, path)
+    write_figure(figure, path)
 
 
 def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
@@ -253,7 +237,7 @@ def draw_certificate(slide_id: str, result: SlideResult, path: Path) -> None:
     _draw_audits(right, result)
     title = f"{slide_id}: {len(result.explanations[0])} instances\n{result.headline.sentence}"
     figure.suptitle(title, fontsize=10, wrap=True)
-    _save(figure, path)
+    write_figure(figure, path)
 
 
 def method_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -349,13 +333,6 @@ def _limit(axis: Axes, values: list[float]) -> None:
         axis.set_ylim(-0.03, 1.03)
 
 
-def _save(figure: Figure, path: Path) -> None:
-    about = {"Title": figure.get_suptitle()}  # for readers who cannot see the picture
-    write_atomically(
-        path, lambda part: letter_figure(figure).savefig(part, format="png", dpi=120, metadata=about)
-    )
-
-
 def _cells(
     measured: dict[tuple[str, str, str], Row],
     names: list[str],
@@ -402,16 +379,25 @@ def _auroc(slides: list[Row]) -> float | None:
     if set(labels) != {0, 1} or any(len(row["logits"]) > 2 for row in labelled):
         return None
     ranks = [row["logits"][-1] - (row["logits"][0] if len(row["logits"]) == 2 else 0.0) for row in labelled]
-    return float(auroc(even(len(labels)), np.array(labels) == 1, np.array(ranks, dtype=np.float64))[0])
+    return float(
+        auroc(np.ones((1, len(labels))), np.array(labels) == 1, np.array(ranks, dtype=np.float64))[0]
+    )
 
 
-def _distinct(rows: Sequence[Row], key: str) -> list[str]:
-    return list(dict.fromkeys(str(row[key]) for row in rows))
-
-
-def _title(summary: Summary, mode: str, measure: str) -> str:
-    several = sum(m == measure for _, m in summary.columns()) > 1
-    return f"{MEASURES[measure]} ({mode})" if several else MEASURES[measure]
+def _rows(summary: Summary, start: str = "", end: str = "") -> list[list[str]]:
+    """Write the cells, titles first; `start` and `end` mark an AUPC that is significantly the lowest."""
+    columns = summary.columns()
+    measures = [measure for _, measure in columns]
+    titles = (MEASURES[m] + (f" ({mode})" if measures.count(m) > 1 else "") for mode, m in columns)
+    rows = [["method", *titles]]
+    for method in summary.methods:
+        cells = [_shown(summary, method, *column) for column in columns]
+        for i, (mode, measure) in enumerate(columns):
+            best = summary.best.get(mode)
+            if measure == "aupc" and best is not None and best.significant and best.method == method:
+                cells[i] = f"{start}{cells[i]}{end}"
+        rows.append([method, *cells])
+    return rows
 
 
 def _shown(summary: Summary, method: str, mode: str, measure: str) -> str:
@@ -423,13 +409,6 @@ def _shown(summary: Summary, method: str, mode: str, measure: str) -> str:
     return f"{cell.mean.estimate:.3f} ± {cell.std:.3f}"
 
 
-def _bold(summary: Summary, method: str, column: tuple[str, str], text: str, mark: str) -> str:
-    best = summary.best.get(column[0])
-    if column[1] != "aupc" or best is None or not best.significant or best.method != method:
-        return text
-    return f"{mark}{text}" + ("}" if mark.endswith("{") else mark)
-
-
 def _notes(summary: Summary) -> list[str]:
     unit = "Tests and intervals are over cases, with all their slides."
     if summary.cases is None:
@@ -439,12 +418,6 @@ def _notes(summary: Summary) -> list[str]:
         "Mean ± standard deviation over slides; a lower AUPC is more faithful, a higher SRG as well.",
         unit,
     ]
-
-
-def _tex(text: str) -> str:
-    for plain, written in (("_", r"\_"), ("%", r"\%"), (" ± ", r" $\pm$ ")):
-        text = text.replace(plain, written)
-    return text
 
 
 def _csv(fields: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -41,11 +41,6 @@ class Interval:
         return f"{self.estimate:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def even(n: int) -> Floats:
-    """Weights (1, n) of the sample itself: everything counts once."""
-    return np.ones((1, n))
-
-
 def auroc(weights: Floats, positive: Bools, scores: Floats) -> Floats:
     """The chance that a positive has a higher score than a negative; ties count half.
 
@@ -115,12 +110,10 @@ def spearman(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     >>> spearman([1, 2, 3], [3, 2, 1])
     -1.0
     """
-    from scipy.stats import rankdata
-
-    first, second = rankdata(np.asarray(a)), rankdata(np.asarray(b))
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+    first, second = np.asarray(a), np.asarray(b)
+    if len(first) < 2:
         return float("nan")
-    return float(np.round(np.corrcoef(first, second)[0, 1], 12))
+    return float(np.round(rank_correlation(np.ones((1, len(first))), first, second)[0], 12))
 
 
 # Resampling by unit.
@@ -155,7 +148,7 @@ def bootstrap(
         for name, statistic in statistics.items():
             drawn[name].append(statistic(weights))
     return {
-        name: percentile_interval(float(statistic(even(n))[0]), np.concatenate(drawn[name]), level)
+        name: percentile_interval(float(statistic(np.ones((1, n)))[0]), np.concatenate(drawn[name]), level)
         for name, statistic in statistics.items()
     }
 
@@ -171,7 +164,7 @@ def bootstrap_mean(
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or not len(sample) or not np.isfinite(sample).all():
         raise InputError(f"A bootstrap needs a vector of finite values. Got {sample.shape}.")
-    _check_units(units, len(sample))
+    unit_codes(units, len(sample))  # refuses units that are not of these values
     statistics = {"mean": partial(mean, values=sample)}
     return bootstrap(statistics, units=units, draws=draws, level=level, seed=seed)["mean"]
 
@@ -272,7 +265,11 @@ def shuffle_values(
     for unit, cell in zip(codes.tolist(), cells, strict=True):
         keys[unit].add(cell)
     patterns = [tuple(sorted(key)) for key in keys]
-    spread = _spread_of_means(means, rest, sizes)
+    spread = np.ones(len(sizes))  # how far the mean of each unit lies from zero by chance
+    if len(np.unique(sizes)) > 1:
+        within = float((rest**2).sum() / (len(rest) - len(sizes)))
+        between = max(0.0, float((means**2).mean() - within * (1 / sizes).mean()))
+        spread = np.sqrt(np.maximum(between + within / sizes, 1e-12))
     moved = np.tile(means / spread, (draws, 1))
     for pattern in sorted(set(patterns)):
         here = np.array([own == pattern for own in patterns])
@@ -287,15 +284,6 @@ def shuffle_values(
         elif sizes[codes[members[0]]] > 1:  # the only value of its stratum in its unit
             rows[:, members] += rest[members]
     return np.asarray(rows)
-
-
-def _spread_of_means(means: Floats, rest: Floats, sizes: Ints) -> Floats:
-    """Estimate how far the mean of each unit lies from zero by chance; ones for units of one size."""
-    if len(np.unique(sizes)) == 1:
-        return np.ones(len(sizes))
-    within = float((rest**2).sum() / (len(rest) - len(sizes)))
-    between = max(0.0, float((means**2).mean() - within * (1 / sizes).mean()))
-    return np.asarray(np.sqrt(np.maximum(between + within / sizes, 1e-12)))
 
 
 def permutation_share(observed: float, null: Floats) -> float:
@@ -315,14 +303,10 @@ def draw_blocks(draws: int, n: int) -> list[int]:
 
 def unit_codes(units: Sequence[Any], n: int) -> Ints:
     """Number each value's unit (n,), counted in the order in which units first appear."""
-    _check_units(units, n)
-    order: dict[str, int] = {}
-    return np.array([order.setdefault(str(unit), len(order)) for unit in units], dtype=np.int64)
-
-
-def _check_units(units: Sequence[Any], n: int) -> None:
     if len(units) != n:
         raise InputError(f"There must be one unit for each value ({n}). Got {len(units)}.")
+    order: dict[str, int] = {}
+    return np.array([order.setdefault(str(unit), len(order)) for unit in units], dtype=np.int64)
 
 
 def draw_weights(units: Sequence[Any], draws: int, seed: int) -> Iterator[Floats]:
@@ -382,25 +366,22 @@ def compare(
         if name not in arrays:
             raise unknown_name("method", name, arrays)
     raw = [_compare_pair(a, b, arrays[a], arrays[b], units) for a, b in pairs]
-    t, w = [c.t_p for c in raw], [c.wilcoxon_p for c in raw]
-    columns = np.stack([bonferroni(t), holm(t), bonferroni(w), holm(w)], axis=1).tolist()
-    return [
-        replace(c, t_bonferroni=row[0], t_holm=row[1], wilcoxon_bonferroni=row[2], wilcoxon_holm=row[3])
-        for c, row in zip(raw, columns, strict=True)
-    ]
+    corrected = {
+        f"{test}_{correct.__name__}": correct([getattr(c, f"{test}_p") for c in raw]).tolist()
+        for test in ("t", "wilcoxon")
+        for correct in (bonferroni, holm)
+    }
+    return [replace(c, **{key: p[i] for key, p in corrected.items()}) for i, c in enumerate(raw)]
 
 
-def paper_pairs(
-    methods: Sequence[str], *, reference: str = "lrp", baseline: str = "random"
-) -> list[tuple[str, str]]:
-    """List the paper's comparisons: the baseline against all others, the reference against all others.
+def paper_pairs(methods: Sequence[str]) -> list[tuple[str, str]]:
+    """List the paper's comparisons: `random` against all others, `lrp` against all others.
 
     >>> paper_pairs(["random", "ig", "lrp"])
     [('ig', 'random'), ('lrp', 'random'), ('lrp', 'ig')]
     """
-    against_random = [(name, baseline) for name in methods if name != baseline] if baseline in methods else []
-    rivals = [name for name in methods if name not in (reference, baseline)]
-    return against_random + ([(reference, name) for name in rivals] if reference in methods else [])
+    against_random = [(name, "random") for name in methods if name != "random" and "random" in methods]
+    return against_random + [("lrp", m) for m in methods if m not in ("lrp", "random") and "lrp" in methods]
 
 
 @dataclass(frozen=True)
@@ -431,7 +412,7 @@ class BestMethod:
 
 
 def best_method(
-    values: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], bag: str = "slide", alpha: float = ALPHA
+    values: Mapping[str, npt.ArrayLike], *, units: Sequence[Any], bag: str = "slide"
 ) -> BestMethod:
     """Find the method to trust for a model: the lowest mean AUPC, tested against all others over units.
 
@@ -443,8 +424,8 @@ def best_method(
     (paired t-tests, Holm: p = 0.0091).
     """
     arrays = _check_values(values)
-    finite = {name: array[np.isfinite(array)] for name, array in arrays.items()}
-    means = {name: float(values.mean()) for name, values in finite.items() if len(values)}
+    finite = {name: np.isfinite(array) for name, array in arrays.items()}
+    means = {name: float(arrays[name][own].mean()) for name, own in finite.items() if own.any()}
     ranked = sorted(means, key=lambda name: means[name])
     if not ranked:
         raise InputError("There is no method with a value on any slide.")
@@ -458,7 +439,7 @@ def best_method(
     p = float(np.max([c.t_holm for c in tests]))
     worst = max(tests, key=lambda c: (np.isnan(c.t_holm), c.t_holm))
     lower = all(c.difference < 0 for c in tests)  # by unit, too: units may differ in size
-    return BestMethod(first, means[first], worst.second, p, bool(p < alpha) and lower, n, over)
+    return BestMethod(first, means[first], worst.second, p, bool(p < ALPHA) and lower, n, over)
 
 
 def bonferroni(p: npt.ArrayLike) -> Floats:
@@ -479,23 +460,20 @@ def holm(p: npt.ArrayLike) -> Floats:
     """
     values = _check_p(p)
     out = np.full(values.shape, np.nan)
-    order = [i for i in np.argsort(values) if np.isfinite(values[i])]
-    highest = 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, float(values[i]) * (len(order) - rank)))
-        out[i] = highest
+    order = np.argsort(values)[: np.isfinite(values).sum()]  # nan comes last
+    out[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1)), 1.0)
     return out
 
 
 def _compare_pair(a: str, b: str, first: Floats, second: Floats, units: Sequence[Any]) -> Comparison:
     from scipy.stats import rankdata, ttest_1samp, wilcoxon
 
-    _check_units(units, len(first))
+    codes = unit_codes(units, len(first))
     both = np.isfinite(first) & np.isfinite(second)
     n = int(both.sum())
     if not n:
         return Comparison(a, b, 0, 0)
-    d = unit_means(first[both] - second[both], [unit for unit, own in zip(units, both, strict=True) if own])
+    d = unit_means(first[both] - second[both], codes[both].tolist())
     if len(d) < 2:
         return Comparison(a, b, n, len(d), float(d.mean()))
     spread, middle = float(d.std(ddof=1)), float(d.mean())

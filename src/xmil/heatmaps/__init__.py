@@ -9,7 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xmil.heatmaps.canvas import HATCH, Canvas, Cells, View, blend, check_fit, picture_box, place_on
+    from xmil.heatmaps.canvas import (
+        HATCH,
+        Canvas,
+        Cells,
+        View,
+        blend,
+        check_fit,
+        opened,
+        picture_box,
+        place_on,
+    )
     from xmil.heatmaps.drawing import DrawingJob, Drawn, Order, cohort_scales, make_drawer, with_targets
     from xmil.heatmaps.exports import (
         EXPORTS,
@@ -32,18 +42,18 @@ if TYPE_CHECKING:
     from xmil.heatmaps.panel import Picture, cut_patch, extremes
     from xmil.heatmaps.picture import NEED_SLIDE, Look, explanation_html, heatmap, pair_lines, plot, run_html
     from xmil.heatmaps.scale import (
+        BEYOND,
         BLUE,
         LIGHT_BLUE,
         LIGHT_RED,
         RED,
         SIGNED,
         STEPS,
-        TOLD,
         Scale,
         clip_limits,
         whiskers,
     )
-    from xmil.heatmaps.style import drawable, families, letter_figure, method_colour, spelt_out
+    from xmil.heatmaps.style import drawable, families, letter_figure, method_colour, spelt_out, write_figure
     from xmil.heatmaps.tiff import Pyramid, write_colours, write_scores
     from xmil.heatmaps.words import (
         Caption,
@@ -57,30 +67,31 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
-    "canvas": "HATCH Canvas Cells View blend check_fit picture_box place_on",
+    "canvas": "HATCH Canvas Cells View blend check_fit opened picture_box place_on",
     "drawing": "DrawingJob Drawn Order cohort_scales make_drawer with_targets",
     "exports": "EXPORTS Export Exported read_asap read_geojson write_geojson write_pairs",
     "inside": "draw_between draw_inside half_level lay_over write_inside_geojson write_inside_tiff",
     "pages": "Html bullets figure image join page table tag",
     "panel": "Picture cut_patch extremes",
     "picture": "NEED_SLIDE Look explanation_html heatmap pair_lines plot run_html",
-    "scale": "BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS TOLD Scale clip_limits whiskers",
-    "style": "drawable families letter_figure method_colour spelt_out",
+    "scale": "BEYOND BLUE LIGHT_BLUE LIGHT_RED RED SIGNED STEPS Scale clip_limits whiskers",
+    "style": "drawable families letter_figure method_colour spelt_out write_figure",
     "tiff": "Pyramid write_colours write_scores",
     "words": "Caption beyond_scale caption ends number subtitle title without_repeats",
 }
 _HOME = {name: f"xmil.heatmaps.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED", "STEPS", "TOLD",
+    "BEYOND", "BLUE", "EXPORTS", "HATCH", "LIGHT_BLUE", "LIGHT_RED", "NEED_SLIDE", "RED", "SIGNED", "STEPS",
     "Canvas", "Caption", "Cells", "DrawingJob", "Drawn", "Export", "Exported", "Html", "Look", "Order",
     "Picture", "Pyramid", "Scale", "View", "beyond_scale", "blend", "bullets", "caption", "check_fit",
     "clip_limits", "cohort_scales", "cut_patch", "draw_between", "draw_inside", "drawable", "ends",
     "explanation_html", "extremes", "families", "figure", "half_level", "heatmap", "image", "join",
-    "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "page", "pair_lines",
+    "lay_over", "letter_figure", "make_drawer", "method_colour", "number", "opened", "page", "pair_lines",
     "picture_box", "place_on", "plot", "read_asap", "read_geojson", "run_html", "spelt_out", "subtitle",
     "table", "tag", "title", "whiskers", "with_targets", "without_repeats", "write_colours",
-    "write_geojson", "write_inside_geojson", "write_inside_tiff", "write_pairs", "write_scores",
+    "write_figure", "write_geojson", "write_inside_geojson", "write_inside_tiff", "write_pairs",
+    "write_scores",
 ]  # fmt: skip
 
 

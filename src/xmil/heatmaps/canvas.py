@@ -8,7 +8,9 @@ Scores are averaged and coloured cell by cell, so the work hardly grows with the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +22,6 @@ from xmil.core.explanation import Explanation
 from xmil.heatmaps.scale import Pixels, Scale
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from xmil.slides.slide import Slide
 
 
@@ -146,6 +146,15 @@ def _sums(spans: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
     return np.asarray(steps[:-1, :-1])
 
 
+def opened(slide: Slide | str | PathLike[str] | None, mpp: float | None = None) -> Any:
+    """Open the slide at a path for a `with` block; one that is open already stays open, as does None."""
+    if not isinstance(slide, str | PathLike):
+        return nullcontext(slide)
+    from xmil.slides.open import open_slide
+
+    return open_slide(slide, mpp)
+
+
 def place_on(
     explanation: Explanation,
     slide: Slide | None = None,
@@ -214,32 +223,24 @@ class View:
 
     def heat(self, explanation: Explanation, scale: Scale) -> Pixels:
         """Colour the scores (h, w, 4), hatched where a sign is not sure; transparent without a patch."""
-        colours = np.asarray(self.cells.expand(scale.paint(self.cells.average(explanation.scores))))
+        colours: Pixels = self.cells.expand(scale.paint(self.cells.average(explanation.scores)))
         if explanation.stable is None or explanation.stable.all():
             return colours
         unsure = self.cells.expand(self.cells.average(~explanation.stable)) > 0.5  # NaN is not
         boxes = explanation.boxes()
         wide = float(np.median(boxes[:, 2] - boxes[:, 0])) / self.canvas.downsample[0]
-        # Four lines or so to a patch, and never so fine that they fill it.
-        return hatch(colours, unsure, period=int(np.clip(round(wide / 4), 4, 16)))
+        # Dark diagonal lines, four or so to a patch, and never so fine that they fill it.
+        period, (height, width) = int(np.clip(round(wide / 4), 4, 16)), unsure.shape
+        lines = (np.arange(height)[:, None] + np.arange(width)) % period < max(1, period // 5)
+        colours[unsure & lines] = HATCH
+        return colours
 
     def overlay(
         self, explanation: Explanation, scale: Scale, *, alpha: float, tissue: str = "grey"
     ) -> Pixels:
         """Lay the colours over the slide, or at full strength over white without one; RGB."""
-        heat = self.heat(explanation, scale)
-        if self.background is None:
-            return blend(None, heat, alpha=1.0)
-        return blend(self.background, heat, alpha=alpha, tissue=tissue)
-
-
-def hatch(colours: Pixels, where: npt.NDArray[np.bool_], *, period: int) -> Pixels:
-    """Draw dark diagonal lines over the marked pixels of a picture (h, w, 4)."""
-    height, width = where.shape
-    lines = (np.arange(height)[:, None] + np.arange(width)) % period < max(1, period // 5)
-    picture = colours.copy()
-    picture[where & lines] = HATCH
-    return picture
+        heat, under = self.heat(explanation, scale), self.background
+        return blend(under, heat, alpha=1.0 if under is None else alpha, tissue=tissue)
 
 
 def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str = "grey") -> Pixels:
@@ -261,13 +262,6 @@ def blend(background: Pixels | None, heat: Pixels, *, alpha: float, tissue: str 
         under = under.convert("L").convert("RGB")
     under.paste(colours.convert("RGB"), mask=painted.point([round(value * alpha) for value in range(256)]))
     return np.asarray(under)
-
-
-def as_image(pixels: Pixels) -> Image:
-    """Turn a picture, RGB or RGBA, into one of Pillow's."""
-    from PIL import Image
-
-    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def same_places(explanations: Sequence[Explanation]) -> IntArray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from xmil.core.explanation import Explanation
 from xmil.core.identity import identity
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
-from xmil.heatmaps.canvas import TISSUES
+from xmil.heatmaps.canvas import TISSUES, opened
 from xmil.heatmaps.exports import (
     EXPORTS,
     Export,
@@ -35,7 +35,7 @@ from xmil.heatmaps.panel import FORMATS, Picture
 from xmil.heatmaps.picture import DRAWN, KINDS, NEED_SLIDE, Look, Scene, draw
 from xmil.heatmaps.scale import CLIPS, Scale
 from xmil.heatmaps.style import spelt_out
-from xmil.heatmaps.tiff import Pyramid, write_colours, write_scores
+from xmil.heatmaps.tiff import write_colours, write_scores
 from xmil.heatmaps.words import ALL, PREDICTED, caption, is_predicted, without_repeats
 from xmil.heatmaps.zarr import write_omezarr, write_spatialdata
 from xmil.slides.slide import FRAMES, export_frame
@@ -142,15 +142,8 @@ def cohort_scales(run: Run, order: Order) -> dict[str, Scale]:
         for e in explanations:
             scores.setdefault(e.method, []).append(e.scores.astype(np.float32))
             signed.setdefault(e.method, e.signed)
-    look = order.look
     return {
-        method: Scale.of(
-            np.concatenate(several),
-            signed=signed[method],
-            clip=look.clip,
-            percentile=look.percentile,
-            colours=look.colours.get(signed[method]),
-        )
+        method: order.look.scale(np.concatenate(several), signed=signed[method])
         for method, several in scores.items()
     }
 
@@ -197,30 +190,23 @@ def make_drawer(
     slides: Path | None = None,
 ) -> Callable[[DrawingJob], Drawn]:
     """Make the function that draws one slide; `slides` is the folder that must hold it."""
-
-    def drawer(job: DrawingJob) -> Drawn:
-        if job.fault:
-            raise InputError(job.fault)
-        if slides is not None and job.slide is None:
-            raise InputError(
-                f"{slides}: no slide named {job.slide_id!r} in this folder; put it there, or draw without "
-                "slides=."
-            )
-        if job.explanations.is_symlink():
-            raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
-        files = [job.explanations, *job.pairs]
-        files += [] if job.slide is None else [job.slide]
-        source = " ".join(identity(path) for path in files)
-        changed = job.drawn != source  # not recorded: a kill came between; the clock is not asked
-        return replace(draw_slide(job, order, out, restart=restart or changed), source=source)
-
-    return drawer
+    return partial(_draw_slide, order=order, out=out, restart=restart, slides=slides)
 
 
-def draw_slide(job: DrawingJob, order: Order, out: Path, *, restart: bool = False) -> Drawn:
+def _draw_slide(job: DrawingJob, *, order: Order, out: Path, restart: bool, slides: Path | None) -> Drawn:
     """Draw what is not there yet, or is older than the explanations."""
-    from xmil.slides.open import open_slide
-
+    if job.fault:
+        raise InputError(job.fault)
+    if slides is not None and job.slide is None:
+        raise InputError(
+            f"{slides}: no slide named {job.slide_id!r} in this folder; put it there, or draw without "
+            "slides=."
+        )
+    if job.explanations.is_symlink():
+        raise InputError(f"{job.explanations}: a link; a run's folder is read without following links.")
+    inputs = (job.explanations, *job.pairs, *(() if job.slide is None else (job.slide,)))
+    source = " ".join(identity(path) for path in inputs)
+    restart = restart or job.drawn != source  # not recorded: a kill came between; the clock is not asked
     explanations = order.select(read_explanations(job.explanations))
     if not explanations:
         raise InputError(f"{job.explanations}: holds no explanation of {', '.join(order.targets)}.")
@@ -234,14 +220,16 @@ def draw_slide(job: DrawingJob, order: Order, out: Path, *, restart: bool = Fals
     ]
     beyond = 0.0
     if {*order.pictures, *order.exports} & {*KINDS, "colours"}:
-        scales = {e.column: order.scales.get(e.method) or order.look.scale(e) for e in explanations if len(e)}
-        shares = [scales[e.column].share_beyond(e.scores) for e in explanations if len(e)]
+        shares = [
+            (order.scales.get(e.method) or order.look.scale(e.scores, signed=e.signed)).share_beyond(e.scores)
+            for e in explanations
+            if len(e)
+        ]
         beyond = max(shares, default=0.0)
     if not due:
-        return Drawn(kept=len(files), beyond=beyond)
+        return Drawn(kept=len(files), source=source, beyond=beyond)
     with_views = any(file.kind in KINDS for file in due)
-    opening: Any = nullcontext(None) if job.slide is None else open_slide(job.slide, order.mpp)
-    with opening as slide:
+    with opened(job.slide, order.mpp) as slide:
         scene = Scene.of(
             [replace(e, bag=e.bag or job.slide_id) for e in explanations],
             slide,
@@ -259,7 +247,7 @@ def draw_slide(job: DrawingJob, order: Order, out: Path, *, restart: bool = Fals
             _write(file, scene, order)
     names = [scene.caption.name, *(str(e.target) for e in scene.explanations)]
     note = scene.note or (spelt_out("".join(names)) if with_views else None)
-    return Drawn(len(due), len(files) - len(due), note, beyond=beyond)
+    return Drawn(len(due), len(files) - len(due), note, source, beyond)
 
 
 @dataclass(frozen=True)
@@ -281,27 +269,21 @@ def _files(
     out: Path,
 ) -> Iterator[File]:
     """List every file of a slide: `<kind>/<slide>[.<method>.<target>].<suffix>`, and lines for QuPath."""
-    pictures = [kind for kind in order.pictures if job.slide is not None or kind not in NEED_SLIDE]
-    for kind in pictures:
-        for suffix in ("png",) if kind == "map" else order.formats:
-            yield from _named_files(job, explanations, out / kind, suffix, each=kind in EACH)
-    for kind in order.exports:
-        export = EXPORTS[kind]
-        yield from _named_files(job, explanations, out / kind, export.suffix, each=export.each)
+    kinds = [
+        (kind, suffix, kind in EACH)
+        for kind in order.pictures
+        if job.slide is not None or kind not in NEED_SLIDE
+        for suffix in (("png",) if kind == "map" else order.formats)
+    ]
+    kinds += [(kind, EXPORTS[kind].suffix, EXPORTS[kind].each) for kind in order.exports]
+    for kind, suffix, is_each in kinds:
+        for e in explanations if is_each else (None,):
+            about = "" if e is None else f".{_safe(e.method)}.{_safe(str(e.target))}"
+            path = out / kind / f"{job.slide_id}{about}.{suffix}"
+            yield File(kind, suffix, path, None if e is None else e.column)
     for each in pairs if {"geojson", "qupath"} & set(order.exports) else ():
         name = f"{job.slide_id}.{_safe(str(each.target))}.geojson"
         yield File(PAIRS, "geojson", out / PAIRS / name, target=each.target)
-
-
-def _named_files(
-    job: DrawingJob, explanations: Sequence[Explanation], folder: Path, suffix: str, *, each: bool
-) -> Iterator[File]:
-    if not each:
-        yield File(folder.name, suffix, folder / f"{job.slide_id}.{suffix}")
-        return
-    for e in explanations:
-        name = f"{job.slide_id}.{_safe(e.method)}.{_safe(str(e.target))}.{suffix}"
-        yield File(folder.name, suffix, folder / name, e.column)
 
 
 def _write(file: File, scene: Scene, order: Order) -> None:
@@ -322,38 +304,25 @@ def _write(file: File, scene: Scene, order: Order) -> None:
         EXPORTS[file.kind].write(file.path, request)
 
 
-def _write_geojson(path: Path, request: Exported) -> None:
-    write_geojson(path, request.explanations, origin=request.frame[:2], task=request.task)
-
-
-def _write_table(path: Path, request: Exported) -> None:
-    write_table(path, request.explanations, kind=path.suffix.removeprefix("."))
-
-
-def _write_scores(path: Path, request: Exported) -> None:
-    write_scores(path, request.explanations, _pyramid(request))
-
-
 def _write_colours(path: Path, request: Exported) -> None:
     (e,) = request.explanations
-    write_colours(path, e, request.scales[e.column], _pyramid(request))
+    write_colours(path, e, request.scales[e.column], request.pyramid)
 
 
-def _pyramid(request: Exported) -> Pyramid:
-    return Pyramid.of(request.frame, downsample=request.downsample, mpp=request.mpp)
-
-
-EXPORTS.add("geojson", Export(_write_geojson, "geojson"))
+EXPORTS.add(
+    "geojson",
+    Export(lambda path, r: write_geojson(path, r.explanations, origin=r.frame[:2], task=r.task), "geojson"),
+)
 EXPORTS.add("qupath", Export(write_qupath, "geojson.gz"))
 EXPORTS.add("asap", Export(write_asap, "xml", each=True))
 EXPORTS.add("dicom", Export(write_parametric_map, "map.dcm", each=True))
 EXPORTS.add("dicom-annotations", Export(write_annotations, "annotations.dcm", each=True))
-EXPORTS.add("scores", Export(_write_scores, "scores.ome.tif"))
+EXPORTS.add("scores", Export(lambda path, r: write_scores(path, r.explanations, r.pyramid), "scores.ome.tif"))
 EXPORTS.add("colours", Export(_write_colours, "colours.ome.tif", each=True))
 EXPORTS.add("ome-zarr", Export(write_omezarr, "scores.ome.zarr"))
 EXPORTS.add("spatialdata", Export(write_spatialdata, "zarr"))
-EXPORTS.add("csv", Export(_write_table, "csv"))
-EXPORTS.add("parquet", Export(_write_table, "parquet"))
+EXPORTS.add("csv", Export(write_table, "csv"))
+EXPORTS.add("parquet", Export(write_table, "parquet"))
 
 
 def _safe(name: str) -> str:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from math import gcd
 from os import PathLike
@@ -25,13 +23,14 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.bag import IntArray
 from xmil.core.durable import write_atomically, write_text
-from xmil.core.errors import FileError, InputError, UnsupportedError, absent
+from xmil.core.errors import FileError, InputError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.registry import Registry
 from xmil.core.text import parse_json, parse_xml
 from xmil.heatmaps.canvas import Canvas, Cells
 from xmil.heatmaps.scale import Scale
+from xmil.heatmaps.tiff import Pyramid, load_optional
 from xmil.heatmaps.words import ends, is_predicted
 from xmil.slides.slide import KEY, frame_header
 
@@ -52,6 +51,11 @@ class Exported:
     scales: Mapping[str, Scale]
     mpp: float | None = None
     downsample: int | None = None
+
+    @property
+    def pyramid(self) -> Pyramid:
+        """The levels of an image of the frame."""
+        return Pyramid.of(self.frame, downsample=self.downsample, mpp=self.mpp)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ def write_geojson(
     method explains, the predicted class where that is among them. Coordinates count from `origin`, which the
     file names.
     """
+    write_text(path, _tiles(explanations, origin=origin, task=task, boxes=boxes))
+
+
+def _tiles(
+    explanations: Sequence[Explanation], *, origin: tuple[int, int], task: str, boxes: IntArray | None = None
+) -> str:
     boxes = (explanations[0].boxes() if boxes is None else boxes) - np.tile(origin, 2)
     name = explanations[0].bag or ""
     space = uuid5(NAMESPACE_URL, f"xmil:{name}")
@@ -102,7 +112,7 @@ def write_geojson(
             f'"properties":{{"objectType":"tile","isLocked":true,{classification}'
             f'"measurements":{{{measurements}}}}}}}'
         )
-    _write_features(path, features, name, origin)
+    return _collection(features, name, origin)
 
 
 def _measurements(explanations: Sequence[Explanation]) -> list[str]:
@@ -158,34 +168,49 @@ def write_pairs(path: str | PathLike[str], pairs: Interactions, *, origin: tuple
             },
         }
         features.append(json.dumps(feature, ensure_ascii=False))
-    _write_features(path, features, name, origin)
+    write_text(path, _collection(features, name, origin))
 
 
-def _write_features(
-    path: str | PathLike[str], features: Sequence[str], name: str, origin: tuple[int, int]
-) -> None:
+def _collection(features: Sequence[str], name: str, origin: tuple[int, int]) -> str:
     head = f'{{"type":"FeatureCollection","{KEY}":{json.dumps(frame_header(name, origin))},"features":['
-    write_text(path, head + "\n" + ",\n".join(features) + "\n]}\n")
+    return head + "\n" + ",\n".join(features) + "\n]}\n"
 
 
-def read_geojson(path: str | PathLike[str]) -> Tiles:
-    """Read tiles that we or QuPath wrote: a collection, a list or a single feature; level-0 boxes."""
+def open_geojson(path: str | PathLike[str]) -> tuple[list[Any], Any]:
+    """Read the features of a GeoJSON file, unchecked, and the origin that it names, else None.
+
+    QuPath writes a collection, a plain list, or a single feature.
+    """
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(absent(path)) from None
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: not a readable GeoJSON file ({error}).") from None
+    features = content.get("features", content) if isinstance(content, dict) else content
+    about = content.get(KEY) if isinstance(content, dict) else None
+    origin = about.get("origin") if isinstance(about, dict) else None
+    return features if isinstance(features, list) else [features], origin
+
+
+def class_name(feature: dict[str, Any]) -> str | None:
+    """Name the class of a feature, which QuPath writes as an object or as a plain name."""
+    properties = feature.get("properties")
+    label = properties.get("classification") if isinstance(properties, dict) else None
+    name = label.get("name") if isinstance(label, dict) else label
+    return None if name is None else str(name)
+
+
+def read_geojson(path: str | PathLike[str]) -> Tiles:
+    """Read tiles that we or QuPath wrote: level-0 boxes with their measurements and classes."""
+    features, origin = open_geojson(path)
     try:
-        features = content.get("features", [content]) if isinstance(content, dict) else list(content)
-        origin = content.get(KEY, {}).get("origin", (0, 0)) if isinstance(content, dict) else (0, 0)
         boxes = np.array([_box(f["geometry"]) for f in features], dtype=np.float64).reshape(-1, 4)
-        boxes += np.tile(np.asarray(origin, dtype=np.float64), 2)
-        properties = [f.get("properties") or {} for f in features]
-        rows = [_numbers(each) for each in properties]
+        boxes += np.tile(np.asarray(origin or (0, 0), dtype=np.float64), 2)
+        rows = [_numbers(f.get("properties") or {}) for f in features]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
-        return Tiles(boxes, columns, tuple(_class_name(each) for each in properties))
+        return Tiles(boxes, columns, tuple(map(class_name, features)))
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise FileError(f"{path}: a tile is damaged ({error}).") from None
 
@@ -205,19 +230,14 @@ def _numbers(properties: dict[str, Any]) -> dict[str, float]:
     return {str(name): float(value) for name, value in pairs}
 
 
-def _class_name(properties: dict[str, Any]) -> str | None:
-    classification = properties.get("classification")
-    name = classification.get("name") if isinstance(classification, dict) else classification
-    return None if name is None else str(name)
-
-
 def write_qupath(path: Path, request: Exported) -> None:
     """Write GeoJSON tiles, gzipped as QuPath reads them; the same bytes for the same scores."""
-    with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "tiles.geojson"
-        write_geojson(plain, request.explanations, origin=request.frame[:2], task=request.task)
-        data = gzip.compress(plain.read_bytes(), mtime=0)
-    _write_bytes(path, data)
+    text = _tiles(request.explanations, origin=request.frame[:2], task=request.task)
+
+    def write(part: str) -> None:
+        Path(part).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+    write_atomically(path, write)
 
 
 def write_asap(path: Path, request: Exported) -> None:
@@ -239,14 +259,7 @@ def write_asap(path: Path, request: Exported) -> None:
         corners = ET.SubElement(ET.SubElement(annotations, "Annotation", about), "Coordinates")
         for order, (x, y) in enumerate(((x0, y0), (x1, y0), (x1, y1), (x0, y1))):
             ET.SubElement(corners, "Coordinate", Order=str(order), X=str(x), Y=str(y))
-    _write_bytes(path, ET.tostring(root, encoding="utf-8", xml_declaration=True))
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    def write(part: str) -> None:
-        Path(part).write_bytes(data)
-
-    write_atomically(path, write)
+    write_text(path, ET.tostring(root, encoding="utf-8", xml_declaration=True).decode())
 
 
 def read_asap(path: str | PathLike[str]) -> Tiles:
@@ -263,31 +276,26 @@ def read_asap(path: str | PathLike[str]) -> Tiles:
     except (KeyError, ValueError) as error:
         raise FileError(f"{path}: not a readable file of ASAP's annotations ({error}).") from None
     groups = tuple(None if note.get("PartOfGroup") == "None" else note.get("PartOfGroup") for note in notes)
-    scores = _named_scores([note.get("Name", "") for note in notes])
-    return Tiles(np.array(boxes, dtype=np.float64).reshape(-1, 4), scores, groups)
-
-
-def _named_scores(names: list[str]) -> dict[str, npt.NDArray[np.float64]]:
-    """Read the scores in the names of annotations that we wrote: number, column, score."""
     parts = []
-    for name in names:
-        number, _, rest = name.partition(" ")
+    for note in notes:  # the names of those that we wrote: number, column, score
+        number, _, rest = note.get("Name", "").partition(" ")
         column, _, score = rest.rpartition(" ") if number.isdecimal() else ("", "", "")
         parts.append((column, score))
-    return {
+    scores = {
         column: np.array([float(score) if own == column else np.nan for own, score in parts])
         for column in dict.fromkeys(column for column, _ in parts if column)
     }
+    return Tiles(np.array(boxes, dtype=np.float64).reshape(-1, 4), scores, groups)
 
 
-def write_table(path: str | PathLike[str], explanations: Sequence[Explanation], *, kind: str = "csv") -> None:
-    """Write level-0 boxes `x0, y0, x1, y1` and one column for each `<method>:<target>`."""
+def write_table(path: Path, request: Exported) -> None:
+    """Write level-0 boxes `x0, y0, x1, y1` and a column for each `<method>:<target>`, as CSV or Parquet."""
     import pyarrow as pa
 
-    boxes = explanations[0].boxes()
+    boxes = request.explanations[0].boxes()
     columns = {name: pa.array(boxes[:, i]) for i, name in enumerate(("x0", "y0", "x1", "y1"))}
-    table = pa.table({**columns, **{e.column: pa.array(e.scores) for e in explanations}})
-    if kind == "parquet":
+    table = pa.table({**columns, **{e.column: pa.array(e.scores) for e in request.explanations}})
+    if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         write_atomically(path, lambda part: pq.write_table(table, part, compression="zstd"))
@@ -480,10 +488,5 @@ def _no_unit() -> Any:
     return _highdicom().sr.CodedConcept(value="1", scheme_designator="UCUM", meaning="no units")
 
 
-@cache
 def _highdicom() -> Any:
-    try:
-        import highdicom
-    except ImportError:
-        raise UnsupportedError("DICOM exports need highdicom: pip install 'xmil[export]'.") from None
-    return highdicom
+    return load_optional("highdicom", "export")

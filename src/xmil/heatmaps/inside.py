@@ -13,6 +13,7 @@ from xmil.core.errors import bad_parameter, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.inside import Inside
 from xmil.core.task import Target
+from xmil.heatmaps.canvas import opened
 from xmil.heatmaps.exports import write_geojson
 from xmil.heatmaps.panel import GREY, Heading, Picture, Ruler, Sheet, cut_patch
 from xmil.heatmaps.scale import BLUE, RED, Pixels, Scale
@@ -51,24 +52,21 @@ def draw_inside(
     if not 0 <= alpha <= 1:
         raise bad_parameter("alpha", "draw_inside", "a number in the range [0, 1]", alpha)
     if isinstance(slide, str | PathLike):
-        from xmil.slides import open_slide
-
-        with open_slide(slide) as opened:
-            return draw_inside(inside, opened, alpha=alpha, top=top, scale=scale)
+        with opened(slide) as source:
+            return draw_inside(inside, source, alpha=alpha, top=top, scale=scale)
     count = min(top, len(inside))
     limits = np.abs(inside.maps[:count]).max(axis=(1, 2), initial=0.0)
     limits = np.full_like(limits, limits.max(initial=0.0)) if scale == "sheet" else limits
     limits = np.where(limits > 0, limits, 1.0)
-    sheet = Sheet(max(13.0, EDGE / 17))
     wide = EDGE if slide is None else 2 * EDGE + BETWEEN
-    sheet.open([wide] * min(ACROSS, max(2, count)))
     strongest = "its patch" if scale == "patch" else "all patches"
     about = (
         f"inside the patches   ·   {inside.method}, {inside.encoder}   ·   red supports, blue speaks against"
         f"   ·   full colour: the strongest place of {strongest}   ·   "
         "outlined: the fewest places that hold half"
     )
-    sheet.heading(Heading(inside.bag or "", about, tuple(inside.warnings)))
+    heading = Heading(inside.bag or "", about, tuple(inside.warnings))
+    sheet = Sheet(max(13.0, EDGE / 17), [wide] * min(ACROSS, max(2, count)), heading)
     scores = inside.audit.score[:count]
     target = f"class {inside.target}" if inside.target.isdigit() else inside.target
     for words, rows, colour in (
@@ -76,8 +74,7 @@ def draw_inside(
         (f"patches that speak against {target}", np.flatnonzero(scores < 0), BLUE),
     ):
         if len(rows):
-            inner = sheet.width - 2 * sheet.left[0]
-            sheet.line(words, 1.0, x=sheet.left[0], width=inner, color=colour, weight="bold")
+            sheet.line(words, 1.0, color=colour, weight="bold")
         for start in range(0, len(rows), len(sheet.left)):
             for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
                 _draw_patch(sheet, x, int(i), inside, slide, limit=float(limits[i]), alpha=alpha)
@@ -117,9 +114,8 @@ def _draw_patch(
 def draw_between(values: npt.NDArray[Any], edge: int) -> npt.NDArray[np.float32]:
     """Enlarge a map (h, w) to `edge` x `edge` pixels, straight lines between the centres of its places."""
     small = Image.fromarray(np.ascontiguousarray(values, dtype=np.float32))
-    if max(values.shape) >= edge:
-        return np.asarray(small.resize((edge, edge), Image.Resampling.BOX))
-    return np.asarray(small.resize((edge, edge), Image.Resampling.BILINEAR))
+    how = Image.Resampling.BOX if max(values.shape) >= edge else Image.Resampling.BILINEAR
+    return np.asarray(small.resize((edge, edge), how))
 
 
 def lay_over(tissue: Pixels, values: npt.NDArray[Any], *, limit: float, alpha: float) -> Pixels:
@@ -163,8 +159,7 @@ def _outline(axes: Any, values: npt.NDArray[Any], sign: int) -> None:
 def write_inside_geojson(path: str | PathLike[str], inside: Inside, slide: Slide | None = None) -> None:
     """Write every place of every map as a tile with its value, in QuPath's frame."""
     cells = inside.cells().reshape(-1, 4)
-    frame = export_frame(cells, slide)
-    write_geojson(path, [_as_scores(inside)], origin=frame[:2], boxes=cells)
+    write_geojson(path, [_as_scores(inside)], origin=export_frame(cells, slide)[:2], boxes=cells)
 
 
 def write_inside_tiff(path: str | PathLike[str], inside: Inside, slide: Slide | None = None) -> None:

@@ -38,7 +38,7 @@ FORMATS = ("png", "pdf", "svg")
 GREY, INK = "#555555", "#111111"
 SMALLEST = 0.62  # share of the size asked for; text that still does not fit is cut short
 NARROWEST = 30  # units that a column's words need
-ACROSS, FRAME = 8, 5  # patches in a row of a sheet, pixels of colour around each
+EDGE, ACROSS, FRAME = 224, 8, 5  # pixels of a patch, patches in a row, pixels of colour around each
 WIDEST = 6600  # pixels of a panel; columns that would go beyond stand in further rows
 
 
@@ -129,52 +129,40 @@ def draw_panel(
     """Draw columns side by side, `across` of them in a row; `mark` frames a region in the first pictures."""
     images = [image for column in columns for image in column.images]
     longest = max(max(image.shape[:2]) for image in images)
-    sheet = Sheet(float(max(13, longest / (44 if len(columns) < 3 else 36))))  # text grows with the pictures
-    words = max(round((NARROWEST if column.scale else 18) * sheet.unit * 0.7) for column in columns)
+    unit = float(max(13, longest / (44 if len(columns) < 3 else 36)))  # text grows with the pictures
+    words = max(round((NARROWEST if column.scale else 18) * unit * 0.7) for column in columns)
     wide = max(words, *(int(image.shape[1]) for image in images))
-    across = min(across, max(1, int(WIDEST // (wide + 1.6 * sheet.unit))))
-    sheet.open([wide] * min(across, len(columns)))
-    sheet.heading(heading)
+    across = min(across, max(1, int(WIDEST // (wide + 1.6 * unit))))
+    sheet = Sheet(unit, [wide] * min(across, len(columns)), heading)
     for i in range(0, len(columns), across):
         sheet.block(columns[i : i + across], rulers=rulers, mark=mark)
     return sheet.close()
 
 
 class Sheet:
-    """A figure that grows downwards; places are pixels from its upper left corner."""
+    """A figure that grows downwards below its heading; places are pixels from its upper left corner."""
 
-    def __init__(self, unit: float) -> None:
-        self.unit = unit
-        self.y = round(1.2 * unit)
-        self.figure = Picture(figsize=(1, 1), dpi=DPI, facecolor="white")
-        self.left: list[int] = []
-        self.widths: list[int] = []
-        self.width = 1
-        self.placed: list[tuple[Any, tuple[float, float, float, float]]] = []
-        self.texts: list[tuple[Any, float, float]] = []
-
-    def open(self, widths: Sequence[int]) -> None:
-        """Fix the columns' widths."""
-        gap, edge = round(1.6 * self.unit), round(1.4 * self.unit)
-        self.widths = list(widths)
+    def __init__(self, unit: float, widths: Sequence[int], heading: Heading) -> None:
+        gap, edge = round(1.6 * unit), round(1.4 * unit)
+        self.unit, self.y, self.widths = unit, round(1.2 * unit), widths
         self.left = [edge + sum(widths[:i]) + gap * i for i in range(len(widths))]
         self.width = self.left[-1] + widths[-1] + edge
-
-    def heading(self, heading: Heading) -> None:
-        """Write the slide's name in bold, the facts and warnings below it."""
-        inner = self.width - 2 * self.left[0]
+        self.figure = Picture(figsize=(1, 1), dpi=DPI, facecolor="white")
+        self.placed: list[tuple[Any, tuple[float, float, float, float]]] = []
+        self.texts: list[tuple[Any, float, float]] = []
         if heading.name:
-            self.line(heading.name, 1.35, x=self.left[0], width=inner, weight="bold")
+            self.line(heading.name, 1.35, weight="bold")
         if heading.facts:
-            self.line(heading.facts, 1.0, x=self.left[0], width=inner, color=GREY)
+            self.line(heading.facts, 1.0, color=GREY)
         for text in heading.warnings:
-            for part in wrap(f"warning: {text}", max(20, int(inner / (0.5 * self.unit)))):
-                self.line(part, 0.85, x=self.left[0], width=inner, color=RED)
-        self.y += round(0.4 * self.unit)
+            for part in wrap(f"warning: {text}", max(20, int((self.width - 2 * edge) / (0.5 * unit)))):
+                self.line(part, 0.85, color=RED)
+        self.y += round(0.4 * unit)
 
-    def line(self, text: str, size: float, *, x: float, width: float, **look: Any) -> None:
-        """Write one line of text from `x` on, then move below it."""
-        self.text(text, size, x, self.y, width=width, **look)
+    def line(self, text: str, size: float, **look: Any) -> None:
+        """Write one line of text across the sheet, then move below it."""
+        left = self.left[0]
+        self.text(text, size, left, self.y, width=self.width - 2 * left, **look)
         self.y += round(1.5 * size * self.unit)
 
     def block(
@@ -336,15 +324,11 @@ def draw_sheet(
     *,
     heading: Heading,
     top: int = 8,
-    edge: int = 224,
     task: str = "classification",
 ) -> Picture:
-    """Draw the `top` highest and lowest patches at `edge` pixels, framed in the colours of their scores."""
-    sheet = Sheet(max(13.0, edge / 13))
-    sheet.open([edge + 2 * FRAME] * min(ACROSS, max(top, 3)))
-    sheet.heading(heading)
-    inner = sheet.width - 2 * sheet.left[0]
-    sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15, x=sheet.left[0], width=inner)
+    """Draw the `top` highest and lowest patches, framed in the colours of their scores."""
+    sheet = Sheet(max(13.0, EDGE / 13), [EDGE + 2 * FRAME] * min(ACROSS, max(top, 3)), heading)
+    sheet.line(f"{title(explanation)} {subtitle(explanation, task)}", 1.15)
     low, high = ends(explanation, task)
     if explanation.signed:
         target = explained(explanation)
@@ -357,21 +341,21 @@ def draw_sheet(
         headings = ((f"highest {noun}", "no patches", INK), (f"lowest {noun}", "no further patches", GREY))
     for (words, otherwise, colour), rows in zip(headings, extremes(explanation, top), strict=True):
         text = words if rows else otherwise
-        sheet.line(text, 1.0, x=sheet.left[0], width=inner, color=colour, weight="bold")
-        _patches(sheet, rows, explanation, slide=slide, scale=scale, edge=edge)
+        sheet.line(text, 1.0, color=colour, weight="bold")
+        _patches(sheet, rows, explanation, slide=slide, scale=scale)
     return sheet.close()
 
 
 def _patches(
-    sheet: Sheet, rows: Sequence[int], explanation: Explanation, *, slide: Slide, scale: Scale, edge: int
+    sheet: Sheet, rows: Sequence[int], explanation: Explanation, *, slide: Slide, scale: Scale
 ) -> None:
-    boxes, wide = explanation.boxes(), edge + 2 * FRAME
+    boxes, wide = explanation.boxes(), EDGE + 2 * FRAME
     for start in range(0, len(rows), len(sheet.left)):
         for x, i in zip(sheet.left, rows[start : start + len(sheet.left)], strict=False):
             score = explanation.scores[i]
             framed = np.empty((wide, wide, 3), dtype=np.uint8)
             framed[:] = scale.paint(np.asarray([score]))[0, :3]
-            framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], edge)
+            framed[FRAME:-FRAME, FRAME:-FRAME] = cut_patch(slide, boxes[i], EDGE)
             sheet.image(framed, x, sheet.y)
             below = sheet.y + wide + round(0.3 * sheet.unit)
             value = number(float(score), digits_for(scale.low, scale.high))

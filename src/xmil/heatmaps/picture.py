@@ -5,20 +5,20 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from xmil.core.errors import FileError, InputError, unknown_name
 from xmil.core.explanation import Explanation
 from xmil.core.interactions import Interactions
 from xmil.core.task import Target
 from xmil.core.text import counted
-from xmil.heatmaps.canvas import Box, Canvas, View, as_image, check_fit, picture_box, place_on, same_places
+from xmil.heatmaps.canvas import Box, Canvas, View, check_fit, opened, picture_box, place_on, same_places
 from xmil.heatmaps.pages import Html, image, join, table, tag
 from xmil.heatmaps.panel import Heading, Lines, PanelColumn, Picture, Ruler, draw_panel, draw_sheet
 from xmil.heatmaps.scale import BLUE, RED, Scale
@@ -57,15 +57,10 @@ class Look:
     colours: Mapping[bool, str | None] = field(default_factory=dict)  # signed -> name of a colour map
     pairs: int = DRAWN  # lines between patches that act together, at most
 
-    def scale(self, explanation: Explanation) -> Scale:
-        """Make the scale of one explanation's own scores."""
-        return Scale.of(
-            explanation.scores,
-            signed=explanation.signed,
-            clip=self.clip,
-            percentile=self.percentile,
-            colours=self.colours.get(explanation.signed),
-        )
+    def scale(self, scores: npt.ArrayLike, *, signed: bool) -> Scale:
+        """Make the scale of these scores."""
+        about = {"clip": self.clip, "percentile": self.percentile, "colours": self.colours.get(signed)}
+        return Scale.of(scores, signed=signed, **about)  # type: ignore[arg-type]
 
 
 def heatmap(
@@ -113,14 +108,8 @@ def heatmap(
     look = Look(
         clip=clip, percentile=percentile, alpha=alpha, tissue=tissue, size=size, region=region, top=top
     )
-    if isinstance(slide, str | PathLike):
-        from xmil.slides.open import open_slide
-
-        opening: Any = open_slide(slide, mpp)  # and closed here; one handed in stays open
-    else:
-        opening = nullcontext(slide)
-    with opening as opened:
-        scene = Scene.of(several, opened, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
+    with opened(slide, mpp) as source:
+        scene = Scene.of(several, source, look=look, caption=caption, mpp=mpp, patch_size=patch_size)
         scene = scene.with_pairs([pairs] if isinstance(pairs, Interactions) else pairs or ())
         if scene.note is not None:
             warnings.warn(scene.note, stacklevel=2)
@@ -169,17 +158,19 @@ class Scene:
             if look.region is not None:
                 zoomed, longest = check_region(look.region, area), max(views[0].canvas.size)
                 views += (View.of(boxes, zoomed, slide=slide, longest=longest, enlarge=ENLARGE),)
-        own = {e.column: (scales or {}).get(e.column) or look.scale(e) for e in placed}
+        own = {
+            e.column: (scales or {}).get(e.column) or look.scale(e.scores, signed=e.signed) for e in placed
+        }
         named = replace(caption, name=caption.name or ("" if slide is None else slide.name))
         return cls(placed, slide, look, named, own, views, note)
 
     def with_pairs(self, several: Sequence[Interactions]) -> Scene:
         """Add interactions, each for the explanations of its target; refuse one for another target or bag."""
-        first, placed = self.explanations[0], {}
+        first, placed, targets = self.explanations[0], {}, {e.target for e in self.explanations}
         for pairs in several:
-            if pairs.target not in {e.target for e in self.explanations}:
-                targets = ", ".join(sorted({str(e.target) for e in self.explanations}))
-                raise InputError(f"The interactions are for {pairs.target}, the explanations for {targets}.")
+            if pairs.target not in targets:
+                names = ", ".join(sorted(map(str, targets)))
+                raise InputError(f"The interactions are for {pairs.target}, the explanations for {names}.")
             placed[pairs.target] = pairs
             if first.coords is None or pairs.names is not None:
                 continue
@@ -214,7 +205,9 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
         raise unknown_name("picture", kind, KINDS)
     first, look, slide = scene.explanations[0], scene.look, scene.slide
     if kind == "map":
-        return as_image(scene.views[-1].heat(first, scene.scales[first.column]))
+        from PIL import Image
+
+        return Image.fromarray(np.ascontiguousarray(scene.views[-1].heat(first, scene.scales[first.column])))
     if kind in NEED_SLIDE and slide is None:
         raise InputError(f"The picture {kind!r} needs the slide; give it, or draw 'overlay' or 'panel'.")
     scene = scene if kind == "panel" else scene.only(first)
@@ -231,8 +224,8 @@ def draw(kind: str, scene: Scene) -> Picture | Image:
     if len(scene.views) > 1:  # the region in pixels of the picture of the slide
         (x, y, width, height), canvas = scene.views[1].canvas.box, scene.views[0].canvas
         across, down = canvas.downsample
-        left, top = (x - canvas.box[0]) / across, (y - canvas.box[1]) / down
-        mark = (left, top, width / across, height / down)
+        corner = (x - canvas.box[0]) / across, (y - canvas.box[1]) / down
+        mark = (*corner, width / across, height / down)
     return draw_panel(columns, heading=scene.heading, rulers=rulers, mark=mark, across=look.across)
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import unicodedata
 import warnings
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from xmil.core.durable import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,6 +102,13 @@ def letter_figure(figure: Figure) -> Figure:
             text.set_text(drawable(text.get_text()))
             text.set_fontfamily(families(text.get_text()))
     return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, whole or not at all, with its title for readers who cannot see it."""
+    about = {"Title": figure.get_suptitle()} if figure.get_suptitle() else None
+    letter_figure(figure)
+    write_atomically(path, lambda part: figure.savefig(part, format="png", dpi=120, metadata=about))
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import ceil, log2
 from os import PathLike
 from typing import Any
@@ -78,13 +79,13 @@ def write_scores(
     values = [e.scores for e in explanations]
     name = f"{explanations[0].bag or ''} scores".strip()
     about = {"axes": "CYX", "Name": name, "Channel": {"Name": [e.column for e in explanations]}}
-    layout = {"dtype": np.dtype(np.float32), "photometric": "minisblack", "metadata": about}
+    layout = {"dtype": np.dtype(np.float32), "photometric": "minisblack"}
 
     def strip(cells: Cells, channel: int) -> npt.NDArray[Any]:
         return cells.expand(cells.average(values[channel]))
 
     where = explanations[0].boxes() if boxes is None else boxes
-    _write(path, where, pyramid, strip, channels=len(values), empty=np.nan, layout=layout)
+    _write(path, where, pyramid, strip, channels=len(values), empty=np.nan, about=about, **layout)
 
 
 def write_colours(
@@ -98,8 +99,7 @@ def write_colours(
     def strip(cells: Cells, channel: int) -> npt.NDArray[Any]:  # noqa: ARG001  # there is one channel
         return cells.expand(scale.paint(cells.average(explanation.scores)))
 
-    boxes = explanation.boxes()
-    _write(path, boxes, pyramid, strip, channels=0, empty=0, layout={**layout, "metadata": about})
+    _write(path, explanation.boxes(), pyramid, strip, channels=0, empty=0, about=about, **layout)
 
 
 def _write(
@@ -110,40 +110,38 @@ def _write(
     *,
     channels: int,
     empty: float,
-    layout: dict[str, Any],
+    about: dict[str, Any],
+    **layout: Any,
 ) -> None:
     """Write every level; `channels` 0 means one picture of four samples a pixel."""
-    tifffile = _tifffile()
+    tifffile = load_optional("tifffile", "slides")
+    microns = None if pyramid.mpp is None else pyramid.mpp * pyramid.downsample
+    for axis in "XY" if microns is not None else "":
+        about |= {f"PhysicalSize{axis}": microns, f"PhysicalSize{axis}Unit": "µm"}
 
     def write(temporary: str) -> None:
         levels = pyramid.levels()
         with tifffile.TiffWriter(temporary, bigtiff=True, ome=True) as file:
             for i, canvas in enumerate(levels):
                 width, height = canvas.size
+                resolution = {}
+                if microns is not None:
+                    per_centimetre = 1e4 / (microns * 2**i)
+                    resolution = {"resolution": (per_centimetre,) * 2, "resolutionunit": "CENTIMETER"}
                 file.write(
                     _tiles(boxes, canvas, strip, channels=channels, empty=empty),
                     shape=(channels, height, width) if channels else (height, width, 4),
                     tile=(TILE, TILE),
                     compression="zlib",
-                    **_options(layout, pyramid, i, len(levels)),
+                    subfiletype=1 if i else 0,
+                    subifds=None if i else len(levels) - 1,
+                    metadata=None if i else about,
+                    **layout,
+                    **resolution,
                 )
         _link_levels(temporary)
 
     write_atomically(path, write)
-
-
-def _options(layout: dict[str, Any], pyramid: Pyramid, level: int, levels: int) -> dict[str, Any]:
-    """Describe a level's pages."""
-    options = {**layout, "subfiletype": 1 if level else 0, "subifds": None if level else levels - 1}
-    options["metadata"] = None if level else dict(layout["metadata"])
-    if pyramid.mpp is None:
-        return options
-    microns = pyramid.mpp * pyramid.downsample
-    if level == 0:
-        for axis in "XY":
-            options["metadata"] |= {f"PhysicalSize{axis}": microns, f"PhysicalSize{axis}Unit": "µm"}
-    per_centimetre = 1e4 / (microns * 2**level)
-    return {**options, "resolution": (per_centimetre, per_centimetre), "resolutionunit": "CENTIMETER"}
 
 
 def _tiles(
@@ -162,8 +160,7 @@ def _tiles(
 
 def _link_levels(path: str) -> None:
     """Link the first page's levels, which tifffile has chained already, behind the last page."""
-    tifffile = _tifffile()
-    with tifffile.TiffFile(path) as file:
+    with load_optional("tifffile", "slides").TiffFile(path) as file:
         last = int(file.pages[-1].offset)
         levels = file.pages[0].subifds
     if not levels:
@@ -175,9 +172,9 @@ def _link_levels(path: str) -> None:
         handle.write(struct.pack("<Q", int(levels[0])))
 
 
-def _tifffile() -> Any:
+def load_optional(package: str, extra: str) -> Any:
+    """Import a package that an export needs, or say how to install it."""
     try:
-        import tifffile
+        return import_module(package)
     except ImportError:
-        raise UnsupportedError("OME-TIFF needs tifffile: pip install 'xmil[slides]'.") from None
-    return tifffile
+        raise UnsupportedError(f"This export needs {package}: pip install 'xmil[{extra}]'.") from None

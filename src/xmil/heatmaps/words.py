@@ -12,7 +12,7 @@ import numpy.typing as npt
 from xmil.core.explanation import Explanation, card_of
 from xmil.core.task import TASKS, Target, Task
 from xmil.core.text import small_number
-from xmil.heatmaps.scale import TOLD
+from xmil.heatmaps.scale import BEYOND
 
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 PREDICTED, ALL = "predicted", "all"
@@ -132,7 +132,7 @@ def beyond_scale(share: float) -> str:
     >>> beyond_scale(0.34), beyond_scale(0.05)
     ('34 % of patches beyond the scale, at full colour; clip none shows all', '')
     """
-    if share <= TOLD:
+    if share <= BEYOND:
         return ""
     return f"{100 * share:.0f} % of patches beyond the scale, at full colour; clip none shows all"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ import numpy.typing as npt
 from xmil._version import __version__
 from xmil.core.bag import IntArray
 from xmil.core.durable import write_folder
-from xmil.core.errors import UnsupportedError
 from xmil.core.explanation import Explanation
 from xmil.heatmaps.canvas import Canvas, Cells
 from xmil.heatmaps.exports import Exported
-from xmil.heatmaps.tiff import Pyramid
+from xmil.heatmaps.tiff import load_optional
 
 CHUNK = 512
 NGFF = "0.4"
@@ -37,14 +35,13 @@ def write_omezarr(path: Path, request: Exported) -> None:
     """Write a pyramid over the slide's own pixels, or every n-th; NaN where there is no patch."""
 
     def fill(folder: Path) -> None:
-        pyramid = Pyramid.of(request.frame, downsample=request.downsample, mpp=request.mpp)
-        levels = pyramid.levels()
-        group = _zarr().create_group(str(folder), zarr_format=2)
+        levels = request.pyramid.levels()
+        group = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=2)
         for number, canvas in enumerate(levels):
             _write_level(group, str(number), request, canvas)
         channels = [_channel(e, request, i) for i, e in enumerate(request.explanations)]
         about = {"version": __version__, "slide": request.explanations[0].bag, "origin": request.frame[:2]}
-        scales = _multiscales(request, pyramid, len(levels))
+        scales = _multiscales(request, len(levels))
         group.attrs.update({"multiscales": [scales], "omero": {"channels": channels}, "xmil": about})
 
     write_folder(path, fill)
@@ -68,11 +65,11 @@ def _write_level(group: Any, name: str, request: Exported, canvas: Canvas) -> No
             array[channel, top : top + strip.size[1]] = cells.expand(cells.average(e.scores))
 
 
-def _multiscales(request: Exported, pyramid: Pyramid, levels: int) -> dict[str, Any]:
+def _multiscales(request: Exported, levels: int) -> dict[str, Any]:
     """Describe the axes, and for each level the size of its pixels: in microns where the mpp is known."""
     unit = {} if request.mpp is None else {"unit": "micrometer"}
     axes = [{"name": "c", "type": "channel"}, *({"name": n, "type": "space", **unit} for n in "yx")]
-    edges = [(request.mpp or 1.0) * pyramid.downsample * 2**level for level in range(levels)]
+    edges = [(request.mpp or 1.0) * request.pyramid.downsample * 2**level for level in range(levels)]
     scales = [[{"type": "scale", "scale": [1.0, edge, edge]}] for edge in edges]
     return {
         "version": NGFF,
@@ -98,15 +95,6 @@ def _channel(e: Explanation, request: Exported, number: int) -> dict[str, Any]:
     }
 
 
-@cache
-def _zarr() -> Any:
-    try:
-        import zarr
-    except ImportError:
-        raise UnsupportedError("OME-Zarr and SpatialData need zarr: pip install 'xmil[zarr]'.") from None
-    return zarr
-
-
 def write_spatialdata(path: Path, request: Exported) -> None:
     """Write all explanations of a slide into one store; places are level-0 pixels, whatever the frame.
 
@@ -115,7 +103,7 @@ def write_spatialdata(path: Path, request: Exported) -> None:
     """
 
     def fill(folder: Path) -> None:
-        root = _zarr().create_group(str(folder), zarr_format=3)
+        root = load_optional("zarr", "zarr").create_group(str(folder), zarr_format=3)
         software = {"version": CONTAINER, "spatialdata_software_version": f"xmil {__version__}"}
         about = {"version": __version__, "slide": request.explanations[0].bag, "task": request.task}
         root.attrs.update({"spatialdata_attrs": software, "xmil": about, **_tile_spec(request)})

@@ -5,13 +5,10 @@ The verb is `xmil.insight(run, ...)`. The room is not called `insight`, too: imp
 """
 
 from xmil.insights.biomarkers import (
-    Consensus,
-    SurvivalCurve,
     SurvivalSplit,
     correlation_with,
     find_consensus,
     map_biomarkers,
-    score_scale,
     strong_share,
     survival_curves,
     survival_of,
@@ -38,19 +35,15 @@ from xmil.insights.shortcuts import (
     patch_correlations,
     rank_associations,
     slide_associations,
-    why_untested,
 )
-from xmil.insights.strategies import Strategies, find_strategies
+from xmil.insights.strategies import find_strategies
 
 __all__ = [
     "KINDS",
     "LIGHT",
     "Association",
     "ConceptShares",
-    "Consensus",
     "Dictionary",
-    "Strategies",
-    "SurvivalCurve",
     "SurvivalSplit",
     "appearance",
     "correlation_with",
@@ -68,11 +61,9 @@ __all__ = [
     "rank_associations",
     "removal_agreement",
     "remove_concepts",
-    "score_scale",
     "slide_associations",
     "split_scores",
     "strong_share",
     "survival_curves",
     "survival_of",
-    "why_untested",
 ]

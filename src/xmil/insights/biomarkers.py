@@ -83,7 +83,7 @@ class Consensus:
         return np.where(self.mask, self.mean, 0.0).astype(np.float32)
 
 
-def find_consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Consensus:
+def find_consensus(scores: npt.ArrayLike) -> Consensus:
     """What m models say of n patches, from scores (m, n).
 
     >>> consensus = find_consensus([[1.0, -1.0, 0.5], [2.0, -2.0, -0.4], [1.5, -1.0, -0.3]])
@@ -94,7 +94,7 @@ def find_consensus(scores: npt.ArrayLike, *, quantile: float = QUANTILE) -> Cons
     if s.ndim != 2 or len(s) < 2 or not np.isfinite(s).all():
         raise InputError(f"A consensus needs finite scores of two models or more (m, n). Got {s.shape}.")
     mean, std, sign = s.mean(axis=0), s.std(axis=0), np.sign(s).mean(axis=0)
-    mask = (np.sign(mean) * sign > 0) & (std <= np.quantile(std, quantile))
+    mask = (np.sign(mean) * sign > 0) & (std <= np.quantile(std, QUANTILE))
     agreement = float(np.maximum((s > 0).mean(axis=0), (s < 0).mean(axis=0)).mean())
     pairs = [spearman(a, b) for a, b in combinations(s, 2)]
     correlation = float(np.nanmean(pairs)) if np.isfinite(pairs).any() else float("nan")
@@ -172,11 +172,6 @@ def region_biomarkers(e: Explanation, inside: Bools, consensus: Consensus | None
     return values
 
 
-def score_scale(scores: npt.ArrayLike) -> float:
-    """What a score must exceed to be called strong: a part of the mean absolute score of all patches."""
-    return float(STRONG * np.abs(np.asarray(scores, dtype=np.float64)).mean())
-
-
 def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike | None = None) -> float:
     """The share of patches, of the `region` where one is given, that score above the cohort's scale.
 
@@ -189,13 +184,21 @@ def strong_share(scores: npt.ArrayLike, scale: float, *, region: npt.ArrayLike |
 
 
 def _spatial(hot: Bools, cold: Bools, coords: IntArray | None, patch_size: int | None) -> dict[str, float]:
-    names = ("hot_regions", "largest_region", "border", "mixing")
+    names = ("hot_regions", "largest_region", "border", "mixing")  # regions: connected supporting patches
     if coords is None or patch_size is None:
         return dict.fromkeys(names, float("nan"))
     pairs = _neighbours(np.rint(np.asarray(coords) / patch_size).astype(np.int64))
     one, other = pairs
     together = pairs[:, hot[one] & hot[other]]
-    sizes = _region_sizes(hot, together)
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array(
+        (np.ones(together.shape[1], dtype=np.int8), tuple(together)), shape=(len(hot), len(hot))
+    )
+    _, groups = connected_components(graph.tocsr(), directed=False)
+    sizes = np.bincount(groups[hot])
+    sizes = sizes[sizes > 0]
     signed = (hot | cold)[one] & (hot | cold)[other]
     mixing = (hot[one] != hot[other])[signed].mean() if signed.any() else np.nan
     border = 4 * hot.sum() - 2 * together.shape[1]
@@ -217,18 +220,6 @@ def _neighbours(cells: IntArray) -> IntArray:
         there = np.flatnonzero(places[at] == keys + step)
         pairs.append(np.stack([there, rows[at[there]]]))
     return np.concatenate(pairs, axis=1)
-
-
-def _region_sizes(hot: Bools, together: IntArray) -> IntArray:
-    """Sizes of the connected groups of supporting patches (four neighbours)."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ones = np.ones(together.shape[1], dtype=np.int8)
-    graph = coo_array((ones, (together[0], together[1])), shape=(len(hot), len(hot)))
-    _, groups = connected_components(graph.tocsr(), directed=False)
-    sizes = np.bincount(groups[hot])
-    return np.asarray(sizes[sizes > 0], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -321,10 +312,7 @@ def _case_outcomes(
     """Biomarker, time, event and slides of each case that has all three; too few of them are refused."""
     if find_spec("lifelines") is None:
         raise InputError("Survival statistics need lifelines: pip install 'xmil[insight]'.")
-    x, t, e = (np.asarray(values, dtype=np.float64) for values in (biomarker, times, events))
-    usable = np.isfinite(x) & np.isfinite(t) & np.isfinite(e)
-    units = [str(i) if cases is None else cases[i] for i in np.flatnonzero(usable).tolist()]
-    x, t, e = (unit_means(values[usable], units) for values in (x, t, e))
+    (x, t, e), units = _case_means((biomarker, times, events), cases)
     if not np.isin(e, (0.0, 1.0)).all():
         raise InputError("The slides of a case must have one event, 0 or 1.")
     if len(x) < 10 or e.sum() < 3 or np.ptp(x) == 0:
@@ -336,6 +324,16 @@ def _case_outcomes(
     return x, t, e, np.array(list(Counter(units).values()), dtype=np.int64)
 
 
+def _case_means(
+    columns: Sequence[npt.ArrayLike], cases: Sequence[str] | None
+) -> tuple[list[Floats], list[str]]:
+    """Average columns over the slides of each case that have a value in all; also the case of each slide."""
+    rows = np.array(columns, dtype=np.float64)
+    usable = np.isfinite(rows).all(axis=0)
+    units = [str(i) if cases is None else cases[i] for i in np.flatnonzero(usable).tolist()]
+    return [unit_means(row[usable], units) for row in rows], units
+
+
 def correlation_with(
     biomarker: npt.ArrayLike, values: Sequence[Any], *, cases: Sequence[str] | None, seed: int = 0
 ) -> Interval:
@@ -343,11 +341,7 @@ def correlation_with(
 
     `cases` names the patient of each slide, whose means count once; None takes slides as independent.
     """
-
-    x, y = np.asarray(biomarker, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    usable = np.isfinite(x) & np.isfinite(y)
-    units = [str(i) if cases is None else cases[i] for i in np.flatnonzero(usable).tolist()]
-    x, y = unit_means(x[usable], units), unit_means(y[usable], units)
+    (x, y), _ = _case_means((biomarker, values), cases)
     if len(x) < 3:
         return Interval(float("nan"), float("nan"), float("nan"))
     statistics = {"spearman": partial(rank_correlation, first=x, second=y)}

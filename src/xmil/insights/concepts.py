@@ -56,7 +56,22 @@ class Dictionary:
             raise InputError(
                 f"The dictionary was fitted on features of width {self.atoms.shape[1]}. Got {x.shape}."
             )
-        return _CODES[self.kind](self, x)
+        if self.kind == "kmeans":
+            far = (self.atoms**2).sum(axis=1) - 2 * x @ self.atoms.T
+            return np.asarray(np.eye(len(self), dtype=np.float32)[far.argmin(axis=1)])
+        if self.kind == "nmf":  # codes that lower the squared error, by multiplicative steps; the atoms stay
+            gram, target = self.atoms @ self.atoms.T, np.maximum(x, 0) @ self.atoms.T
+            codes = target / np.maximum(np.diag(gram), 1e-12)
+            for _ in range(200):
+                codes *= target / np.maximum(codes @ gram, 1e-12)
+            return codes.astype(np.float32)
+        assert self.weights is not None and self.biases is not None  # noqa: S101, PT018
+        active = np.maximum((x - self.offset) @ self.weights.T + self.biases, 0)
+        keep = min(ACTIVE, len(self))
+        top = np.argpartition(-active, keep - 1, axis=1)[:, :keep]
+        codes = np.zeros_like(active)
+        np.put_along_axis(codes, top, np.take_along_axis(active, top, axis=1), axis=1)
+        return codes.astype(np.float32)
 
     def residual(self, features: npt.ArrayLike, codes: FloatArray | None = None) -> FloatArray:
         """What of the features the dictionary does not write (n, d)."""
@@ -110,26 +125,26 @@ def fit_dictionary(
         raise InputError(f"A dictionary is fitted on features (n, d) of two patches or more. Got {x.shape}.")
     if not 1 <= concepts <= len(x):
         raise bad_parameter("concepts", "fit_dictionary", f"an int in the range [1, {len(x)}]", concepts)
-    return _FITS[kind](x, concepts, seed)
-
-
-def _fit_kmeans(x: FloatArray, concepts: int, seed: int) -> Dictionary:
+    if kind == "topk":
+        return _fit_topk(x, concepts, seed)
     from sklearn.cluster import MiniBatchKMeans
-
-    fitted = MiniBatchKMeans(concepts, random_state=seed, batch_size=max(1024, 4 * concepts), n_init=5).fit(x)
-    return Dictionary("kmeans", fitted.cluster_centers_.astype(np.float32), np.zeros(x.shape[1], np.float32))
-
-
-def _fit_nmf(x: FloatArray, concepts: int, seed: int) -> Dictionary:
     from sklearn.decomposition import MiniBatchNMF
     from sklearn.exceptions import ConvergenceWarning
 
-    if float(x.min()) < 0:
+    if kind == "kmeans":
+        size = max(1024, 4 * concepts)
+        atoms = (
+            MiniBatchKMeans(concepts, random_state=seed, batch_size=size, n_init=5).fit(x).cluster_centers_
+        )
+    elif float(x.min()) < 0:
         raise InputError("NMF needs features that are never negative, and these are; use kmeans or topk.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = MiniBatchNMF(concepts, random_state=seed, max_iter=100, batch_size=1024).fit(x)
-    return Dictionary("nmf", fitted.components_.astype(np.float32), np.zeros(x.shape[1], np.float32))
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            atoms = (
+                MiniBatchNMF(concepts, random_state=seed, max_iter=100, batch_size=1024).fit(x).components_
+            )
+    return Dictionary(kind, atoms.astype(np.float32), np.zeros(x.shape[1], np.float32))
 
 
 def _fit_topk(x: FloatArray, concepts: int, seed: int) -> Dictionary:
@@ -153,45 +168,6 @@ def _fit_topk(x: FloatArray, concepts: int, seed: int) -> Dictionary:
         optimiser.step()
     parts = [part.detach().numpy().astype(np.float32) for part in (atoms * scale, weights / scale, biases)]
     return Dictionary("topk", parts[0], offset.astype(np.float32), parts[1], parts[2])
-
-
-def _codes_kmeans(dictionary: Dictionary, x: FloatArray) -> FloatArray:
-    far = (dictionary.atoms**2).sum(axis=1) - 2 * x @ dictionary.atoms.T
-    codes = np.zeros((len(x), len(dictionary)), dtype=np.float32)
-    codes[np.arange(len(x)), far.argmin(axis=1)] = 1.0
-    return codes
-
-
-def _codes_nmf(dictionary: Dictionary, x: FloatArray) -> FloatArray:
-    """Codes that lower the squared error, by multiplicative steps; the atoms stay."""
-    atoms = dictionary.atoms
-    gram, target = atoms @ atoms.T, np.maximum(x, 0) @ atoms.T
-    codes = target / np.maximum(np.diag(gram), 1e-12)
-    for _ in range(200):
-        codes *= target / np.maximum(codes @ gram, 1e-12)
-    return codes.astype(np.float32)
-
-
-def _codes_topk(dictionary: Dictionary, x: FloatArray) -> FloatArray:
-    assert dictionary.weights is not None and dictionary.biases is not None  # noqa: S101, PT018
-    active = np.maximum((x - dictionary.offset) @ dictionary.weights.T + dictionary.biases, 0)
-    keep = min(ACTIVE, len(dictionary))
-    top = np.argpartition(-active, keep - 1, axis=1)[:, :keep]
-    codes = np.zeros_like(active)
-    np.put_along_axis(codes, top, np.take_along_axis(active, top, axis=1), axis=1)
-    return codes.astype(np.float32)
-
-
-_FITS: dict[str, Callable[[FloatArray, int, int], Dictionary]] = {
-    "kmeans": _fit_kmeans,
-    "nmf": _fit_nmf,
-    "topk": _fit_topk,
-}
-_CODES: dict[str, Callable[[Dictionary, FloatArray], FloatArray]] = {
-    "kmeans": _codes_kmeans,
-    "nmf": _codes_nmf,
-    "topk": _codes_topk,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,15 +248,13 @@ def remove_concepts(
 ) -> list[Removal]:
     """Delete each of the concepts from the slide and ask the model; `slope` (n, d) is its gradient there."""
     x, g = np.asarray(features, dtype=np.float32), np.asarray(slope, dtype=np.float32)
-    before = output(x)
-    removals = []
+    before, profile, removals = output(x), shares.profile, []
     for k in concepts:
         code, atom = shares.codes[:, k], dictionary.atoms[k]
         left = np.outer(-code, atom)
         left += x
-        after = output(left)
         predicted = -float((code * (g @ atom)).sum(dtype=np.float64))
-        removals.append(Removal(slide, int(k), -float(shares.profile[k]), predicted, after - before))
+        removals.append(Removal(slide, int(k), -float(profile[k]), predicted, output(left) - before))
     return removals
 
 

@@ -40,24 +40,20 @@ class CohortColumns:
     notes: tuple[str, ...] = ()
     cases: Mapping[str, str] = field(default_factory=dict)
 
-    def cases_of(self, slides: Sequence[str]) -> list[str] | None:
-        """The case of each slide, one without a case being its own; None if no slide has one."""
-        return [self.cases.get(slide, slide) for slide in slides] if self.cases else None
-
 
 def read_columns(
     cohort: StrPath | None,
     slides: Sequence[str],
     *,
-    label: str = LABEL,
-    causes: Sequence[str] = (),
-    run_cases: Mapping[str, str] | None = None,
+    label: str,
+    causes: Sequence[str],
+    run_cases: Mapping[str, str],
 ) -> CohortColumns:
     """The columns of a table for these slides; a table of other slides is refused.
 
     `run_cases` are the cases that the run itself noted, for tables without a `case_id`.
     """
-    noted = {slide: case for slide, case in (run_cases or {}).items() if case}
+    noted = {slide: case for slide, case in run_cases.items() if case}
     if all(slide == case for slide, case in noted.items()):  # a run without cases notes the slides
         noted = {}
     if cohort is None:
@@ -114,28 +110,27 @@ def _missing_cells(
 ) -> list[str]:
     """A sentence each for slides without a row, without a label and without a case."""
     notes = []
-    rows: Iterable[str] = next(iter(columns.values()), {})
-    absent = [slide for slide in slides if slide not in rows]
-    if columns and absent:
-        notes.append(
-            f"{table}: has no row for {counted(len(absent), 'slide')} of the run ({join_names(absent)})."
-        )
+    rows: Iterable[str] = next(iter(columns.values()), slides)
+    if absent := [slide for slide in slides if slide not in rows]:
+        notes.append(f"{table}: has no row for {_count(absent, ' of the run')}.")
     unlabelled = [slide for slide in slides if labels.get(slide) is None]
     if len(unlabelled) == len(slides):
         notes.append(f"No slide has a {label!r}: shortcuts are asked about over all slides together.")
     elif unlabelled:
-        who = f"{counted(len(unlabelled), 'slide')} without a {label!r} ({join_names(unlabelled)})"
+        who = _count(unlabelled, f" without a {label!r}")
         notes.append(f"Shortcuts in columns and light are asked about without {who}.")
-    alone = [slide for slide in slides if slide not in cases]
     if not cases:
         notes.append(
             f"{table}: has no case_id, so slides are taken as independent; if patients have several slides, "
             "p-values and intervals claim too much."
         )
-    elif alone:
-        who = f"{counted(len(alone), 'slide')} without a case_id ({join_names(alone)})"
-        notes.append(f"{who}: each is its own case.")
+    elif alone := [slide for slide in slides if slide not in cases]:
+        notes.append(f"{_count(alone, ' without a case_id')}: each is its own case.")
     return notes
+
+
+def _count(slides: list[str], which: str = "") -> str:
+    return f"{counted(len(slides), 'slide')}{which} ({join_names(slides)})"
 
 
 def _read_outcomes(
@@ -169,8 +164,12 @@ def evaluated_run(folder: str | PathLike[str]) -> Path:
 
 def check_inputs(run: InsightRun) -> None:
     """Refuse, before anything is computed, what does not fit the run."""
+    if not run.items:
+        raise InputError(
+            f"{run.request.features}: holds no features of the run's slides; name the folder that was "
+            "explained."
+        )
     _check_widths(run)
-    _check_model(run)
     _check_method(run)
     files_of = {"slides": run.pictures, "annotations (SLIDE.geojson)": run.regions}
     for what, files in files_of.items():
@@ -182,11 +181,18 @@ def check_inputs(run: InsightRun) -> None:
 
 
 def _check_widths(run: InsightRun) -> None:
-    """Refuse features of another width than those that were explained, or than the first slide's."""
+    """Refuse features of another width than those that were explained, and a model that takes others."""
     width, unread = run.explained.spec.get("in_dim"), []
+    if run.request.model is not None and isinstance(width, int):
+        taken = load_models(run.request.model).spec.in_dim
+        if taken != width:
+            raise InputError(
+                f"{run.request.model}: takes {taken} features, and the run explained {width}; give the run's "
+                "model."
+            )
     for slide in run.items:
         try:
-            own = open_bag(run.paths[slide], run.layout).dim
+            own = open_bag(run.paths[slide], run.request.format).dim
         except XmilError as error:
             unread.append(error)  # which the slide's failure will say, unless it is every slide's
             continue
@@ -200,50 +206,33 @@ def _check_widths(run: InsightRun) -> None:
         raise unread[0]
 
 
-def _check_model(run: InsightRun) -> None:
-    """Refuse a model that cannot be loaded, or that takes other features."""
-    width = run.explained.spec.get("in_dim")
-    if run.model is None or not isinstance(width, int):
-        return
-    own = load_models(run.model).spec.in_dim
-    if own != width:
-        raise InputError(
-            f"{run.model}: takes {own} features, and the run explained {width}; give the run's model."
-        )
-
-
 def _check_method(run: InsightRun) -> None:
     """Refuse a method or target that no slide was explained with."""
-    unknown: UnknownNameError | None = None
+    unknown = []
     for slide in run.items:
         try:
             run.explanation(slide)
         except UnknownNameError as error:
-            unknown = unknown or error
+            unknown.append(error)
         except XmilError:
             return  # cannot be read, which the slide's failure says
         else:
             return
-    if unknown is not None:
-        raise unknown
+    raise unknown[0]
 
 
 def find_doubts(run: InsightRun) -> list[str]:
     """A sentence for each of the inputs that the run was not made of."""
     doubts = []
-    featureless = [slide for slide in run.explained if slide not in run.paths]
-    if featureless:
-        who = f"{counted(len(featureless), 'slide')} of the run left out"
-        doubts.append(f"{who}, without features ({join_names(featureless)}).")
-    dark = [slide for slide in run.items if slide not in run.pictures] if run.pictures else []
-    if dark:
-        doubts.append(f"{counted(len(dark), 'slide')} without a picture ({join_names(dark)}).")
+    if featureless := [slide for slide in run.explained if slide not in run.paths]:
+        doubts.append(f"{_count(featureless, ' of the run left out, without features')}.")
+    if dark := [slide for slide in run.items if run.pictures and slide not in run.pictures]:
+        doubts.append(f"{_count(dark, ' without a picture')}.")
     doubts += run.columns.notes
-    changed = [slide for slide in run.items if not _has_explained_features(run, slide)]
-    if changed:
-        who = f"{counted(len(changed), 'slide')} ({join_names(changed)})"
+    if changed := [slide for slide in run.items if not _has_explained_features(run, slide)]:
         doubts.append(
-            f"The features of {who} are not those that the run explained; give the folder that it names."
+            f"The features of {_count(changed)} are not those that the run explained; give the folder that "
+            "it names."
         )
     return [*doubts, *_doubt_models(run)]
 
@@ -263,11 +252,11 @@ def _doubt_models(run: InsightRun) -> list[str]:
     """Sentences where the models at hand, or the evaluated ones, are not those that were explained."""
     doubts = []
     explained = {str(digest) for digest in run.explained.settings.get("models") or () if digest}
-    own = None if run.model is None else set(load_models(run.model).digests)
-    if run.model is not None and explained and own != explained:
+    own = None if run.request.model is None else set(load_models(run.request.model).digests)
+    if run.request.model is not None and explained and own != explained:
         doubts.append(
-            f"The run was explained with other models than {run.model.name}: scores and biomarkers are the "
-            "run's; concepts, deletions and sanity tests are those of the model given."
+            f"The run was explained with other models than {run.request.model.name}: scores and biomarkers "
+            "are the run's; concepts, deletions and sanity tests are those of the model given."
         )
     if run.evaluated is not None and explained:
         models = open_run(run.evaluated).about.get("models")

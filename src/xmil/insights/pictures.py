@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -27,6 +26,7 @@ from xmil.heatmaps import (
     extremes,
     letter_figure,
     number,
+    opened,
     picture_box,
     place_on,
     subtitle,
@@ -52,12 +52,11 @@ WORDS = {"density_per_mm2": "supporting patches per mm\u00b2", "models": "models
 
 def suspect_patches(run: InsightRun, shortcuts: Sequence[Association]) -> list[tuple[str, bytes]]:
     """The strongest patches of the slides that the first shortcut names."""
-    first = next((a for a in shortcuts if a.is_shortcut), None)
-    patches = []
-    for slide in first.slides if first is not None else ():
-        scores = run.explanation(slide).scores
-        patches += [(slide, int(row)) for row in np.argsort(-np.abs(scores), kind="stable")[:STRONGEST]]
-    return cut_patches(run, patches)
+    slides = next((a.slides for a in shortcuts if a.is_shortcut), ())
+    sizes = {slide: np.abs(run.explanation(slide).scores) for slide in slides}
+    return cut_patches(
+        run, [(s, int(i)) for s in slides for i in np.argsort(-sizes[s], kind="stable")[:STRONGEST]]
+    )
 
 
 def cut_patches(run: InsightRun, patches: Sequence[tuple[str, int]]) -> list[tuple[str, bytes]]:
@@ -136,14 +135,13 @@ def _draw_page(run: InsightRun, slide: str, result: Mapping[str, Any], row: Mapp
 
 def _draw_maps(figure: Any, path: Path | None, e: Explanation) -> None:
     """Draw the slide, its map, and the patches with the highest and lowest scores."""
-    look = Look(size=LONGEST)
-    with nullcontext() if path is None else open_slide(path) as slide:
+    with opened(path) as slide:
         placed = e if slide is None else place_on(e, slide)
         boxes = placed.boxes()
         if slide is not None:
             check_fit(boxes, slide, placed.slide_size)
         view = View.of(boxes, picture_box(boxes, slide), slide=slide, longest=LONGEST)
-        scale = look.scale(placed)
+        scale = Look().scale(placed.scores, signed=placed.signed)
         if view.background is not None:
             _image(figure, (LEFT, 0.55, WIDE, 0.35), view.background, "slide")
         drawn = view.overlay(placed, scale, alpha=0.55)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +137,7 @@ def report_html(findings: Findings) -> str:
         "Biomarkers": _biomarkers(findings),
         "Survival": _survival(findings.curves),
         "Trust": _trust(findings),
-        "Limits": _limits(),
+        "Limits": join([tag("h2", "Limits"), bullets(LIMITS)]),
         "Details": join([tag("h2", "Details"), table(facts, head=("what", "which"), kind="words")]),
     }
     filled = {name: part for name, part in sections.items() if part}
@@ -234,7 +234,17 @@ def _concepts(findings: Findings) -> Html:
                 _patches(row.pictures, f"concept {row.concept}"),
             )
         )
-    more = len(findings.concepts) - len(cards)
+    more, removals = len(findings.concepts) - len(cards), findings.removals
+    ways = [
+        f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
+        f"(correlation {_short(removals[f'correlation{end}'])})"
+        for who, end in (("the output's slope", ""), ("relevance", " of relevance"))
+        if removals
+    ]
+    deletions = (
+        f"Does the model need them? Deleting leading concepts, {int(removals.get('n', 0))} trials, moved the "
+        f"output in the direction {', and in the one '.join(ways)} (removals.csv)."
+    )
     return join([
         tag("h2", "Concepts"),
         tag(
@@ -244,7 +254,7 @@ def _concepts(findings: Findings) -> Html:
             "counts most.",
         ),
         tag("div", *cards, kind="concepts"),
-        tag("p", f"{_deletions(findings.removals)} (removals.csv).") if findings.removals else "",
+        tag("p", deletions) if removals else "",
         _small(
             f"{more} further concepts are in the tables: " if more else "",
             "concepts.csv, profiles.csv; larger sheets in atlas/",
@@ -252,30 +262,22 @@ def _concepts(findings: Findings) -> Html:
     ])  # fmt: skip
 
 
-def _deletions(removals: Mapping[str, float]) -> str:
-    ways = [
-        f"that {who} predicts in {100 * removals[f'agreement{end}']:.0f} % "
-        f"(correlation {_short(removals[f'correlation{end}'])})"
-        for who, end in (("the output's slope", ""), ("relevance", " of relevance"))
-    ]
-    return (
-        f"Does the model need them? Deleting leading concepts, {int(removals['n'])} trials, moved the output "
-        f"in the direction {', and in the one '.join(ways)}"
-    )
-
-
 def _strategies(findings: Findings) -> Html:
     s = findings.strategies
     if s is None:
         return Html()
-    has_accuracy = np.isfinite(np.asarray(findings.accuracy, dtype=np.float64)).any()
-    rows = []
-    for k in range(s.count):
-        right = findings.accuracy[k] if has_accuracy else float("nan")
-        accuracy = ["" if np.isnan(right) else f"{100 * right:.0f} %"] if has_accuracy else []
-        typical = findings.slides[int(s.representatives[k])]
-        rows.append([k, int((s.labels == k).sum()), *accuracy, ", ".join(map(str, s.leaders[k])), typical])
-    accuracy = ["decided rightly"] if has_accuracy else []
+    shares = ["" if np.isnan(right) else f"{100 * right:.0f} %" for right in findings.accuracy]
+    accuracy = ["decided rightly"] if any(shares) else []
+    rows = [
+        [
+            k,
+            int((s.labels == k).sum()),
+            *(shares[k : k + 1] if accuracy else ()),
+            ", ".join(map(str, s.leaders[k])),
+            findings.slides[int(s.representatives[k])],
+        ]
+        for k in range(s.count)
+    ]
     return join([
         tag("h2", "Strategies"),
         tag(
@@ -312,10 +314,12 @@ def _shortcuts(findings: Findings) -> Html:
     if causes:
         parts.append(table(rows, head=head, kind="words", marked=[a.is_shortcut for a in causes]))
     if findings.suspects:
-        parts += [
-            tag("p", "Strongest patches of the slides that show it most:"),
-            _suspects(findings.suspects),
-        ]
+        figures = []
+        for slide in dict.fromkeys(slide for slide, _ in findings.suspects):
+            pictures = [data for name, data in findings.suspects if name == slide]
+            figures.append(tag("figure", tag("figcaption", slide), _patches(pictures, f"patch of {slide}")))
+        parts.append(tag("p", "Strongest patches of the slides that show it most:"))
+        parts.append(tag("div", *figures, kind="suspects"))
     parts.append(left)
     if tissue:
         parts += [
@@ -345,15 +349,6 @@ def _unit(findings: Findings) -> str:
 
 def _figures(a: Association) -> tuple[str, str, str, str]:
     return f"{a.effect:.2f}", f"{a.corrected:.2g}", str(a.n), "" if a.cases is None else str(a.cases)
-
-
-def _suspects(patches: Sequence[tuple[str, bytes]]) -> Html:
-    """The patches of each slide under its name."""
-    figures = []
-    for slide in dict.fromkeys(slide for slide, _ in patches):
-        pictures = [data for name, data in patches if name == slide]
-        figures.append(tag("figure", tag("figcaption", slide), _patches(pictures, f"patch of {slide}")))
-    return tag("div", *figures, kind="suspects")
 
 
 def _biomarkers(findings: Findings) -> Html:
@@ -414,10 +409,6 @@ def _glossary(
     return table(lines, head=["", *columns], kind=kind)
 
 
-def _limits() -> Html:
-    return join([tag("h2", "Limits"), bullets(LIMITS)])
-
-
 # Figures: PNGs inside the page, transparent, in colours for light pages and dark ones.
 
 
@@ -475,8 +466,7 @@ def _transparent(figure: Any, words: str) -> Html:
         for part in (axis.xaxis, axis.yaxis):
             part.label.set_color(GREY)
     stream = io.BytesIO()
-    letter_figure(figure)
-    figure.savefig(stream, format="png", dpi=110, transparent=True)
+    letter_figure(figure).savefig(stream, format="png", dpi=110, transparent=True)
     return tag("figure", image(stream.getvalue(), words))
 
 
@@ -505,11 +495,6 @@ def card(findings: Findings) -> dict[str, Any]:
     }
 
 
-def card_json(findings: Findings) -> str:
-    """The card as JSON."""
-    return json.dumps(card(findings), indent=2, default=str) + "\n"
-
-
 def card_markdown(findings: Findings) -> str:
     """The card for a model hub's README."""
     lines = [f"# Explanation card: {findings.title}", ""]
@@ -524,11 +509,11 @@ def card_markdown(findings: Findings) -> str:
 def card_html(findings: Findings) -> str:
     """The card as a page."""
     title = f"Explanation card: {findings.title}"
-    rows = []
-    for name, value in _card_entries(findings):
-        lines = value if isinstance(value, list) else [value]
-        rows.append([tag("b", name), join(lines, "<br>")])
-    return page(title, tag("h1", title), table(rows, kind="words"), _limits())
+    rows = [
+        [tag("b", name), join(value if isinstance(value, list) else [value], "<br>")]
+        for name, value in _card_entries(findings)
+    ]
+    return page(title, tag("h1", title), table(rows, kind="words"), tag("h2", "Limits"), bullets(LIMITS))
 
 
 def _card_entries(findings: Findings) -> list[tuple[str, str | list[str]]]:
@@ -544,3 +529,11 @@ def _card_entries(findings: Findings) -> list[tuple[str, str | list[str]]]:
             words = [str(item) for item in value]
         entries.append((key.replace("_", " "), words))
     return entries
+
+
+PAGES: Mapping[str, Callable[[Findings], str]] = {
+    "report.html": report_html,
+    "card.html": card_html,
+    "card.json": lambda findings: json.dumps(card(findings), indent=2, default=str) + "\n",
+    "card.md": card_markdown,
+}

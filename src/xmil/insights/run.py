@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import InputError, XmilError
+from xmil.core.errors import XmilError
 from xmil.core.explanation import Explanation
 from xmil.core.identity import file_digest, identity
 from xmil.core.request import takes
@@ -35,18 +35,18 @@ from xmil.insights.biomarkers import STRONG, region_files, region_mask, strong_s
 from xmil.insights.concepts import even_counts, fit_dictionary
 from xmil.insights.inputs import CohortColumns, check_inputs, evaluated_run, find_doubts, read_columns
 from xmil.insights.pictures import write_album
+from xmil.insights.report import PAGES
 from xmil.insights.slide import make_slide_worker
 from xmil.insights.tables import write_insight
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow, Tally
 from xmil.runs.ensemble import model_paths
-from xmil.runs.inputs import StrPath, named_slides
+from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsightRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.storage import Run, explained_run, pick_explanation
 
-SANITY = 10  # slides of the sanity tests
-REPORTS = ("report.html", "card.html", "card.json", "card.md", "album.pdf")
+LOOKED_FOR = ("method", "target", "concepts", "dictionary", "seed")
 
 
 @takes(InsightRequest, "run")
@@ -66,32 +66,26 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
     listener, run = listener or Listener(), request.run
     explained = explained_run(run.path if isinstance(run, Run) else run)
     out = request.out or explained.path / "insight"
-    cases = {slide: row.get("case_id", "") for slide, row in explained.rows.items()}
-    pictures = {}
+    pictures: Mapping[str, Path] = {}
     if request.slides is not None:
-        listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
-        pictures = dict(listing.slides)
+        pictures = named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides
+    files, _ = feature_files(request.features, follow_links=request.follow_links)
     analysis = InsightRun(
         out,
         explained,
-        InsightChoice(request.method, request.target, request.concepts, request.dictionary, request.seed),
-        _feature_paths(request.features, explained, follow_links=request.follow_links),
-        model=request.model,
-        pictures=pictures,
+        request,
+        {slide_name(path): path for path in reversed(list(files))},
+        pictures=dict(pictures),
         columns=read_columns(
             request.cohort,
             explained.slides,
             label=request.label,
-            causes=list(request.causes),
-            run_cases=cases,
+            causes=request.causes,
+            run_cases={slide: row.get("case_id", "") for slide, row in explained.rows.items()},
         ),
         beside=tuple(explained_run(path).path for path in request.beside),
         evaluated=None if request.evaluated is None else evaluated_run(request.evaluated),
-        album=request.album,
         regions={} if request.regions is None else region_files(request.regions),
-        within=request.within,
-        sanity=request.sanity,
-        layout=request.format,
     )
     check_inputs(analysis)
     tally = analysis.execute(
@@ -102,33 +96,17 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
 
 
 @dataclass(frozen=True)
-class InsightChoice:
-    """What is looked for."""
-
-    method: str = "lrp"
-    target: str | None = None
-    concepts: int = 20
-    dictionary: str = "kmeans"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class InsightRun(CohortRun[str, dict[str, Any]]):
     """A folder of findings on one run of explanations."""
 
     explained: Run
-    choice: InsightChoice
+    request: InsightRequest
     paths: Mapping[str, Path]  # of the features, by slide
-    model: Path | None = None
-    pictures: Mapping[str, Path] = field(default_factory=dict)
-    columns: CohortColumns = field(default_factory=CohortColumns)
-    beside: tuple[Path, ...] = ()  # further runs of the same slides
-    evaluated: Path | None = None
-    album: bool = False
-    regions: Mapping[str, Path] = field(default_factory=dict)
-    within: tuple[str, ...] = ()  # classes of annotations that make a region
-    sanity: int = SANITY
-    layout: str = "auto"  # of the features
+    pictures: Mapping[str, Path]
+    columns: CohortColumns
+    beside: tuple[Path, ...]  # further runs of the same slides
+    evaluated: Path | None
+    regions: Mapping[str, Path]
     kind = "insight"
     folders = ("slides", "concepts", "consensus")
     verb = "looked at"
@@ -145,7 +123,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     def explanation(self, slide: str) -> Explanation:
         """The explanation of a slide that is looked at."""
-        return pick_explanation(self.explained.file(slide), self.choice.method, self.choice.target)
+        return pick_explanation(self.explained.file(slide), self.request.method, self.request.target)
 
     def identity_of(self, slide: str) -> list[Any]:
         """What a slide's findings were made from: its explanations, its features and its region."""
@@ -155,19 +133,24 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
 
     def settings(self) -> dict[str, Any]:
         """What is looked for, in which run."""
-        model = None if self.model is None else str(self.model)
-        more: dict[str, Any] = {"within": list(self.within)} if self.within else {}
-        more |= {"beside": [str(path.resolve()) for path in self.beside]} if self.beside else {}
-        more |= {"weights": self.weights} if self.weights else {}
-        return {**vars(self.choice), "of": self.explained.about.get("fingerprint"), "model": model, **more}
+        model = self.request.model
+        more = {
+            "within": list(self.request.within),
+            "beside": [str(path.resolve()) for path in self.beside],
+            "weights": self.weights,
+        }
+        return {
+            **{name: getattr(self.request, name) for name in LOOKED_FOR},
+            "of": self.explained.about.get("fingerprint"),
+            "model": None if model is None else str(model),
+            **{name: value for name, value in more.items() if value},
+        }
 
     @cached_property
     def weights(self) -> list[str]:
         """Checksums of the model's files: findings of other weights are not taken for those of these."""
-        if self.model is None:
-            return []
-        paths = [path for path in model_paths(self.model) if isinstance(path, Path)]
-        return [file_digest(path) for path in paths if path.exists()]
+        paths = [] if self.request.model is None else model_paths(self.request.model)
+        return [file_digest(path) for path in paths if isinstance(path, Path) and path.exists()]
 
     def about(self) -> dict[str, Any]:
         """The run that is looked at."""
@@ -181,17 +164,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """Fit the dictionary, unless an earlier run of these settings has left it."""
         if self.dictionary_path.is_file():
             return
-        sample, choice = self._sample_features(), self.choice
-        size = min(choice.concepts, len(sample))
-        dictionary = fit_dictionary(sample, concepts=size, kind=choice.dictionary, seed=choice.seed)
+        sample, request = self._sample_features(), self.request
+        size = min(request.concepts, len(sample))
+        dictionary = fit_dictionary(sample, concepts=size, kind=request.dictionary, seed=request.seed)
         dictionary.save(self.dictionary_path)
 
     def _sample_features(self) -> FloatArray:
         """Patches of every slide that can be read, in proportion; files are asked for these rows alone."""
-        seed, sizes = self.choice.seed, {}
+        seed, layout, sizes = self.request.seed, self.request.format, {}
         for slide in self.items:
             with suppress(XmilError):  # the slide's failure says why
-                header = open_bag(self.paths[slide], self.layout)
+                header = open_bag(self.paths[slide], layout)
                 sizes[slide] = (len(header), header.dim)
         counts = even_counts([n for n, _ in sizes.values()], seed=seed)
         rng, start = np.random.default_rng(seed), 0
@@ -199,7 +182,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         for slide, count in zip(sizes, counts.tolist(), strict=True):
             rows = np.sort(rng.permutation(sizes[slide][0])[:count])
             if count:
-                sample[start : start + count] = open_bag(self.paths[slide], self.layout).read(rows).features
+                sample[start : start + count] = open_bag(self.paths[slide], layout).read(rows).features
                 start += count
         return sample
 
@@ -221,7 +204,7 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """What a restart removes."""
         kinds = (("slides", "json"), ("concepts", "npz"), ("consensus", "parquet"))
         files = [self.out / folder / f"{slide}.{suffix}" for folder, suffix in kinds for slide in items]
-        return [*files, self.dictionary_path, *(self.out / name for name in REPORTS)]
+        return [*files, self.dictionary_path, *(self.out / name for name in (*PAGES, "album.pdf"))]
 
     def rows_of(self, item: str, result: dict[str, Any]) -> list[TableRow]:
         """The slide with its output and biomarkers."""
@@ -246,34 +229,17 @@ class InsightRun(CohortRun[str, dict[str, Any]]):
         """Write the tables over the cohort, report and card."""
         slides = [slide for slide in items if slide in tally.results]
         results = [tally.results[slide] for slide in slides]
-        scale = self._add_strong_shares(slides, results)
+        sizes, patches = ([r["biomarkers"][name] for r in results] for name in ("mean_absolute", "patches"))
+        scale = STRONG * float(np.average(sizes, weights=patches))  # the cohort's own
         for slide, result in zip(slides, results, strict=True):
+            e, own = self.explanation(slide), result["biomarkers"]
+            own["strong_share"] = strong_share(e.scores, scale)
+            if slide in self.regions:
+                inside = region_mask(self.regions[slide], e, self.request.within)
+                own["region_strong_share"] = strong_share(e.scores, scale, region=inside)
             tally.rows |= {row["slide_id"]: row for row in self.rows_of(slide, result)}
         self._write_tables(self.folder, items, tally)
         about = {"strong_above": scale, **write_insight(self, slides, results)}
-        if self.album:
+        if self.request.album:
             write_album(self, slides, results)
         return about
-
-    def _add_strong_shares(self, slides: Sequence[str], results: Sequence[dict[str, Any]]) -> float:
-        """Give each slide the share of patches that score above the cohort's scale; returns that scale."""
-        biomarkers = [result["biomarkers"] for result in results]
-        sizes = [own["mean_absolute"] for own in biomarkers]
-        scale = STRONG * float(np.average(sizes, weights=[own["patches"] for own in biomarkers]))
-        for slide, own in zip(slides, biomarkers, strict=True):
-            e = self.explanation(slide)
-            own["strong_share"] = strong_share(e.scores, scale)
-            if slide in self.regions:
-                inside = region_mask(self.regions[slide], e, self.within)
-                own["region_strong_share"] = strong_share(e.scores, scale, region=inside)
-        return scale
-
-
-def _feature_paths(features: StrPath, run: Run, *, follow_links: bool) -> dict[str, Path]:
-    files, _ = feature_files(features, follow_links=follow_links)
-    paths = {slide_name(path): path for path in reversed(list(files))}
-    if not any(slide in paths for slide in run):
-        raise InputError(
-            f"{features}: holds no features of the run's slides; name the folder that was explained."
-        )
-    return paths

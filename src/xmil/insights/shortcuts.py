@@ -14,8 +14,10 @@ knows its cells goes with them as well.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,7 +61,10 @@ def appearance(patch: Pixels) -> dict[str, float]:
     high, low = x.max(axis=2), x.min(axis=2)
     chroma = high - low
     saturation = np.where(high > 0, chroma / np.maximum(high, 1e-9), 0.0)
-    hue = _hue(x, high, chroma)
+    r, g, b = (x[..., i] for i in range(3))
+    safe = np.maximum(chroma, 1e-9)
+    hue = np.where(high == r, (g - b) / safe % 6, np.where(high == g, (b - r) / safe + 2, (r - g) / safe + 4))
+    hue = np.where(chroma > 0, 60 * hue, 0.0)
     numbers = {
         "brightness": float(x.mean()),
         "saturation": float(saturation.mean()),
@@ -101,16 +106,9 @@ def light(patches: npt.ArrayLike) -> Light:
     strength = float(np.exp(top).mean())
     if strength < LEAST_LIGHT:
         return Light((float("nan"),) * 3, (float("nan"),) * 3)
-    red, green, blue = (float(part) for part in top)
-    stain = [float(part) for part in np.maximum(top - x, 0).mean(axis=0)]
-    return Light((red - green, blue - green, strength), (stain[0], stain[1], stain[2]))
-
-
-def _hue(x: Floats, high: Floats, chroma: Floats) -> Floats:
-    r, g, b = (x[..., i] for i in range(3))
-    safe = np.maximum(chroma, 1e-9)
-    hue = np.where(high == r, (g - b) / safe % 6, np.where(high == g, (b - r) / safe + 2, (r - g) / safe + 4))
-    return np.asarray(np.where(chroma > 0, 60 * hue, 0.0))
+    red, green, blue = top.tolist()
+    cyan, magenta, yellow = np.maximum(top - x, 0).mean(axis=0).tolist()
+    return Light((red - green, blue - green, strength), (cyan, magenta, yellow))
 
 
 def _focus(grey: Floats) -> float:
@@ -209,8 +207,7 @@ def slide_associations(
             name=name, other=other, draws=draws, seed=seed,
         )  # fmt: skip
         if association is not None:
-            known_cases = None if cases is None else len(set(own))
-            associations.append(replace(association, cases=known_cases))
+            associations.append(replace(association, cases=None if cases is None else len(set(own))))
     return associations
 
 
@@ -222,9 +219,10 @@ def why_untested(cells: Sequence[Any], cases: Sequence[str] | None = None) -> st
     >>> why_untested(["north", "south"] * 10, cases=list("aabbc") * 4)
     'known of 3 cases, and 8 are needed'
     """
-    rows = [i for i, cell in enumerate(cells) if _has_value(cell)]
-    filled = [cells[i] for i in rows]
-    unit, units = ("slide", len(rows)) if cases is None else ("case", len({cases[i] for i in rows}))
+    filled = [cell for cell in cells if _has_value(cell)]
+    unit, units = "slide", len(filled)
+    if cases is not None:
+        unit, units = "case", len({c for c, cell in zip(cases, cells, strict=True) if _has_value(cell)})
     if units < FEWEST:
         return f"known of {counted(units, unit)}, and {FEWEST} are needed"
     values = len(set(map(str, filled)))
@@ -241,12 +239,12 @@ def patch_correlations(relevance: npt.ArrayLike, statistics: Mapping[str, npt.Ar
     For ink it is the amount of relevance, whatever its sign: a model that ignores ink gives it little.
     """
     signed = np.asarray(relevance, dtype=np.float64)
-    correlations = {}
-    for name, column in statistics.items():
-        x, y = np.abs(signed) if name in INK else signed, np.asarray(column, dtype=np.float64)
-        usable = len(x) > 2 and bool(np.isfinite(y).all())
-        correlations[name] = spearman(x, y) if usable else float("nan")
-    return correlations
+    return {
+        name: spearman(np.abs(signed) if name in INK else signed, column)
+        if len(signed) > 2 and np.isfinite(column).all()
+        else float("nan")
+        for name, column in statistics.items()
+    }
 
 
 def patch_associations(
@@ -292,9 +290,8 @@ def rank_associations(associations: Sequence[Association]) -> list[Association]:
     corrected = []
     for tissue in (False, True):
         own = [a for a in associations if a.tissue == tissue]
-        if own:
-            adjusted = holm([a.p for a in own])
-            corrected += [replace(a, corrected=float(p)) for a, p in zip(own, adjusted, strict=True)]
+        adjusted = holm([a.p for a in own])
+        corrected += [replace(a, corrected=float(p)) for a, p in zip(own, adjusted, strict=True)]
     return sorted(
         corrected, key=lambda a: (not a.is_shortcut, a.tissue, -abs(a.effect), a.corrected, a.cause)
     )
@@ -306,14 +303,12 @@ class _Design:
 
     strata: Ints
     units: Sequence[str]
-    root: Floats  # square roots of the slides' weights: each case weighs one
 
-    @classmethod
-    def of(cls, strata: Ints, units: Sequence[str]) -> _Design:
-        sizes: dict[str, int] = {}
-        for unit in units:
-            sizes[unit] = sizes.get(unit, 0) + 1
-        return cls(strata, units, 1 / np.sqrt([sizes[unit] for unit in units]))
+    @cached_property
+    def root(self) -> Floats:
+        """Square roots of the slides' weights: each case weighs one."""
+        sizes = Counter(self.units)
+        return np.asarray(1 / np.sqrt([sizes[unit] for unit in self.units]))
 
     def centre(self, columns: Floats) -> Floats:
         """Columns (n,) or (n, k) without their strata's means."""
@@ -335,20 +330,20 @@ class _Design:
 
     def basis(self, columns: Floats) -> Floats:
         """Orthonormal columns that span the weighted ones."""
-        left, sizes, _ = np.linalg.svd(_scale_rows(columns, self.root), full_matrices=False)
+        left, sizes, _ = np.linalg.svd((columns.T * self.root).T, full_matrices=False)
         return np.asarray(left[:, sizes > 1e-9 * max(1.0, float(sizes.max()))])
 
     def without(self, other: Floats, columns: Floats) -> Floats:
         """What is left of columns (n,) or (n, k) once a linear fit on others is taken out."""
         basis = self.basis(self.centre(other))
-        fit = basis @ (basis.T @ _scale_rows(columns, self.root))
-        return np.asarray(columns - _scale_rows(fit, 1 / self.root))
+        fit = basis @ (basis.T @ (columns.T * self.root).T)
+        return np.asarray(columns - (fit.T * (1 / self.root)).T)
 
     def can_compare(self, columns: Floats) -> bool:
         """Whether enough cases lie in strata in which the columns differ."""
         varied = [k for k in np.unique(self.strata) if np.ptp(columns[self.strata == k], axis=0).max() > 1e-9]
-        inside = np.isin(self.strata, varied)
-        return len({unit for unit, here in zip(self.units, inside, strict=True) if here}) >= FEWEST
+        inside = np.flatnonzero(np.isin(self.strata, varied)).tolist()
+        return len({self.units[i] for i in inside}) >= FEWEST
 
 
 def _test_column(
@@ -368,7 +363,7 @@ def _test_column(
     numbers, codes = _as_numbers(cells), _group_codes(cells)
     together = np.zeros_like(strata)
     for within in (strata, together) if strata.max() else (together,):
-        design = _Design.of(within, units)
+        design = _Design(within, units)
         if numbers is None:
             measure, columns = "share of rank variance", design.centre(np.eye(codes.max() + 1)[codes])
         elif numbers.shape[1] == 1:
@@ -405,14 +400,12 @@ def _test_column(
     return None
 
 
-def _scale_rows(columns: Floats, by: Floats) -> Floats:
-    """Columns (n,) or (n, k), each row times a number."""
-    return np.asarray((columns.T * by).T)
+def _parts(cell: Any) -> tuple[Any, ...]:
+    return cell if isinstance(cell, tuple) else (cell,)
 
 
 def _has_value(cell: Any) -> bool:
-    parts = cell if isinstance(cell, tuple) else (cell,)
-    return all(part is not None and part == part and part != "" for part in parts)
+    return all(part is not None and part == part and part != "" for part in _parts(cell))
 
 
 def _group_codes(cells: Sequence[Any]) -> Ints:
@@ -422,8 +415,7 @@ def _group_codes(cells: Sequence[Any]) -> Ints:
 def _as_numbers(cells: Sequence[Any]) -> Floats | None:
     """Cells as numbers (n, k) where all are and there are more than two different ones; else groups."""
     try:
-        rows = [[float(part) for part in (cell if isinstance(cell, tuple) else (cell,))] for cell in cells]
-        values = np.array(rows)
+        values = np.array([[float(part) for part in _parts(cell)] for cell in cells])
     except (TypeError, ValueError):
         return None
     return values if len(np.unique(values)) > 2 and np.isfinite(values).all() else None

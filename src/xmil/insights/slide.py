@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from xmil.core.explanation import Explanation
 from xmil.data import read_bag
 from xmil.heatmaps import cut_patch, place_on
 from xmil.insights.biomarkers import (
-    Consensus,
     find_consensus,
     map_biomarkers,
     region_biomarkers,
@@ -54,25 +54,21 @@ Models = Sequence[Any]
 
 def make_slide_worker(run: InsightRun) -> Callable[[str], dict[str, Any]]:
     """A function from a slide to what it gives, with dictionary and models loaded once."""
-    dictionary, fingerprint = Dictionary.load(run.dictionary_path), run.folder.fingerprint
-    models: Models = ()
-    if run.model is not None:
-        models = load_run_models(run.model, run.explained.path)
-    return lambda slide: _analyse(run, dictionary, models, slide, fingerprint)
+    model = run.request.model
+    models: Models = () if model is None else load_run_models(model, run.explained.path)
+    return partial(_analyse, run, Dictionary.load(run.dictionary_path), models)
 
 
-def _analyse(
-    run: InsightRun, dictionary: Dictionary, models: Models, slide: str, fingerprint: str
-) -> dict[str, Any]:
+def _analyse(run: InsightRun, dictionary: Dictionary, models: Models, slide: str) -> dict[str, Any]:
     e = run.explanation(slide)
-    bag = read_bag(run.paths[slide], run.layout)
+    bag = read_bag(run.paths[slide], run.request.format)
     if len(bag) != len(e):
         raise InputError(
             f"{run.paths[slide]}: has {len(bag)} patches and the explanation {len(e)}; give the features "
             "that were explained."
         )
     result: dict[str, Any] = {
-        "fingerprint": fingerprint,
+        "fingerprint": run.folder.fingerprint,
         "source": run.identity_of(slide),
         "target": str(e.target),
         "output": float(e.output),
@@ -90,13 +86,18 @@ def _analyse(
     scores = _scores_of_models(run, slide, e, bag, models)
     consensus = None if scores is None else find_consensus(scores)
     if slide in run.regions:
-        inside = region_mask(run.regions[slide], e, run.within)
+        inside = region_mask(run.regions[slide], e, run.request.within)
         result["biomarkers"] |= region_biomarkers(e, inside, consensus)
     if consensus is not None:
         result["stability"] = consensus.summary
         result["biomarkers"] |= consensus.shares
         path = run.out / "consensus" / f"{slide}.parquet"
-        stopping(lambda: write_explanations([_consensus_map(e, consensus)], path))
+        note = "Patches on which the models disagree, or spread widely, are zero."
+        agreed = replace(
+            e, scores=consensus.scores, spread=consensus.std, warnings=[*e.warnings, note],
+            audit=None, relevance=None, stderr=None, stable=None,
+        )  # fmt: skip
+        stopping(lambda: write_explanations([agreed], path))
     path = run.out / "slides" / f"{slide}.json"
     stopping(lambda: write_text(path, json.dumps(result) + "\n"))
     return result
@@ -145,22 +146,13 @@ def _scores_of_models(
         rows = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
     for other in run.beside:
         path = other / "slides" / f"{slide}.parquet"
-        second = pick_explanation(path, run.choice.method, str(e.target.cls))
+        second = pick_explanation(path, run.request.method, str(e.target.cls))
         if len(second) != len(e):
             raise InputError(
                 f"{path}: explains {len(second)} patches, and {run.explained.path.name} {len(e)}."
             )
         rows.append(second.scores)
     return np.stack(rows) if len(rows) > 1 else None
-
-
-def _consensus_map(e: Explanation, consensus: Consensus) -> Explanation:
-    """The map that the models agree on."""
-    note = "Patches on which the models disagree, or spread widely, are zero."
-    return replace(
-        e, scores=consensus.scores, spread=consensus.std, warnings=[*e.warnings, note],
-        audit=None, relevance=None, stderr=None, stable=None,
-    )  # fmt: skip
 
 
 def _summarise(shares: ConceptShares) -> dict[str, Any]:
@@ -172,22 +164,18 @@ def _summarise(shares: ConceptShares) -> dict[str, Any]:
         for k in range(strength.shape[1])
     ]
     rest = float(shares.residual.sum(dtype=np.float64) + shares.offset.sum(dtype=np.float64))
-    return {"profile": [float(value) for value in shares.profile], "residual": rest, "examples": examples}
+    return {"profile": shares.profile.tolist(), "residual": rest, "examples": examples}
 
 
 def _class_profiles(
     run: InsightRun, slide: str, dictionary: Dictionary, bag: Bag, models: Models
 ) -> dict[str, list[float]]:
     """The profile of every class that the run explains, where there are several and none is named."""
-    every = [e for e in read_explanations(run.explained.file(slide)) if e.method == run.choice.method]
-    if run.choice.target is not None or len(every) < 2:
+    every = [e for e in read_explanations(run.explained.file(slide)) if e.method == run.request.method]
+    if run.request.target is not None or len(every) < 2:
         return {}
-    profiles = {}
-    for e in every:
-        shares = _split(run, dictionary, e, bag, models)
-        if shares is not None:
-            profiles[str(e.target)] = [float(value) for value in shares.profile]
-    return profiles
+    pairs = ((str(e.target), _split(run, dictionary, e, bag, models)) for e in every)
+    return {target: shares.profile.tolist() for target, shares in pairs if shares is not None}
 
 
 def _delete_leading(

@@ -48,7 +48,7 @@ class Strategies:
         return [float(group.mean()) if len(group) else float("nan") for group in groups]
 
 
-def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0, most: int = MOST) -> Strategies:
+def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0) -> Strategies:
     """Cluster slides by their profiles (m, k).
 
     >>> profiles = [[1, 0.1]] * 5 + [[0.1, 1]] * 5
@@ -62,17 +62,20 @@ def find_strategies(profiles: npt.ArrayLike, *, seed: int = 0, most: int = MOST)
     if raw.ndim != 2 or not len(raw) or not np.isfinite(raw).all():
         raise InputError(f"Strategies need finite profiles (slides, concepts). Got {raw.shape}.")
     x = raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), 1e-12)
-    best, labels, centres = CONVINCING, np.zeros(len(x), dtype=np.int64), x.mean(axis=0, keepdims=True)
-    silhouette = float("nan")
+    labels, centres, silhouette = (
+        np.zeros(len(x), dtype=np.int64),
+        x.mean(axis=0, keepdims=True),
+        float("nan"),
+    )
     sample = COMPARED if len(x) > COMPARED else None
     distinct = len(np.unique(x.round(9), axis=0))
-    for k in range(2, min(most, distinct, len(x) - 1) + 1):
+    for k in range(2, min(MOST, distinct, len(x) - 1) + 1):
         fitted = KMeans(k, n_init=10, random_state=seed).fit(x)
         if np.bincount(fitted.labels_).min() < max(FEWEST, LEAST_SHARE * len(x)):
             continue
         value = float(silhouette_score(x, fitted.labels_, sample_size=sample, random_state=seed))
-        if value > best:
-            best, labels, centres, silhouette = value, fitted.labels_, fitted.cluster_centers_, value
+        if value > np.fmax(CONVINCING, silhouette):
+            labels, centres, silhouette = fitted.labels_, fitted.cluster_centers_, value
     order = np.argsort(-np.abs(centres), axis=1, kind="stable")[:, :LEADERS]
     leaders = tuple(tuple(int(k) for k in row) for row in order)
     left, sizes, _ = np.linalg.svd(x - x.mean(axis=0), full_matrices=False)

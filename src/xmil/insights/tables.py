@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,9 @@ from xmil.insights.inputs import OUTCOMES, read_number
 from xmil.insights.pictures import cut_patches, suspect_patches, write_sheet
 from xmil.insights.report import (
     CONCEPTS,
+    PAGES,
     ConceptRow,
     Findings,
-    card_html,
-    card_json,
-    card_markdown,
-    report_html,
 )
 from xmil.insights.shortcuts import (
     FEWEST,
@@ -71,8 +69,9 @@ class _Cohort:
 
     @cached_property
     def cases(self) -> list[str] | None:
-        """The case of each slide; None if nothing says which slides are of one patient."""
-        return self.run.columns.cases_of(self.slides)
+        """The case of each slide, without one the slide itself; None if no slide has a case."""
+        cases = self.run.columns.cases
+        return [cases.get(slide, slide) for slide in self.slides] if cases else None
 
     def count_cases(self, rows: npt.ArrayLike) -> int:
         """The number of cases, or of slides taken as independent, among marked slides (n,)."""
@@ -94,15 +93,11 @@ class _Cohort:
             return [float(result["output"]) for result in self.results]
         return [result["biomarkers"].get(name, float("nan")) for result in self.results]
 
+    @cached_property
     def causes(self) -> dict[str, list[Any]]:
         """The columns to test, by slide."""
         columns = self.run.columns.causes
         return {name: [cells.get(slide) for slide in self.slides] for name, cells in columns.items()}
-
-    def with_profiles(self) -> _Cohort:
-        """The slides whose scores were split among concepts."""
-        rows = [i for i, result in enumerate(self.results) if "profile" in result]
-        return _Cohort(self.run, [self.slides[i] for i in rows], [self.results[i] for i in rows])
 
     @cached_property
     def profiles(self) -> Floats:
@@ -115,10 +110,11 @@ def write_insight(
 ) -> dict[str, Any]:
     """Write everything over the cohort; returns what run.json says of it."""
     cohort = _Cohort(run, slides, results)
-    split = cohort.with_profiles()
-    strategies = find_strategies(split.profiles, seed=run.choice.seed) if split.slides else None
+    rows = [i for i, result in enumerate(results) if "profile" in result]
+    split = _Cohort(run, [slides[i] for i in rows], [results[i] for i in rows])  # among concepts
+    strategies = find_strategies(split.profiles, seed=run.request.seed) if split.slides else None
     shortcuts = _find_shortcuts(cohort)
-    reasons = {name: why_untested(cells, cohort.cases) for name, cells in cohort.causes().items()}
+    reasons = {name: why_untested(cells, cohort.cases) for name, cells in cohort.causes.items()}
     findings = Findings(
         title=run.explained.path.resolve().name,
         about=_describe(cohort),
@@ -141,16 +137,14 @@ def write_insight(
         notes=_write_notes(cohort, has_concepts=bool(split.slides)),
     )
     _write_tables(split, findings, strategies)
-    write_text(run.out / "report.html", report_html(findings))
-    write_text(run.out / "card.html", card_html(findings))
-    write_text(run.out / "card.json", card_json(findings))
-    write_text(run.out / "card.md", card_markdown(findings))
+    for name, write in PAGES.items():
+        write_text(run.out / name, write(findings))
     return {"shortcuts": [str(a) for a in shortcuts if a.is_shortcut]}
 
 
 def _describe(cohort: _Cohort) -> dict[str, Any]:
     run, cases = cohort.run, cohort.cases
-    about, choice = run.explained.about, run.choice
+    about, request = run.explained.about, run.request
     patients = ", taken as independent" if cases is None else f" of {counted(len(set(cases)), 'case')}"
     patches = int(sum(cohort.biomarker("patches")))
     folder = Path(str(about.get("features"))).name
@@ -163,9 +157,9 @@ def _describe(cohort: _Cohort) -> dict[str, Any]:
         "data": f"{counted(len(cohort.slides), 'slide')}{patients}, {counted(patches, 'patch')}; "
         f"features from {folder}/",
         "task": run.explained.task,
-        "method": choice.method,
+        "method": request.method,
         "target": _name_target(cohort),
-        "dictionary": f"{choice.dictionary}, {choice.concepts} concepts",
+        "dictionary": f"{request.dictionary}, {request.concepts} concepts",
         "version": about.get("version"),
     }
 
@@ -173,16 +167,13 @@ def _describe(cohort: _Cohort) -> dict[str, Any]:
 def _name_target(cohort: _Cohort) -> str:
     """What was explained: a class by its name or number, where all slides have one."""
     targets = {str(result["target"]) for result in cohort.results}
-    if len(targets) > 1:
-        return "the explained class"
-    only = next(iter(targets), "the target")
+    only = "the explained class" if len(targets) > 1 else next(iter(targets), "the target")
     return f"class {only}" if only.isdigit() else only
 
 
 def _write_notes(cohort: _Cohort, *, has_concepts: bool) -> list[str]:
     notes, results = [], cohort.results
-    targets = {str(result["target"]) for result in results}
-    if len(targets) > 1:
+    if len(targets := {str(result["target"]) for result in results}) > 1:
         notes.append(
             f"Slides were explained for different targets ({', '.join(sorted(targets))}); name a target=."
         )
@@ -194,8 +185,7 @@ def _write_notes(cohort: _Cohort, *, has_concepts: bool) -> list[str]:
             f"One model gives {100 * np.nanmean(shares):.0f} % of all absolute score: the mean map is nearly "
             "its alone. agreed_share counts the models evenly."
         )
-    unread = [r["seen"]["problem"] for r in results if "problem" in r["seen"]]
-    if unread:
+    if unread := [r["seen"]["problem"] for r in results if "problem" in r["seen"]]:
         notes.append(f"The pictures of {len(unread)} slides could not be used, the first: {unread[0]}")
     if cohort.outcome is not None:
         try:
@@ -210,13 +200,13 @@ def _find_shortcuts(cohort: _Cohort) -> list[Association]:
         return tuple(value) if isinstance(value, list) else value  # read back from a file
 
     run, views = cohort.run, [result["seen"] for result in cohort.results]
-    columns, pictures = cohort.causes(), [own.get("made", {}) for own in views]
+    columns, pictures = {**cohort.causes}, [own.get("made", {}) for own in views]
     for name in dict.fromkeys(name for row in pictures for name in row):
         columns[name] = [cell(row.get(name)) for row in pictures]
     by_slide = run.columns.label
     labels = [by_slide.get(slide) for slide in cohort.slides] if by_slide else None
     stain = {LIGHT: [cell(own.get("stain", (np.nan,) * 3)) for own in views]}
-    shared: dict[str, Any] = {"cases": cohort.cases, "seed": run.choice.seed}
+    shared: dict[str, Any] = {"cases": cohort.cases, "seed": run.request.seed}
     outputs, within = cohort.biomarker(OUTPUT), [own.get("correlations", {}) for own in views]
     return rank_associations(
         slide_associations(outputs, columns, cohort.slides, labels=labels, beside=stain, **shared)
@@ -290,30 +280,24 @@ def _write_biomarkers(cohort: _Cohort) -> dict[str, dict[str, str]]:
             "slides": str(int(usable.sum())),
             **({} if cohort.cases is None else {"cases": str(cohort.count_cases(usable))}),
         }
-        for cause, cells in cohort.causes().items():
+        for cause, cells in cohort.causes.items():
             column = [read_number(cell) for cell in cells]
             if cohort.count_cases(np.isfinite(column)) >= FEWEST and len(set(column)) > 2:
-                interval = correlation_with(values, column, cases=cohort.cases, seed=run.choice.seed)
+                interval = correlation_with(values, column, cases=cohort.cases, seed=run.request.seed)
                 row[f"Spearman with {cause}"] = str(interval)
-        table[name] = row | _estimate_hazard(cohort, values)
+        if cohort.outcome is not None:
+            try:
+                split = survival_of(values, *cohort.outcome, cases=cohort.cases)
+            except XmilError:
+                row["hazard ratio per SD"] = "not estimated"
+            else:
+                row["hazard ratio per SD"] = str(split.hazard_ratio)
+                row |= {"p of it": f"{split.cox_p:.2g}", "log-rank p": f"{split.log_rank_p:.2g}"}
+        table[name] = row
     header = list(dict.fromkeys(key for row in table.values() for key in row))
     rows = [(name, *(row.get(key) for key in header)) for name, row in table.items()]
     write_table(run.out / "biomarkers.csv", ("biomarker", *header), rows)
     return table
-
-
-def _estimate_hazard(cohort: _Cohort, values: Sequence[float]) -> dict[str, str]:
-    if cohort.outcome is None:
-        return {}
-    try:
-        split = survival_of(values, *cohort.outcome, cases=cohort.cases)
-    except XmilError:
-        return {"hazard ratio per SD": "not estimated"}
-    return {
-        "hazard ratio per SD": str(split.hazard_ratio),
-        "p of it": f"{split.cox_p:.2g}",
-        "log-rank p": f"{split.log_rank_p:.2g}",
-    }
 
 
 def _write_curves(cohort: _Cohort) -> dict[str, list[SurvivalCurve]]:
@@ -322,10 +306,8 @@ def _write_curves(cohort: _Cohort) -> dict[str, list[SurvivalCurve]]:
         return {}
     curves = {}
     for name in ("strong_share", OUTPUT):
-        try:
+        with suppress(XmilError):  # the notes say why
             curves[name] = survival_curves(cohort.biomarker(name), *cohort.outcome, cases=cohort.cases)
-        except XmilError:
-            continue  # the notes say why
     rows = [
         (name, curve.group, curve.n, curve.slides, *point)
         for name, groups in curves.items()
@@ -357,11 +339,11 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
     path = run.evaluated / "summary.csv"
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.choice.method]
+            rows = [row for row in csv.DictReader(stream) if row.get("method") == run.request.method]
     except OSError:
         raise InputError(f"{path}: no such file; give the folder of a finished xmil evaluate.") from None
     if not rows:
-        return {"slides that count": f"none for {run.choice.method}; summary.txt says why"}
+        return {"slides that count": f"none for {run.request.method}; summary.txt says why"}
     measures = {}
     for row in rows:
         mean, low, high = (f"{float(row[key]):.3g}" for key in ("mean", "low", "high"))
@@ -372,9 +354,8 @@ def _read_faithfulness(run: InsightRun) -> dict[str, str]:
 
 def _mean_audit(cohort: _Cohort) -> dict[str, float]:
     audits = [result["audit"] for result in cohort.results if result.get("audit")]
-    if not audits:
-        return {}
-    sizes = {name: float(np.mean([abs(audit.get(name, 0.0)) for audit in audits])) for name in audits[0]}
+    names = audits[0] if audits else ()
+    sizes = {name: float(np.mean([abs(audit.get(name, 0.0)) for audit in audits])) for name in names}
     return {f"size of {name}": value for name, value in sizes.items() if value}
 
 
@@ -410,18 +391,18 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
 
     A row for each slide goes to sanity.csv. Without the model there is nothing to test.
     """
-    if run.model is None or not run.sanity or not slides:
+    if run.request.model is None or not run.request.sanity or not slides:
         return {}
-    models = load_run_models(run.model, run.explained.path)
-    chosen = np.unique(np.linspace(0, len(slides) - 1, run.sanity).round().astype(int))
+    models = load_run_models(run.request.model, run.explained.path)
+    chosen = np.unique(np.linspace(0, len(slides) - 1, run.request.sanity).round().astype(int))
     try:
         rows = [(slides[i], *_test_slide(run, models, slides[i])) for i in chosen]
     except XmilError as error:
         return {"not tested": str(error)}
     write_table(run.out / "sanity.csv", ("slide_id", "weights_redrawn", "made_again"), rows)
-    redrawn, repeated = (np.array([row[k] for row in rows], dtype=np.float64) for k in (1, 2))
-    mean = float(np.nanmean(redrawn)) if np.isfinite(redrawn).any() else float("nan")
-    lowest = float(np.nanmin(repeated)) if np.isfinite(repeated).any() else float("nan")
+    redrawn, repeated = ([row[k] for row in rows if np.isfinite(row[k])] for k in (1, 2))
+    mean = float(np.mean(redrawn)) if redrawn else float("nan")
+    lowest = min(repeated, default=float("nan"))
     verdict = "passed" if mean <= LIMIT else "failed: the scores hang little on what the model learnt"
     if lowest < SAME:
         verdict = "no verdict: the scores made again are not those of the run"
@@ -436,9 +417,9 @@ def _test_sanity(run: InsightRun, slides: Sequence[str]) -> dict[str, str]:
 def _test_slide(run: InsightRun, models: Sequence[Any], slide: str) -> tuple[float, float]:
     """Rank correlations with the scores under new weights, and with those stored in the run."""
     e = run.explanation(slide)
-    bag = read_bag(run.paths[slide], run.layout)
+    bag = read_bag(run.paths[slide], run.request.format)
     drawn = randomisation(
-        models[0], bag, method=e.method, target=e.target, draws=REDRAWS, seed=run.choice.seed
+        models[0], bag, method=e.method, target=e.target, draws=REDRAWS, seed=run.request.seed
     ).correlations
     repeated = [explain(model, bag, method=e.method, target=e.target).scores for model in models]
     return float(np.abs(drawn).mean()), spearman(np.mean(repeated, axis=0), e.scores)

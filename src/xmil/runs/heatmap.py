@@ -19,8 +19,8 @@ from xmil.core.errors import InputError, unknown_name
 from xmil.core.request import takes
 from xmil.core.text import counted, merge_notes
 from xmil.heatmaps import (
+    BEYOND,
     NEED_SLIDE,
-    TOLD,
     DrawingJob,
     Drawn,
     Look,
@@ -91,7 +91,7 @@ def clipped(shares: Mapping[str, float]) -> list[str]:
     >>> clipped({"a": 0.4, "b": 0.02})
     ['a: 40 % of the patches lie beyond the colour scale and share its full colour; ...']
     """
-    clipped_slides = sorted((-share, name) for name, share in shares.items() if share > TOLD)
+    clipped_slides = sorted((-share, name) for name, share in shares.items() if share > BEYOND)
     largest = (
         f"{'up to ' * (len(clipped_slides) > 1)}{-100 * clipped_slides[0][0]:.0f} %" if clipped_slides else ""
     )
