@@ -49,7 +49,8 @@ class ZarrContents(Contents):
         marks = [Path(folder, name) for folder, _, files in os.walk(path) for name in files if name in MARKS]
         for mark in sorted(mark for mark in marks if mark.name != ".zmetadata"):
             name = str(mark.parent.relative_to(path))
-            if mark.name == ".zarray" or _json(mark).get("node_type") == "array":
+            kind = _json(mark).get("node_type") if mark.name == "zarr.json" else mark.name
+            if kind in ("array", ".zarray"):
                 self.arrays[name] = _array_info(mark, name, path)
             else:
                 self.groups.append(name)
