@@ -82,7 +82,8 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
     if not isinstance(keep, int) or keep < 1:
         raise bad_parameter("keep", "background", "an int in the range [1, inf)", keep)
     rng = np.random.default_rng(seed)
-    total, n, drawn, keys = np.zeros(0), 0, [], []
+    drawn: list[FloatArray] = []
+    total, n, keys = np.zeros(0), 0, []
     for bag in bags:
         features = as_features(getattr(bag, "features", bag), name="the background")
         if drawn and features.shape[1] != len(total):

@@ -84,21 +84,19 @@ class Bag(Placed):
                 raise InputError(
                     f"The column {key!r} of {name} must have {len(values)} rows. Got {len(column)} instead."
                 )
-        fields = {
-            "features": values,
-            "patches": where,
-            "slide_id": slide_id,
-            "encoder": encoder,
-            "source": source,
-            "format": format,
-            "version": version,
-            "inferred": tuple(inferred),
-            "columns": columns or {},
-            "extra": extra,
-            "extras": _as_extras(extras or {}, n=len(values), name=name),
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        self.__dict__.update(  # the class is frozen
+            features=values,
+            patches=where,
+            slide_id=slide_id,
+            encoder=encoder,
+            source=source,
+            format=format,
+            version=version,
+            inferred=tuple(inferred),
+            columns=columns or {},
+            extra=extra,
+            extras=_as_extras(extras or {}, n=len(values), name=name),
+        )
 
     def __len__(self) -> int:
         return len(self.features)

@@ -117,26 +117,24 @@ class Explanation(Placed):
         warnings: Sequence[str] = (),
         **places: Unpack[Places],
     ) -> None:
-        fields = {
-            "scores": scores,
-            "logits": logits,
-            "output": output,
-            "method": method,
-            "target": target,
-            "signed": signed,
-            "audit": audit,
-            "bag": bag,
-            "patches": merged(patches, coords, places),
-            "model": model,
-            "params": {} if params is None else params,
-            "relevance": relevance,
-            "spread": spread,
-            "stderr": stderr,
-            "stable": stable,
-            "warnings": list(warnings),
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        self.__dict__.update(  # the class is frozen
+            scores=scores,
+            logits=logits,
+            output=output,
+            method=method,
+            target=target,
+            signed=signed,
+            audit=audit,
+            bag=bag,
+            patches=merged(patches, coords, places),
+            model=model,
+            params={} if params is None else params,
+            relevance=relevance,
+            spread=spread,
+            stderr=stderr,
+            stable=stable,
+            warnings=list(warnings),
+        )
 
     def __len__(self) -> int:
         return len(self.scores)

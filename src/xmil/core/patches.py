@@ -68,7 +68,16 @@ class Patches:
         >>> Patches.stored([[256, 256]], "px-centre", edge=128, mpp=0.25).coords.tolist()
         [[0, 0]]
         """
-        raw = _checked(xy)
+        try:
+            raw = np.asarray(xy, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError("Coordinates must be numbers.") from None
+        if raw.ndim != 2 or raw.shape[1] != 2:
+            raise InputError(f"Coordinates must have shape (instances, 2). Got {raw.shape} instead.")
+        if not np.all(np.abs(raw) < _FAR):  # false for NaN as well
+            raise InputError(
+                "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
+            )
         notes: list[str] = []
         if unit == "um" and mpp is None and edge and patch_size:
             mpp = edge / patch_size
@@ -196,17 +205,3 @@ def shared_value(parts: Sequence[Any], name: str) -> Any:
     """The attribute that all parts have in common, else None."""
     values = {getattr(part, name) for part in parts}
     return values.pop() if len(values) == 1 else None
-
-
-def _checked(xy: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    try:
-        corners = np.asarray(xy, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError("Coordinates must be numbers.") from None
-    if corners.ndim != 2 or corners.shape[1] != 2:
-        raise InputError(f"Coordinates must have shape (instances, 2). Got {corners.shape} instead.")
-    if not np.all(np.abs(corners) < _FAR):  # false for NaN as well
-        raise InputError(
-            "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
-        )
-    return corners

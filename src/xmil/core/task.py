@@ -444,7 +444,9 @@ class Target:
 
 def _as_index(value: Any) -> int:
     try:
-        return operator.index(None if isinstance(value, bool) else value)
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
     except TypeError:
         raise InputError(
             f"A target must be a class index, a class name, a Target or None. Got {value!r} instead."

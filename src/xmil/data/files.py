@@ -187,8 +187,7 @@ def folder_advice(path: Path) -> str:
     folders = folders_below(path)
     if not folders:
         return "name the folder that holds them"
-    one = only_folder(path)
-    if one is not None:
+    if (one := only_folder(path)) is not None:
         return f"use features={str(one)!r}"
     named = [f"{each.path} ({counted(each.files, 'file')})" for each in folders if each.has_features]
     named = named or [f"{each.path} ({counted(each.files, 'file')}, without features)" for each in folders]
@@ -243,7 +242,7 @@ def background(
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
     [0.25, 0.25]
     """
-    bags: Iterable[Any] = features
+    bags: Any = features
     if isinstance(features, str | PathLike):
         bags = _spaced(feature_files(features)[0] if Path(features).is_dir() else [features], files)
     elif isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:

@@ -75,22 +75,20 @@ class Header(Placed):
         extras: Mapping[str, Any] | None = None,
         **places: Unpack[Places],
     ) -> None:
-        fields = {
-            "path": path,
-            "format": format,
-            "features": features,
-            "slide_id": slide_id,
-            "patches": merged(patches, coords, places),
-            "encoder": encoder,
-            "version": version,
-            "inferred": inferred,
-            "columns": columns or {},
-            "extra": extra or {},
-            "keep": keep,
-            "extras": extras or {},
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        self.__dict__.update(  # the class is frozen
+            path=path,
+            format=format,
+            features=features,
+            slide_id=slide_id,
+            patches=merged(patches, coords, places),
+            encoder=encoder,
+            version=version,
+            inferred=inferred,
+            columns=columns or {},
+            extra=extra or {},
+            keep=keep,
+            extras=extras or {},
+        )
 
     def __len__(self) -> int:
         if self.keep is not None:

@@ -148,7 +148,7 @@ def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     except XmilError as error:
         return {"file": path.name, "error": str(error)}
     names = ("format", "instances", "width", "stored as", "encoder", "patch edge", "mpp")
-    facts = {**_header_facts(header), **_place_facts(header)}
+    facts = _header_facts(header) | _place_facts(header)
     return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
 
 
@@ -160,16 +160,13 @@ def _mix(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
 def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
     good = [row for row in rows if "error" not in row]
     bags = [row for row in good if row["width"]]
-    problems = (
-        [f"{sum('error' in row for row in rows)} files cannot be read"] if len(good) < len(rows) else []
-    )
+    broken = len(rows) - len(good)
+    problems = [f"{broken} files cannot be read"] if broken else []
     advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
     advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
     for name, why in advice.items():
         mix = _mix(bags if name == "width" else good, name)
-        if name == "patch edge" and _one_size(good):
-            continue
-        if len(mix) > 1:
+        if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
             listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
             problems.append(
                 f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
@@ -179,11 +176,11 @@ def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
 
 def _one_size(rows: list[dict[str, Any]]) -> bool:
     """Whether patches of several level-0 edges have one size on the slide: 20x and 40x scanners differ."""
-    edges = {(row["patch edge"], row["mpp"]) for row in rows if row["patch edge"] is not None}
-    if any(mpp is None for _, mpp in edges):
-        return False
-    sizes = [edge * mpp for edge, mpp in edges]
-    return max(sizes, default=0.0) - min(sizes, default=0.0) <= CLOSE * max(sizes, default=0.0)
+    placed = [row for row in rows if row["patch edge"] is not None]
+    if not placed or any(row["mpp"] is None for row in placed):
+        return not placed
+    sizes = [row["patch edge"] * row["mpp"] for row in placed]
+    return bool(max(sizes) - min(sizes) <= CLOSE * max(sizes))
 
 
 def inspect_cohort(path: Path) -> Report:

@@ -31,6 +31,7 @@ from xmil.data.header import (
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
+_FOREIGN = {"patch_size_level0", "patch_spacing_um_px"}  # attributes of TRIDENT and WSInfer
 _GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
@@ -38,30 +39,21 @@ def _coords_attrs(contents: Contents) -> Any:
     return contents.arrays["coords"].attrs if "coords" in contents else {}
 
 
-def _claims_patches(contents: Contents) -> bool:
-    about = _coords_attrs(contents)
-    return "patch_level" in about and not {"patch_size_level0", "patch_spacing_um_px"} & set(about)
-
-
-def _claims_features(contents: Contents) -> bool:
-    named = contents.kind == "h5" and "features" in contents and "coords" in contents
-    about = set(_coords_attrs(contents))
-    foreign = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
-    return named and not about & foreign and "imgs" not in contents
-
-
-def _claims_tensor(contents: Contents) -> bool:
-    if (
-        contents.kind != "pt"
-        or list(contents.arrays) != [TENSOR]
-        or index_beside(contents.path)
-        or patch_table(contents.path)
-    ):
+def _claims(contents: Contents) -> bool:
+    """Features with corners that no other tool describes, or a tensor with such a file beside it."""
+    if contents.kind == "h5":
+        foreign = {*_FOREIGN, "patch_level"} & set(_coords_attrs(contents))
+        return "features" in contents and "coords" in contents and not foreign and "imgs" not in contents
+    if list(contents.arrays) != [TENSOR] or index_beside(contents.path) or patch_table(contents.path):
         return False
     return _h5_beside(contents.path) is not None
 
 
-@reader("clam-patches", kinds=("h5",), claims=_claims_patches)
+@reader(
+    "clam-patches",
+    kinds=("h5",),
+    claims=lambda contents: "patch_level" in (about := set(_coords_attrs(contents))) and not about & _FOREIGN,
+)
 def read_patches(contents: Contents, ask: Ask) -> Header:
     """Corners only: level-0 pixels, the edge at `patch_level` times the whole part of the downsample."""
     features = contents.rows("features") if "features" in contents else None
@@ -70,9 +62,7 @@ def read_patches(contents: Contents, ask: Ask) -> Header:
     return place(header, corners(contents), edge=edge, ask=ask, notes=notes)
 
 
-@reader(
-    "clam", kinds=("h5", "pt"), claims=lambda contents: _claims_features(contents) or _claims_tensor(contents)
-)
+@reader("clam", kinds=("h5", "pt"), claims=_claims)
 def read_features(contents: Contents, ask: Ask) -> Header:
     """Features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
     rows = contents.rows(TENSOR if contents.kind == "pt" else "features")

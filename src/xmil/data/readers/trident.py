@@ -56,8 +56,8 @@ def read(contents: Contents, ask: Ask) -> Header:
     header = place(header, corners(contents), edge=positive(about.get("patch_size_level0")), ask=ask)
     if raw is None:
         return header
-    where = {"raw_coords": raw, "unit": ours.get("unit"), "raw_edge": ours.get("raw_edge")}
-    return replace(header, patches=replace(header.patches, **where))
+    unit, edge = ours.get("unit"), ours.get("raw_edge")
+    return replace(header, patches=replace(header.patches, raw_coords=raw, unit=unit, raw_edge=edge))
 
 
 def corners(contents: Contents) -> npt.NDArray[Any]:

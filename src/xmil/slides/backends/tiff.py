@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
@@ -61,20 +62,15 @@ class TiffSlide(Slide):
                 rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
             return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
         pixels = np.full((size[1], size[0], int(page.samplesperpixel)), 255, dtype=np.uint8)
-        for index in _touched(page, x, y, size):
-            self._paste(pixels, level, index, x, y)
+        for index, top, left, plane in _touched(page, x, y, size):
+            segment = self._segment(level, index)  # (length, width, samples)
+            above, before = max(y - top, 0), max(x - left, 0)
+            part = segment[above : above + size[1], before : before + size[0]]
+            row, column = max(top - y, 0), max(left - x, 0)
+            part = part[: size[1] - row, : size[0] - column]
+            channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
+            pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
         return _as_rgb(pixels, page)
-
-    def _paste(self, pixels: Pixels, level: int, index: int, x: int, y: int) -> None:
-        page = self._pages[level]
-        top, left, plane = _place(page, index)
-        segment = self._segment(level, index)  # (length, width, samples)
-        above, before = max(y - top, 0), max(x - left, 0)
-        part = segment[above : above + pixels.shape[0], before : before + pixels.shape[1]]
-        row, column = max(top - y, 0), max(left - x, 0)
-        part = part[: pixels.shape[0] - row, : pixels.shape[1] - column]
-        channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
-        pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
 
     def _segment(self, level: int, index: int) -> npt.NDArray[Any]:
         key = (level, index)
@@ -183,22 +179,15 @@ def _check_pixels(path: Path, series: Any) -> None:
     raise FileError(f"{path}: {what} ({kind}); a brightfield slide has 8-bit RGB.")
 
 
-def _touched(page: Any, x: int, y: int, size: Size) -> list[int]:
-    """The indices of the segments that a region touches, in every plane."""
+def _touched(page: Any, x: int, y: int, size: Size) -> Iterator[tuple[int, int, int, int]]:
+    """Index, top, left and plane of the segments that a region touches, in every plane."""
     width, length = _segment_size(page)
     across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
     columns = range(x // width, (x + size[0] - 1) // width + 1)
     rows = range(y // length, (y + size[1] - 1) // length + 1)
     planes = range(1 if page.planarconfig == 1 else page.samplesperpixel)
-    return [(plane * down + row) * across + column for plane in planes for row in rows for column in columns]
-
-
-def _place(page: Any, index: int) -> tuple[int, int, int]:
-    """Row, column and plane of a segment."""
-    width, length = _segment_size(page)
-    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
-    plane, place = divmod(index, across * down)
-    return place // across * length, place % across * width, plane
+    for plane, row, column in product(planes, rows, columns):
+        yield (plane * down + row) * across + column, row * length, column * width, plane
 
 
 def _segment_size(page: Any) -> Size:
@@ -283,12 +272,10 @@ def _ome_sizes(text: str) -> tuple[float | None, float | None]:
     pixels = next(_ome_nodes(text, "Pixels"), None)
     if pixels is None:
         return None, None
-    sizes: list[float | None] = []
-    for axis in "XY":
-        scale = _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
-        value = pixels.get(f"PhysicalSize{axis}")
-        sizes.append(None if scale is None or value is None else float(value) * scale)
-    return sizes[0], sizes[1]
+    values = [pixels.get(f"PhysicalSize{axis}") for axis in "XY"]
+    scales = [_MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm")) for axis in "XY"]
+    x, y = (None if v is None or s is None else float(v) * s for v, s in zip(values, scales, strict=True))
+    return x, y
 
 
 def _ome_magnification(text: str) -> float | None:
@@ -336,11 +323,10 @@ def check_pages(path: Path) -> None:
     """Refuse a TIFF whose pages cannot be what they claim; other files pass."""
     with path.open("rb") as stream:
         head = stream.read(16).ljust(16, b"\0")
+        end = "<" if head[:1] == b"I" else ">"
         if head[:4] in (b"II*\0", b"MM\0*"):
-            end = "<" if head[:1] == b"I" else ">"
             kind = _Kind(f"{end}H", f"{end}I", 12, 8, 4)
         elif head[:4] in (b"II+\0", b"MM\0+"):
-            end = "<" if head[:1] == b"I" else ">"
             kind = _Kind(f"{end}Q", f"{end}Q", 20, 12, 8)
         else:
             return
