@@ -12,7 +12,7 @@ from scipy import stats
 import xmil
 from benchmarks.beyond.digits import stored
 from xmil.bench import MethodSpec, score_bags
-from xmil.core.explanation import steadied
+from xmil.core.explanation import half_interval
 from xmil.methods.explain import deal
 
 LONG = 2000  # sub-bags for the long-run mean of contexts
@@ -85,7 +85,7 @@ def _within(drawn: Any, truth: Any, groups: dict[str, Any], largest: float) -> d
     outside = np.maximum(0.0, np.abs(np.nanmean(drawn, axis=1) - truth) - half - 1e-7)
     shares = {name: float(np.mean(outside[at] == 0)) for name, at in groups.items() if at.any()}
     stderr = np.nanstd(drawn, axis=1, ddof=1) / np.sqrt(m)
-    within = np.abs(np.nanmean(drawn, axis=1) - truth) <= steadied(stderr, int(m.min())) + 1e-7
+    within = np.abs(np.nanmean(drawn, axis=1) - truth) <= half_interval(stderr, int(m.min())) + 1e-7
     shares["interval"] = float(within.mean())
     return {**shares, "miss": float(outside.mean() / max(largest, 1e-12))}
 

@@ -122,9 +122,15 @@ def test_rows_touch_only_what_they_need(
         )
         file["coords"] = np.arange(n * 2).reshape(n, 2)
     read: list[int] = []
-    slab = hdf5._slab
-    monkeypatch.setattr(hdf5, "_read_all", lambda *_: pytest.fail("all rows were read"))
-    monkeypatch.setattr(hdf5, "_slab", lambda d, a, b: read.append(b - a) or slab(d, a, b))
+    spans = hdf5._spans
+
+    def counted(*args: Any, **options: Any) -> Any:
+        for start, stop, members in spans(*args, **options):
+            read.append(stop - start)
+            yield start, stop, members
+
+    monkeypatch.setattr(h5py.Dataset, "read_direct", lambda *_: pytest.fail("all rows were read"))
+    monkeypatch.setattr(hdf5, "_spans", counted)
     rows = np.random.default_rng(0).choice(n, 20, replace=False)
     bag = xmil.read_bag(tmp_path / "s.h5", rows=rows, patch_size=1)
     np.testing.assert_array_equal(bag.features, values[rows].astype(np.float32))
@@ -136,8 +142,7 @@ def test_headers_leave_features_unread(tmp_path: Path, monkeypatch: pytest.Monke
     from xmil.data.containers import hdf5
 
     path = p.trident(tmp_path)
-    monkeypatch.setattr(hdf5, "_read_all", lambda *_: pytest.fail("features were read"))
-    monkeypatch.setattr(hdf5, "_picked", lambda *_, **__: pytest.fail("features were read"))
+    monkeypatch.setattr(hdf5.H5Rows, "read", lambda *_, **__: pytest.fail("features were read"))
     header = xmil.open_bag(path)
     assert (len(header), header.dim, header.nbytes) == (p.N, p.D, p.N * p.D * 4)
 

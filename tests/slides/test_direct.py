@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from PIL import Image
 
 from tests.slides.pyramids import textured, write_pyramid
 from xmil.slides import open_slide
-from xmil.slides.backends.direct import DirectSlide, jpeg_level, with_direct_tiles
+from xmil.slides.backends.direct import DirectSlide, with_direct_tiles
 
 pytest.importorskip("openslide")
 pytest.importorskip("imagecodecs")  # writes JPEG tiles
@@ -42,13 +41,6 @@ def test_pixels_are_openslides(tmp_path: Path, subsampling: tuple[int, int]) -> 
         for box in PLACES:
             for size in ((box[2], box[3]), (box[2] // 2, box[3] // 2), (21, 21)):
                 np.testing.assert_array_equal(direct.read_area(box, size), plain.read_area(box, size))
-        level = jpeg_level(direct, 0)
-        assert level is not None
-        assert (level.tile, level.across, level.down, level.is_rgb) == ((64, 64), 5, 4, False)
-        with Image.open(BytesIO(level.stream(7))) as picture:  # row 1, column 2
-            np.testing.assert_array_equal(
-                np.asarray(picture.convert("RGB")), plain.read_region((128, 64), 0, (64, 64))
-            )
 
 
 def test_what_openslide_must_read_is_left_to_it(tmp_path: Path) -> None:

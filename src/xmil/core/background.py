@@ -82,22 +82,22 @@ def background_of(bags: Iterable[Any], *, keep: int = KEPT, seed: int = 0) -> Ba
     if not isinstance(keep, int) or keep < 1:
         raise bad_parameter("keep", "background", "an int in the range [1, inf)", keep)
     rng = np.random.default_rng(seed)
-    total: np.ndarray[Any, Any] | None = None
-    n, drawn, keys = 0, [], []
+    drawn: list[FloatArray] = []
+    total, n, keys = np.zeros(0), 0, []
     for bag in bags:
         features = as_features(getattr(bag, "features", bag), name="the background")
-        if total is not None and features.shape[1] != len(total):
+        if drawn and features.shape[1] != len(total):
             raise InputError(
                 f"Bags of one background share a width; got {len(total)} and {features.shape[1]}."
             )
         sums = features.sum(axis=0, dtype=np.float64)
-        total = sums if total is None else total + sums
+        total = total + sums if drawn else sums
         n += len(features)
         key = rng.random(len(features))
         best = np.argsort(key)[:keep]  # the smallest keys of all are an even draw
         drawn.append(features[best])
         keys.append(key[best])
-    if total is None or n == 0:
+    if n == 0:
         raise InputError("A background needs at least one patch; the bags given have none.")
     chosen = np.argsort(np.concatenate(keys), kind="stable")[:keep]
     return Background((total / n).astype(np.float32), np.concatenate(drawn)[chosen], n)

@@ -18,6 +18,7 @@ from xmil.core.text import counted, small_number
 
 FloatArray = npt.NDArray[np.float32]
 LEVEL0 = ("level0_width", "level0_height")  # of the slide, in `extra`
+_LARGEST = 2**63  # as pixels are counted
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -68,38 +69,43 @@ class Bag(Placed):
         name = called(slide_id, source)
         values = as_features(features, name=name)
         where = merged(patches, coords, places)
-        _check_scale(where.patch_size, where.mpp, name=name)
+        edge, mpp = where.patch_size, where.mpp
+        if edge is not None and not (0 < edge < _LARGEST and float(edge).is_integer()):
+            raise bad_parameter("patch_size", name, "an int in the range [1, inf)", edge)
+        if mpp is not None and not 0 < mpp < np.inf:
+            raise bad_parameter("mpp", name, "a float in the range (0, inf)", mpp)
         where = replace(where, coords=_as_coords(where.coords, n=len(values), name=name), notes=())
         if extra is None or "slide_size" in places:  # else `extra` says what the file stores of it
             extra = {**(extra or {}), **dict(zip(LEVEL0, where.slide_size or (), strict=False))}
         width, height = (small_number(str(extra.get(key))) for key in LEVEL0)
         where = replace(where, slide_size=(width, height) if width and height else None)
-        _check_lengths({"raw_coords": where.raw_coords, **(columns or {})}, n=len(values), name=name)
-        fields = {
-            "features": values,
-            "patches": where,
-            "slide_id": slide_id,
-            "encoder": encoder,
-            "source": source,
-            "format": format,
-            "version": version,
-            "inferred": tuple(inferred),
-            "columns": columns or {},
-            "extra": extra,
-            "extras": _as_extras(extras or {}, n=len(values), name=name),
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        for key, column in {"raw_coords": where.raw_coords, **(columns or {})}.items():
+            if column is not None and len(column) != len(values):
+                raise InputError(
+                    f"The column {key!r} of {name} must have {len(values)} rows. Got {len(column)} instead."
+                )
+        self.__dict__.update(  # the class is frozen
+            features=values,
+            patches=where,
+            slide_id=slide_id,
+            encoder=encoder,
+            source=source,
+            format=format,
+            version=version,
+            inferred=tuple(inferred),
+            columns=columns or {},
+            extra=extra,
+            extras=_as_extras(extras or {}, n=len(values), name=name),
+        )
 
     def __len__(self) -> int:
         return len(self.features)
 
     def __repr__(self) -> str:
-        n, d = len(self), self.dim
         facts = [
             f"{key}={value}" for key in ("patch_size", "mpp", "encoder") if (value := getattr(self, key))
         ]
-        size = f"{counted(n, 'instance')} x {counted(d, 'feature')}"
+        size = f"{counted(len(self), 'instance')} x {counted(self.dim, 'feature')}"
         return f"Bag({', '.join([repr(self.slide_id), size, *facts])})"
 
     @property
@@ -115,10 +121,13 @@ class Bag(Placed):
     def select(self, rows: npt.ArrayLike) -> Bag:
         """The bag of the given rows, in the given order."""
         index = np.asarray(rows)
-        columns = {key: values[index] for key, values in self.columns.items()}
-        extras = select_extras(self.extras, index)
-        where = self.patches.take(index)
-        return replace(self, features=self.features[index], patches=where, columns=columns, extras=extras)
+        return replace(
+            self,
+            features=self.features[index],
+            patches=self.patches.take(index),
+            columns={key: values[index] for key, values in self.columns.items()},
+            extras=select_extras(self.extras, index),
+        )
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
@@ -185,13 +194,11 @@ def _as_extras(extras: Mapping[str, Any], *, n: int, name: str) -> dict[str, Any
 
 def select_extras(extras: Mapping[str, Any], index: npt.NDArray[Any]) -> dict[str, Any]:
     """The extras of some rows, in the given order; matrices lose rows and columns together."""
-    return {key: _selected(key, values, index) for key, values in extras.items()}
-
-
-def _selected(name: str, values: Any, index: npt.NDArray[Any]) -> Any:
-    if hasattr(values, "tocsr"):
-        return values.tocsr()[index][:, index]
-    return values[index][:, index] if joins_instances(name, values) else values[index]
+    selected = {}
+    for key, values in extras.items():
+        rows = (values.tocsr() if hasattr(values, "tocsr") else values)[index]
+        selected[key] = rows[:, index] if joins_instances(key, values) else rows
+    return selected
 
 
 def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
@@ -204,22 +211,6 @@ def _as_coords(values: Any, *, n: int, name: str) -> IntArray | None:
         raise InputError(f"Coordinates of {name} must be finite numbers. Got dtype {coords.dtype} instead.")
     rounded = np.rint(coords) if coords.dtype.kind == "f" else coords
     return np.ascontiguousarray(rounded, dtype=np.int64)
-
-
-_LARGEST = 2**63  # as pixels are counted
-
-
-def _check_scale(patch_size: int | None, mpp: float | None, *, name: str) -> None:
-    if patch_size is not None and not (0 < patch_size < _LARGEST and float(patch_size).is_integer()):
-        raise bad_parameter("patch_size", name, "an int in the range [1, inf)", patch_size)
-    if mpp is not None and not 0 < mpp < np.inf:
-        raise bad_parameter("mpp", name, "a float in the range (0, inf)", mpp)
-
-
-def _check_lengths(arrays: Mapping[str, npt.NDArray[Any] | None], *, n: int, name: str) -> None:
-    for key, values in arrays.items():
-        if values is not None and len(values) != n:
-            raise InputError(f"The column {key!r} of {name} must have {n} rows. Got {len(values)} instead.")
 
 
 class StoredBag(Bag):

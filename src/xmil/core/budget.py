@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmil.core.errors import FileError, bad_parameter
+from xmil.core.errors import SPECIAL, FileError, bad_parameter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def check_budget(nbytes: int, name: str, path: Path_, *, stored: int | None = No
     if nbytes > allowance(stored):
         raise FileError(
             f"{path}: {name!r} asks for {nbytes / 2**30:,.1f} GiB, more than {stored:,} bytes on disk hold: "
-            f"the file is damaged or a memory bomb; where it is sound, set {VARIABLE}={_gib(nbytes)}G."
+            f"the file is damaged or a memory bomb; where it is sound, set {VARIABLE}={-(-nbytes // 2**30)}G."
         )
 
 
@@ -63,7 +63,7 @@ def check_regular(path: Path_) -> None:
     except (OSError, ValueError):
         return
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
-        raise FileError(f"{path}: cannot be read (a pipe, socket or device, not a file).")
+        raise FileError(f"{path}: {SPECIAL}")
 
 
 def check_archive(path: Path_) -> int:
@@ -82,7 +82,13 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     import pyarrow.parquet as pq
 
     check_regular(path)
-    declared = _declared(path, columns)
+    declared = 0  # bytes that the columns to be read take in memory, by the counts in the footer
+    for chunk in column_chunks(path):
+        if columns is None or chunk.path[0] in columns:
+            # in lists and behind shared prefixes, each text may repeat all that is stored
+            nested = len(chunk.path) > 1 and chunk.physical == _BYTE_ARRAY
+            repeats = chunk.values if nested or _DELTA_BYTE_ARRAY in chunk.encodings else 1
+            declared += chunk.values * _WIDTHS.get(chunk.physical, 8) + repeats * chunk.unpacked
     check_budget(declared, "the table", path)
     with pq.ParquetFile(path, page_checksum_verification=checksums) as file:
         texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
@@ -91,20 +97,6 @@ def read_parquet(path: Path_, columns: list[str] | None = None, *, checksums: bo
     options: dict[str, Any] = {"partitioning": None, "page_checksum_verification": checksums}
     table = pq.read_table(path, columns=columns, read_dictionary=texts, **options)
     return _spread(table, path)
-
-
-def _declared(path: Path_, columns: list[str] | None) -> int:
-    """Bytes that the columns to be read take in memory, by the counts in the footer."""
-    chunks = [chunk for chunk in column_chunks(path) if columns is None or chunk.path[0] in columns]
-    return sum(chunk.values * _WIDTHS.get(chunk.physical, 8) + _packed_text(chunk) for chunk in chunks)
-
-
-def _packed_text(chunk: ColumnChunk) -> int:
-    """What text can grow to: in lists and behind shared prefixes each value may repeat all that is stored."""
-    nested = len(chunk.path) > 1 and chunk.physical == _BYTE_ARRAY
-    if nested or _DELTA_BYTE_ARRAY in chunk.encodings:
-        return chunk.values * chunk.unpacked
-    return chunk.unpacked
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -124,15 +116,10 @@ def _spread(table: pa.Table, path: Path_) -> pa.Table:
             continue
         sizes = [pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks]
         check_budget(sum(sizes), table.column_names[i], path)
-        table = table.set_column(i, table.field(i).with_type(column.type.value_type), _plain_text(column))
+        kind = column.type.value_type
+        plain = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], type=kind)
+        table = table.set_column(i, table.field(i).with_type(kind), plain)
     return table
-
-
-def _plain_text(column: Any) -> Any:
-    import pyarrow as pa
-
-    chunks = [chunk.dictionary_decode() for chunk in column.chunks]
-    return pa.chunked_array(chunks, type=column.type.value_type)
 
 
 def available_memory() -> int | None:
@@ -159,10 +146,6 @@ def _bytes(text: str) -> int:
     return int(float(parts[1]) * _UNITS[parts[2].upper()])
 
 
-def _gib(nbytes: int) -> int:
-    return max(1, -(-nbytes // (1 << 30)))
-
-
 @dataclass(frozen=True)
 class ColumnChunk:
     """One column of one group of rows, as the footer counts it."""
@@ -181,8 +164,7 @@ def column_chunks(path: str | PathLike[str]) -> list[ColumnChunk]:
     compact protocol: fields by number, integers as variable bytes.
     """
     try:
-        footer = _Compact(_footer(path)).structure(0)
-        groups = footer[4]
+        groups = _Compact(_footer(path)).structure(0)[4]
         return [_chunk(column[3]) for group in groups for column in group[1]]
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the footer is damaged ({error})") from None

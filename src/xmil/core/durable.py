@@ -32,8 +32,11 @@ def write_atomically(path: str | PathLike[str], write: Callable[[str], None]) ->
     os.close(handle)
     try:
         write(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())
-        _sync_file(temporary)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        if syncs():
+            _sync(temporary, os.O_RDWR)
         os.replace(temporary, target)
         sync_folder(target.parent)
     except OSError as error:
@@ -55,7 +58,10 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
         raise _not_written(target, error) from None
     try:
         write(aside / "new")
-        _sync_tree(aside / "new")
+        for inner, _, names in os.walk(aside / "new"):
+            for name in names if syncs() else ():
+                _sync(os.path.join(inner, name), os.O_RDWR)
+            sync_folder(Path(inner))
         if target.exists():
             os.replace(target, aside / "old")
         os.replace(aside / "new", target)
@@ -68,23 +74,21 @@ def write_folder(path: str | PathLike[str], write: Callable[[Path], None]) -> No
 
 def write_text(path: str | PathLike[str], text: str) -> None:
     """Write a text file, whole or not at all."""
-    write_atomically(path, lambda temporary: _put(temporary, text))
+
+    def write(temporary: str) -> None:
+        Path(temporary).write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder last; nothing where the system cannot."""
-    if not syncs() or os.name != "posix":
-        return
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        if error.errno in _UNABLE:
-            return
-        raise
-    try:
-        _sync(handle)
-    finally:
-        os.close(handle)
+    if syncs() and os.name == "posix":
+        try:
+            _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            if error.errno not in _UNABLE:
+                raise
 
 
 def syncs() -> bool:
@@ -95,29 +99,15 @@ def syncs() -> bool:
     return choice == "1"
 
 
-def _sync_file(path: str) -> None:
-    if not syncs():
-        return
-    handle = os.open(path, os.O_RDWR)
-    try:
-        _sync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync_tree(folder: Path) -> None:
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            _sync_file(os.path.join(inner, name))
-        sync_folder(Path(inner))
-
-
-def _sync(handle: int) -> None:
+def _sync(path: str | Path, flags: int) -> None:
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
+    finally:
+        os.close(handle)
 
 
 def _not_written(target: Path, error: OSError) -> FileError:
@@ -126,13 +116,3 @@ def _not_written(target: Path, error: OSError) -> FileError:
     reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
     way = "raise `ulimit -n`" if error.errno in OPEN_FILES else "make room, or choose another place"
     return WriteError(f"{target}: cannot be written ({reason}); {way}.")
-
-
-def _put(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,6 +15,7 @@ from pathlib import Path
 
 LISTED = 10_000  # names of a folder among which a near one is looked for
 SPECIAL = "cannot be read (a pipe, socket or device, not a file)."
+_CHECK = "check its name, its rights and those of its folders."
 
 
 class XmilError(Exception):
@@ -92,8 +93,9 @@ def absent(path: str | PathLike[str], what: str = "file") -> str:
         return f"{place}: a folder, where a {what} is needed; {way}."
     if stat.S_ISREG(kind) and "file" not in what:
         return f"{place}: a file, where a {what} is needed; name the folder that holds it."
-    ours = stat.S_ISDIR(kind) or stat.S_ISREG(kind)
-    return f"{place}: {'cannot be read; check its rights.' if ours else SPECIAL}"
+    if stat.S_ISDIR(kind) or stat.S_ISREG(kind):
+        return f"{place}: cannot be read; check its rights."
+    return f"{place}: {SPECIAL}"
 
 
 def unreadable(path: str | PathLike[str], error: OSError | ValueError) -> str:
@@ -116,8 +118,7 @@ def refused(error: OSError) -> str | None:
     """
     if not isinstance(error.filename, str | bytes) or not error.strerror:
         return None
-    way = "check its name, its rights and those of its folders"
-    return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {way}."
+    return f"{os.fsdecode(error.filename)}: cannot be used ({error.strerror}); {_CHECK}"
 
 
 def not_made(folder: str | PathLike[str], error: OSError, option: str = "out=") -> str:
@@ -138,7 +139,7 @@ def _leads_nowhere(place: Path, error: OSError | ValueError, what: str) -> str:
         return f"a link that leads back to itself; name the {what} itself, or make the link again."
     if code not in (errno.ENOENT, errno.ENOTDIR):
         why = getattr(error, "strerror", None) or error
-        return f"cannot be read ({why}); check its name, its rights and those of its folders."
+        return f"cannot be read ({why}); {_CHECK}"
     if place.is_symlink():
         return f"a link to {os.readlink(place)}, which is not there; make the link again."
     near = get_close_matches(place.name, _names(place.parent), n=1, cutoff=0.8)

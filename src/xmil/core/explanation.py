@@ -117,26 +117,24 @@ class Explanation(Placed):
         warnings: Sequence[str] = (),
         **places: Unpack[Places],
     ) -> None:
-        fields = {
-            "scores": scores,
-            "logits": logits,
-            "output": output,
-            "method": method,
-            "target": target,
-            "signed": signed,
-            "audit": audit,
-            "bag": bag,
-            "patches": merged(patches, coords, places),
-            "model": model,
-            "params": {} if params is None else params,
-            "relevance": relevance,
-            "spread": spread,
-            "stderr": stderr,
-            "stable": stable,
-            "warnings": list(warnings),
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        self.__dict__.update(  # the class is frozen
+            scores=scores,
+            logits=logits,
+            output=output,
+            method=method,
+            target=target,
+            signed=signed,
+            audit=audit,
+            bag=bag,
+            patches=merged(patches, coords, places),
+            model=model,
+            params={} if params is None else params,
+            relevance=relevance,
+            spread=spread,
+            stderr=stderr,
+            stable=stable,
+            warnings=list(warnings),
+        )
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -147,8 +145,7 @@ class Explanation(Placed):
 
     def boxes(self) -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
-        name = f"The explanation of {self.bag!r}" if self.bag else "The explanation"
-        return self.patches.boxes(name)
+        return self.patches.boxes(f"The explanation of {self.bag!r}" if self.bag else "The explanation")
 
     def placed(self, *, mpp: float | None = None, patch_size: int | None = None) -> Explanation:
         """The explanation with level-0 coordinates from `raw_coords` and the slide's mpp or patch edge."""
@@ -157,8 +154,7 @@ class Explanation(Placed):
     def take(self, rows: Any, patches: Patches | None = None) -> Explanation:
         """The scores of some rows, with the account of the whole; `patches` where theirs are known better."""
         names = ("scores", "spread", "relevance", "stderr", "stable")
-        arrays = {name: getattr(self, name) for name in names}
-        own: dict[str, Any] = {name: None if array is None else array[rows] for name, array in arrays.items()}
+        own: dict[str, Any] = {k: v[rows] for k in names if (v := getattr(self, k)) is not None}
         return replace(self, patches=self.patches.take(rows) if patches is None else patches, **own)
 
     def interval(self, level: float = 0.95) -> tuple[FloatArray, FloatArray]:
@@ -179,16 +175,12 @@ class Explanation(Placed):
                 f"The scores of {self.method!r} have no standard errors; explain with contexts=24, or by "
                 "'shapley'."
             )
-        half = steadied(self.stderr, self._samples, level=level).astype(np.float32)
+        if self.params.get("contexts") is not None:  # what each score is the mean of, at the least
+            samples = int(self.params["contexts"] * self.params.get("keep", 0.5) + 1e-9)
+        else:
+            samples = min(FEWEST_PAIRS, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2)
+        half = half_interval(self.stderr, max(2, samples), level=level).astype(np.float32)
         return self.scores - half, self.scores + half
-
-    @property
-    def _samples(self) -> int:
-        """What each score is the mean of, at the least."""
-        contexts = self.params.get("contexts")
-        if contexts is not None:
-            return max(2, int(contexts * self.params.get("keep", 0.5) + 1e-9))
-        return min(FEWEST_PAIRS, max(2, int(self.params.get("permutations", 2 * FEWEST_PAIRS)) // 2))
 
     @property
     def column(self) -> str:
@@ -220,8 +212,8 @@ class Explanation(Placed):
         import pandas as pd
 
         corners = {} if self.coords is None else {"x0": self.coords[:, 0], "y0": self.coords[:, 1]}
-        beside = {key: getattr(self, key) for key in ("stderr", "stable", "spread")}
-        extra = {key: values for key, values in beside.items() if values is not None}
+        names = ("stderr", "stable", "spread")
+        extra = {key: values for key in names if (values := getattr(self, key)) is not None}
         index = pd.RangeIndex(len(self), name="patch")
         return pd.DataFrame({**corners, "score": self.scores, **extra}, index=index)
 
@@ -244,13 +236,13 @@ class Explanation(Placed):
         return str(import_module(DRAWING).explanation_html(self))
 
 
-def steadied(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:
+def half_interval(stderr: npt.ArrayLike, samples: int, *, level: float = 0.95) -> npt.NDArray[np.float64]:
     """Half the width of the interval of each of many means, from their standard errors (n,).
 
     Few samples of a skewed quantity often miss what makes it vary, and its variance seems to be next to
     none. So a small share of the mean variance of all joins that of each; the quantile is Student's.
 
-    >>> steadied([0.1, 0.0], 12).round(3).tolist()
+    >>> half_interval([0.1, 0.0], 12).round(3).tolist()
     [0.22, 0.005]
     """
     from scipy.stats import t as student  # not at the top: reading explanations does without scipy

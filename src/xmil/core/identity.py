@@ -22,13 +22,8 @@ def file_digest(path: Path) -> str:
     """The SHA-256 of a file, or of a folder's files by name."""
     digest = hashlib.sha256()
     try:
-        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-        if not files:
-            raise FileError(absent(path))
-        for file in files:
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
+        for file in _files(path):
+            _add(digest, file)
     except OSError as error:
         raise FileError(unreadable(path, error)) from None
     return digest.hexdigest()
@@ -44,13 +39,26 @@ def identity(path: StrPath, *, full: bool | None = None, times: bool = False) ->
     """
     place = Path(path)
     full = reads_every_byte() if full is None else full
+    digest = hashlib.sha256()
     try:
-        files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
-        if not files:
-            raise FileError(absent(place))
-        return f"full:{_full(place, files)}" if full else f"sampled:{_sampled(place, files, times)}"
+        files = _files(place)
+        step = max(1, len(files) / FILES)
+        sampled = {int(i * step) for i in range(min(FILES, len(files)))}
+        for i, file in enumerate(files):
+            name, stat = "" if file == place else file.relative_to(place).as_posix(), file.stat()
+            if full:
+                digest.update(f"{name}|{stat.st_size}|".encode())
+                _add(digest, file)
+                continue
+            is_read = i in sampled and stat.st_size <= WHOLE
+            time = stat.st_mtime_ns if times and not is_read else ""
+            digest.update(f"{name}|{stat.st_size}|{time}|".encode())
+            if i in sampled:
+                for part in _parts(file, stat.st_size):
+                    digest.update(part)
     except OSError as error:
         raise FileError(unreadable(place, error)) from None
+    return f"{'full' if full else 'sampled'}:{digest.hexdigest()[:32]}"
 
 
 def unchanged(path: StrPath, stored: object, *, full: bool | None = None, times: bool = False) -> bool:
@@ -66,29 +74,17 @@ def reads_every_byte() -> bool:
     return os.environ.get("XMIL_FULL_DIGESTS", "") not in ("", "0")
 
 
-def _full(place: Path, files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{_name(file, place)}|{file.stat().st_size}|".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(WHOLE):
-                digest.update(block)
-    return digest.hexdigest()[:32]
+def _files(path: Path) -> list[Path]:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if not files:
+        raise FileError(absent(path))
+    return files
 
 
-def _sampled(place: Path, files: list[Path], times: bool) -> str:
-    digest = hashlib.sha256()
-    step = max(1, len(files) / FILES)
-    looked_at = {int(i * step) for i in range(min(FILES, len(files)))}
-    for i, file in enumerate(files):
-        stat = file.stat()
-        size, is_read = stat.st_size, i in looked_at and stat.st_size <= WHOLE
-        time = stat.st_mtime_ns if times and not is_read else ""
-        digest.update(f"{_name(file, place)}|{size}|{time}|".encode())
-        if i in looked_at:
-            for part in _parts(file, size):
-                digest.update(part)
-    return digest.hexdigest()[:32]
+def _add(digest: hashlib._Hash, file: Path) -> None:
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
 
 
 def _parts(file: Path, size: int) -> Iterator[bytes]:
@@ -104,7 +100,3 @@ def _parts(file: Path, size: int) -> Iterator[bytes]:
             yield stream.read(BLOCK)
         stream.seek(size - ENDS)
         yield stream.read(ENDS)
-
-
-def _name(file: Path, place: Path) -> str:
-    return "" if file == place else file.relative_to(place).as_posix()

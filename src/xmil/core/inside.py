@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from xmil.core.bag import FloatArray, IntArray
-from xmil.core.explanation import STORAGE
+from xmil.core.explanation import DRAWING, STORAGE
 
 LAYOUT = 1
-DRAWING = "xmil.heatmaps"  # a higher layer: found by name when a picture is asked for
 
 
 @dataclass(frozen=True, eq=False)

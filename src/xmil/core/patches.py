@@ -68,19 +68,35 @@ class Patches:
         >>> Patches.stored([[256, 256]], "px-centre", edge=128, mpp=0.25).coords.tolist()
         [[0, 0]]
         """
-        raw = _checked(xy)
+        try:
+            raw = np.asarray(xy, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError("Coordinates must be numbers.") from None
+        if raw.ndim != 2 or raw.shape[1] != 2:
+            raise InputError(f"Coordinates must have shape (instances, 2). Got {raw.shape} instead.")
+        if not np.all(np.abs(raw) < _FAR):  # false for NaN as well
+            raise InputError(
+                "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
+            )
         notes: list[str] = []
         if unit == "um" and mpp is None and edge and patch_size:
             mpp = edge / patch_size
             tile = f"the tile of {edge:g} µm and the given patch edge of {patch_size} px"
             notes.append(f"mpp {mpp:g} from {tile}")
-        size = patch_size if patch_size is not None else _edge_px(unit, edge, mpp)
-        scaled = _level0(raw, unit, edge=edge, mpp=mpp, size=size)
-        if unit == "px-read" and scaled is not None:
-            notes.append(f"reading resolution {size}/{edge:g} of level 0 from the given patch edge")
-        coords = None if scaled is None else np.rint(scaled).astype(np.int64)
+        size, level0 = patch_size, None
+        if size is None and edge is not None:
+            scale = 1.0 if unit == "px" else mpp if unit in ("um", "px-centre") else None
+            size = round(edge / scale) if scale else None
         if unit == "px":
-            return cls(coords, size, mpp, notes=tuple(notes))
+            return cls(np.rint(raw).astype(np.int64), size, mpp)
+        if unit == "um" and mpp:
+            level0 = raw / mpp
+        elif unit == "px-centre" and size:
+            level0 = raw - size / 2
+        elif unit == "px-read" and size and edge:
+            level0 = raw * (size / edge)
+            notes.append(f"reading resolution {size}/{edge:g} of level 0 from the given patch edge")
+        coords = None if level0 is None else np.rint(level0).astype(np.int64)
         return cls(coords, size, mpp, raw, unit, edge, notes=tuple(notes))
 
     def placed(self, mpp: float | None = None, *, patch_size: int | None = None) -> Patches:
@@ -98,7 +114,8 @@ class Patches:
 
     def take(self, rows: Any) -> Patches:
         """The patches of some rows, in their order: indices, booleans or a slice."""
-        return replace(self, coords=_taken(self.coords, rows), raw_coords=_taken(self.raw_coords, rows))
+        names = ("coords", "raw_coords")
+        return replace(self, **{k: v[rows] for k in names if (v := getattr(self, k)) is not None})
 
     def boxes(self, name: str = "The bag") -> IntArray:
         """Level-0 boxes (n, 4) as x0, y0, x1, y1; an error with the reason where they are unknown."""
@@ -118,8 +135,11 @@ class Patches:
     def joined(cls, parts: Sequence[Patches]) -> Patches:
         """The patches of several slides one after another; what they do not share is left out."""
         names = ("patch_size", "mpp", "unit", "raw_edge")
-        shared: dict[str, Any] = {name: _agreed(parts, name) for name in names}
-        return cls(_stacked(parts, "coords"), raw_coords=_stacked(parts, "raw_coords"), **shared)
+        shared: dict[str, Any] = {name: shared_value(parts, name) for name in names}
+        for name in ("coords", "raw_coords"):
+            arrays = [getattr(part, name) for part in parts]
+            shared[name] = None if any(array is None for array in arrays) else np.concatenate(arrays)
+        return cls(**shared)
 
 
 class Places(TypedDict, total=False):
@@ -181,51 +201,7 @@ class Placed:
         return self.patches.slide_size
 
 
-def _taken(values: npt.NDArray[Any] | None, rows: Any) -> npt.NDArray[Any] | None:
-    return None if values is None else values[rows]
-
-
-def _stacked(parts: Sequence[Patches], name: str) -> npt.NDArray[Any] | None:
-    arrays = [getattr(part, name) for part in parts]
-    return None if any(array is None for array in arrays) else np.concatenate(arrays)
-
-
-def _agreed(parts: Sequence[Patches], name: str) -> Any:
+def shared_value(parts: Sequence[Any], name: str) -> Any:
+    """The attribute that all parts have in common, else None."""
     values = {getattr(part, name) for part in parts}
     return values.pop() if len(values) == 1 else None
-
-
-def _checked(xy: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    try:
-        corners = np.asarray(xy, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError("Coordinates must be numbers.") from None
-    if corners.ndim != 2 or corners.shape[1] != 2:
-        raise InputError(f"Coordinates must have shape (instances, 2). Got {corners.shape} instead.")
-    if not np.all(np.abs(corners) < _FAR):  # false for NaN as well
-        raise InputError(
-            "Coordinates must be finite and within 2^40. The file is damaged or of another layout."
-        )
-    return corners
-
-
-def _edge_px(unit: str, edge: float | None, mpp: float | None) -> int | None:
-    if edge is None:
-        return None
-    if unit == "px":
-        return round(edge)
-    return round(edge / mpp) if mpp and unit in ("um", "px-centre") else None
-
-
-def _level0(
-    xy: npt.NDArray[np.float64], unit: str, *, edge: float | None, mpp: float | None, size: int | None
-) -> npt.NDArray[np.float64] | None:
-    if unit == "px":
-        return xy
-    if unit == "um":
-        return xy / mpp if mpp else None
-    if unit == "px-centre":
-        return xy - size / 2 if size else None
-    if unit == "px-read":
-        return xy * (size / edge) if size and edge else None
-    return None

@@ -7,6 +7,7 @@ larger than the pickle: buffers by their length, codecs that double their input,
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -48,7 +49,10 @@ def check_torch_file(path: Path) -> None:
     try:
         if zipfile.is_zipfile(path):
             check_archive(path)
-            _check_members(path)
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.infolist():
+                    if member.filename.endswith(".pkl") and member.compress_type == zipfile.ZIP_STORED:
+                        _dry_run(io.BytesIO(archive.read(member)), path, pickles=1)
         else:
             with path.open("rb") as stream:
                 _dry_run(stream, path, pickles=_LEGACY)
@@ -56,13 +60,6 @@ def check_torch_file(path: Path) -> None:
         raise
     except Exception as error:  # damaged archives raise almost any type
         raise FileError(f"{path}: not a readable torch file ({error}); write or copy it again.") from None
-
-
-def _check_members(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.filename.endswith(".pkl") and member.compress_type == zipfile.ZIP_STORED:
-                _dry_run(io.BytesIO(archive.read(member)), path, pickles=1)
 
 
 def _dry_run(stream: IO[bytes], path: Path, *, pickles: int) -> None:
@@ -135,10 +132,7 @@ def _buffer(source: Any = b"", *_: Any) -> int:
 
 def _tensor_size(*shape: Any) -> int:
     lengths = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-    total = 8
-    for length in lengths:
-        total *= length if isinstance(length, int) else 1
-    return abs(total)
+    return abs(8 * math.prod(length for length in lengths if isinstance(length, int)))
 
 
 def _array_size(_kind: Any = None, shape: Any = (), code: Any = b"b", *_: Any) -> int:

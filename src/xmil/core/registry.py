@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -49,14 +49,9 @@ class Registry(Generic[T]):
         return lambda entry: self.add(name, entry)
 
     def __getitem__(self, name: str) -> T:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or (name not in self._entries and name not in self):
             raise unknown_name(self.kind, name, self)
-        if name not in self._entries:
-            self._load_plugins()
-        try:
-            return self._entries[name]
-        except (KeyError, TypeError):
-            raise unknown_name(self.kind, name, self._entries) from None
+        return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
         self._load_plugins()
@@ -103,7 +98,7 @@ def load_module(place: str, *, kind: str) -> ModuleType:
         raise FileError(absent(path))
     try:
         if path.suffix == SUFFIX:
-            return _from_file(path.resolve())
+            return _run_file(path.resolve())
         with _importable(Path.cwd()):
             return importlib.import_module(place)
     except Exception as error:  # whatever foreign code raises on import
@@ -117,7 +112,7 @@ def source_file(name: str) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _from_file(path: Path) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     """Runs the file as it is now; its name among the modules tells it from others of that name."""
     name = f"xmil_file_{path.stem}_{crc32(str(path).encode()):08x}"
     loader = _Uncached(name, str(path))
@@ -160,13 +155,9 @@ def is_function_name(text: str) -> bool:
     (True, True, False)
     """
     place, _, function = text.rpartition(":")
-    if not place or not function.isidentifier() or _is_there(text):
+    if not place or not function.isidentifier():
         return False
+    with suppress(OSError):  # too long for the name of a file
+        if Path(text).exists():
+            return False
     return place.endswith(SUFFIX) or all(part.isidentifier() for part in place.split("."))
-
-
-def _is_there(text: str) -> bool:
-    try:
-        return Path(text).exists()
-    except OSError:  # too long for the name of a file
-        return False

@@ -122,10 +122,9 @@ class Task:
 
     def answer(self, outputs: npt.ArrayLike) -> Floats:
         """The numbers (..., k) of an ensemble from the outputs (..., m, c) of its m models."""
-        z = np.asarray(outputs, dtype=np.float64)
-        if self.mean_of == "outputs":
-            return self.numbers(z.mean(axis=-2))
-        return np.asarray(self.numbers(z).mean(axis=-2))
+        if self.mean_of == "numbers":
+            return np.asarray(self.numbers(outputs).mean(axis=-2))
+        return self.numbers(np.asarray(outputs, dtype=np.float64).mean(axis=-2))
 
     def log_odds(self, outputs: npt.ArrayLike) -> Floats:  # noqa: ARG002  # nothing to rank
         """Log odds (..., k) of classes: in the order of the probabilities, without their rounding."""
@@ -155,7 +154,7 @@ class Task:
         """The columns of what was predicted from outputs (n, m, c): the class and its chances, or numbers."""
         answers = self.answer(outputs)
         if not self.decides:
-            return _spoken(self.noun, self.number_names(names), answers)
+            return _one_or_more(self.noun, self.number_names(names), answers)
         picked = [self._chosen(row) for row in answers]
         words = ["+".join(str(names[c]) for c in chosen) for chosen in picked]
         return {"predicted": words, **_numbered("p", names, answers)}
@@ -174,7 +173,7 @@ class Task:
             return {"time": [None if t is None else float(t) for t, _ in pairs], "event": event}
         if self.truth == "values":
             rows = np.array([as_row(label, len(names)) for label in labels]).reshape(len(labels), len(names))
-            return _spoken("label", names, rows)
+            return _one_or_more("label", names, rows)
         return {"label": [self.label_text(label, names) for label in labels]}
 
     def correct(self, outputs: npt.ArrayLike, labels: Sequence[Any]) -> list[bool | None]:
@@ -183,7 +182,7 @@ class Task:
             return [None] * len(labels)
         picked = [self._chosen(row) for row in self.answer(outputs)]
         return [
-            None if label is None else list(self._given(label)) == chosen
+            None if label is None else list(self._label_classes(label)) == chosen
             for label, chosen in zip(labels, picked, strict=True)
         ]
 
@@ -192,14 +191,14 @@ class Task:
         if label is None:
             return None
         if self.decides:
-            return "+".join(str(names[c]) for c in self._given(label))
+            return "+".join(str(names[c]) for c in self._label_classes(label))
         if not isinstance(label, tuple):
             return label
         if self.truth == "time":
             return f"{label[0]:g}" + ("" if label[1] else "+")
         return ";".join(f"{value:g}" for value in label)
 
-    def _given(self, label: Any) -> list[int]:
+    def _label_classes(self, label: Any) -> list[int]:
         return [c for c, on in enumerate(label) if on] if isinstance(label, tuple) else [int(label)]
 
     def _chosen(self, chances: Floats) -> list[int]:
@@ -231,38 +230,31 @@ class Task:
         if self.only_output is not None and spec.n_classes != 1:
             must = f"1: {self.only_output} (head= of load_model keeps one output)"
             raise bad_parameter("n_classes", f"a {self.name} {spec.name}", must, spec.n_classes)
+        owner = f"a {self.name} {spec.name}"
         self._check_names(spec)
-        self._check_reference(spec)
-        self._check_bins(spec)
+        if spec.relative and not self.takes_reference:
+            raise bad_parameter("relative", owner, "left out", spec.relative)
+        if spec.reference is not None and not self.takes_reference:
+            raise bad_parameter("reference", owner, "left out", spec.reference)
+        values = references(spec.reference, spec.n_classes)
+        if len(values) != spec.n_classes or not all(map(math.isfinite, values)):
+            must = "a finite number" + (f", or {spec.n_classes} of them" if spec.n_classes > 1 else "")
+            raise bad_parameter("reference", spec.name, must, spec.reference)
+        bins = spec.time_bins
+        if bins is None:
+            return
+        if not self.takes_bins:
+            raise bad_parameter("time_bins", owner, "left out", bins)
+        rising = all(a < b for a, b in pairwise((0.0, *bins)))
+        if len(bins) != spec.n_classes - 1 or not rising or not all(map(math.isfinite, bins)):
+            must = f"{spec.n_classes - 1} rising times above 0 that part the {spec.n_classes} bins"
+            raise bad_parameter("time_bins", spec.name, must, list(bins))
 
     def _check_names(self, spec: Outputs) -> None:
         names, n = spec.class_names, spec.n_classes
         allowed = {n, self.count_targets(n)} if self.decides else {n}
         if names is not None and (len(names) not in allowed or len(set(names)) < len(names)):
             raise bad_parameter("class_names", spec.name, f"{n} names, all different", list(names))
-
-    def _check_reference(self, spec: Outputs) -> None:
-        if spec.relative and not self.takes_reference:
-            raise bad_parameter("relative", f"a {self.name} {spec.name}", "left out", spec.relative)
-        if spec.reference is None:
-            return
-        if not self.takes_reference:
-            raise bad_parameter("reference", f"a {self.name} {spec.name}", "left out", spec.reference)
-        values = references(spec.reference, spec.n_classes)
-        if len(values) != spec.n_classes or not all(map(math.isfinite, values)):
-            must = "a finite number" + (f", or {spec.n_classes} of them" if spec.n_classes > 1 else "")
-            raise bad_parameter("reference", spec.name, must, spec.reference)
-
-    def _check_bins(self, spec: Outputs) -> None:
-        bins = spec.time_bins
-        if bins is None:
-            return
-        if not self.takes_bins:
-            raise bad_parameter("time_bins", f"a {self.name} {spec.name}", "left out", bins)
-        rising = all(a < b for a, b in pairwise((0.0, *bins)))
-        if len(bins) != spec.n_classes - 1 or not rising or not all(map(math.isfinite, bins)):
-            must = f"{spec.n_classes - 1} rising times above 0 that part the {spec.n_classes} bins"
-            raise bad_parameter("time_bins", spec.name, must, list(bins))
 
 
 @dataclass(frozen=True)
@@ -314,7 +306,12 @@ class Survival(Task):
         time_bins: Sequence[float] | None = None,
     ) -> tuple[str, ...]:
         """The bins by their times, then the risk."""
-        return (*(class_names or _bin_names(n_outputs, time_bins)), RISK)
+        if class_names:
+            return (*class_names, RISK)
+        if time_bins is None or len(time_bins) != n_outputs - 1:
+            return (*(f"bin{i}" for i in range(n_outputs)), RISK)
+        edges = [f"{edge:g}" for edge in (0.0, *time_bins)]
+        return (*(f"{a}-{b}" for a, b in pairwise(edges)), f"{edges[-1]}+", RISK)
 
     def alive(self, outputs: npt.ArrayLike) -> Floats:
         """S(t) (..., c), the chance to get through the bins 0..t: the running product of 1 - hazard."""
@@ -336,11 +333,9 @@ class Survival(Task):
 
     def _check_names(self, spec: Outputs) -> None:
         super()._check_names(spec)
-        names = spec.class_names
-        if names is not None and RISK in names:
-            raise bad_parameter(
-                "class_names", spec.name, "names of time bins, none of them 'risk'", list(names)
-            )
+        if RISK in (spec.class_names or ()):
+            must = "names of time bins, none of them 'risk'"
+            raise bad_parameter("class_names", spec.name, must, list(spec.class_names or ()))
 
 
 TASKS: Registry[Task] = Registry("task", group="xmil.output_tasks")
@@ -379,18 +374,11 @@ def _two_columns(outputs: npt.ArrayLike) -> Floats:
     return np.concatenate([np.zeros_like(z), z], axis=-1) if z.shape[-1] == 1 else z
 
 
-def _bin_names(n: int, time_bins: Sequence[float] | None) -> tuple[str, ...]:
-    if time_bins is None or len(time_bins) != n - 1:
-        return tuple(f"bin{i}" for i in range(n))
-    edges = [f"{edge:g}" for edge in (0.0, *time_bins)]
-    return (*(f"{a}-{b}" for a, b in pairwise(edges)), f"{edges[-1]}+")
-
-
 def _numbered(kind: str, names: Iterable[str], values: Floats) -> Columns:
     return {f"{kind}:{name}": values[:, c].tolist() for c, name in enumerate(names)}
 
 
-def _spoken(kind: str, names: Sequence[str], values: Floats) -> Columns:
+def _one_or_more(kind: str, names: Sequence[str], values: Floats) -> Columns:
     """One column under the kind's own name, or one for each name; None where there is no number."""
     cells = [[None if math.isnan(v) else v for v in column] for column in values.T.tolist()]
     if len(cells) == 1:
@@ -449,9 +437,9 @@ class Target:
         second = None if self.against is None else _find(self.against, n_classes, class_names)
         if first == second:
             raise InputError(f"The target contrasts class {first} with itself; name two classes.")
-        name = class_names[first] if class_names else None
-        against_name = class_names[second] if class_names and second is not None else None
-        return Target(first, second, name, against_name)
+        if not class_names:
+            return Target(first, second)
+        return Target(first, second, class_names[first], None if second is None else class_names[second])
 
 
 def _as_index(value: Any) -> int:
@@ -460,19 +448,18 @@ def _as_index(value: Any) -> int:
             raise TypeError
         return operator.index(value)
     except TypeError:
-        message = f"A target must be a class index, a class name, a Target or None. Got {value!r} instead."
-        raise InputError(message) from None
+        raise InputError(
+            f"A target must be a class index, a class name, a Target or None. Got {value!r} instead."
+        ) from None
 
 
 def _find(value: Any, n_classes: int, class_names: Sequence[str] | None) -> int:
     if isinstance(value, str):
         if class_names is not None and value in class_names:
             return list(class_names).index(value)
-        number = small_number(value)
-        if number is None:
-            names = class_names or [str(i) for i in range(n_classes)]
-            raise unknown_name("class", value[:80], names)
-        value = number
+        if small_number(value) is None:
+            raise unknown_name("class", value[:80], class_names or [str(i) for i in range(n_classes)])
+        value = small_number(value)
     index = _as_index(value)
     if not 0 <= index < n_classes:
         raise InputError(f"The target class must be in the range [0, {n_classes}). Got {index} instead.")

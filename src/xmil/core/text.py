@@ -100,6 +100,16 @@ def listed(names: str | Iterable[str] | None) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
+def shorten(names: Sequence[str], most: int) -> str:
+    """The first of many names in a sentence, and how many more there are.
+
+    >>> shorten(["a", "b", "c"], 2), shorten(["a"], 2)
+    ('a, b and 1 more', 'a')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def text_table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
     r"""Rows of cells as lines of text, the columns two blanks apart.
 
@@ -133,8 +143,4 @@ def merge_notes(notes: Mapping[str, str]) -> list[str]:
     for name, note in notes.items():
         own = rf"(?<!\w){re.escape(name)}(?!\w)"  # a name inside a word is not the name
         by_note.setdefault(re.sub(own, "\0", note), []).append(name)
-    lines = []
-    for names in by_note.values():
-        more = f" and {len(names) - NAMED_SLIDES} more" if len(names) > NAMED_SLIDES else ""
-        lines.append(f"{', '.join(names[:NAMED_SLIDES])}{more}: {notes[names[0]]}")
-    return lines
+    return [f"{shorten(names, NAMED_SLIDES)}: {notes[names[0]]}" for names in by_note.values()]

@@ -17,7 +17,7 @@ from xmil.core.errors import FileError, XmilError
 from xmil.data.containers import open_contents
 from xmil.data.header import Ask, Header, write_extra
 from xmil.data.readers import find_reader
-from xmil.data.readers.trident import OURS
+from xmil.data.readers.trident import OURS, STATED
 
 StrPath = str | PathLike[str]
 
@@ -52,7 +52,7 @@ def open_bag(
     patch_size: int | None = None,
 ) -> Header:
     """Everything about a stored bag but its features, which `read` brings on demand."""
-    ask = Ask(mpp, patch_size)
+    ask = Ask(mpp, patch_size)  # refused before anything is opened
     contents = open_contents(Path(path))
     try:
         return find_reader(contents, format).read(contents, ask)
@@ -69,8 +69,10 @@ def open_bag(
     ) as error:
         # a reader met something it did not foresee in a damaged file
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        way = "copy or extract it again, or name its layout with format="
-        raise FileError(f"{path}: damaged or of another layout ({reason}); {way}.") from error
+        raise FileError(
+            f"{path}: damaged or of another layout ({reason}); copy or extract it again, or name its layout "
+            "with format=."
+        ) from error
 
 
 def write_bag(bag: Bag, path: StrPath) -> None:
@@ -89,33 +91,23 @@ def write_bag(bag: Bag, path: StrPath) -> None:
 def _write(bag: Bag, temporary: str, path: Path) -> None:
     import h5py
 
-    name = bag.slide_id or path.stem
-    shared = {"name": name, "savetodir": path.parent.name}
+    shared = {"name": bag.slide_id or path.stem, "savetodir": path.parent.name}
     with h5py.File(temporary, "w") as file:
         carried = {
             key: getattr(bag, key) for key in ("slide_id", "mpp", "inferred", "unit", "raw_edge", "extra")
         }
         file.attrs[OURS] = json.dumps({"version": __version__, "from": bag.format, **carried}, default=str)
-        features = file.create_dataset("features", data=bag.features)
-        _set(features, {**shared, "encoder": bag.encoder})
+        _set(file.create_dataset("features", data=bag.features), {**shared, "encoder": bag.encoder})
         if bag.coords is not None:
-            stated = (
-                "level0_magnification",
-                "target_magnification",
-                "overlap",
-                "level0_width",
-                "level0_height",
-            )
-            attrs: dict[str, Any] = {key: bag.extra.get(key) for key in stated}
-            attrs["overlap"] = attrs["overlap"] or 0
-            edges = {
+            attrs = {
+                **shared,
+                **{key: bag.extra.get(key) for key in STATED},
+                "overlap": bag.extra.get("overlap") or 0,
                 "patch_size": bag.extra.get("patch_size", bag.patch_size),
                 "patch_size_level0": bag.patch_size,
+                "mpp": bag.mpp,
             }
-            _set(
-                file.create_dataset("coords", data=bag.coords),
-                {**shared, **attrs, **edges, "mpp": bag.mpp},
-            )
+            _set(file.create_dataset("coords", data=bag.coords), attrs)
         if bag.raw_coords is not None:
             file.create_dataset("raw_coords", data=bag.raw_coords)
         for key, values in bag.columns.items():

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from xmil.core.bag import Bag
+from xmil.core.bag import Bag, FloatArray
 from xmil.core.errors import InputError, unknown_name
-from xmil.core.patches import Patches
+from xmil.core.patches import Patches, shared_value
 from xmil.data.bags import read_bag
 from xmil.data.cohort import CASE, PATH, Cohort
+from xmil.data.containers import Rows
+from xmil.data.containers.container import Index
 from xmil.data.header import Header
 
 BY = ("slide", "case")
 MPP = "mpp"  # the column of a cohort with µm per level-0 pixel
-_SHARED = ("encoder", "format", "version")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Case:
     mpp: tuple[float | None, ...] = ()
 
     def reading(self, place: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """What `read_bag` is told of a slide: the cohort's mpp comes before the one given for all."""
+        """The options of `read_bag` for a slide: the cohort's mpp comes before the one for all."""
         own = self.mpp[place] if self.mpp else None
         return dict(options) if own is None else {**options, "mpp": own}
 
@@ -111,21 +112,34 @@ def join_bags(bags: Sequence[Bag], *, name: str) -> tuple[Bag, list[slice]]:
     if len(bags) == 1:
         return named(bags[0], name), [slice(0, len(bags[0]))]
     for bag in bags:
-        _check_part(bag, name)
+        if not len(bag):
+            raise InputError(
+                f"Case {name!r}: {bag.called} has no instances; extract its features again, or take the "
+                "slide out of the cohort."
+            )
+        if not np.isfinite(bag.features.sum(dtype=np.float64)):
+            rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
+            raise InputError(
+                f"Case {name!r}: features of {bag.called} are not finite (NaN or inf) in {len(rows)} of "
+                f"{len(bag)} rows, the first is row {rows[0]}; extract them again, drop those rows, or take "
+                "the slide out of the cohort."
+            )
         if bag.dim != bags[0].dim:
             raise InputError(
-                f"Case {name!r}: {_file(bag)} has features of width {bag.dim} and {_file(bags[0])} of "
+                f"Case {name!r}: {bag.called} has features of width {bag.dim} and {bags[0].called} of "
                 f"width {bags[0].dim}; the slides of a case need one encoder."
             )
-    shared = {key: _agreed(bags, key) for key in _SHARED}
     joined = Bag(
         np.concatenate([bag.features for bag in bags]),
         patches=Patches.joined([bag.patches for bag in bags]),
         slide_id=name,
         inferred=tuple(dict.fromkeys(line for bag in bags for line in bag.inferred)),
-        **shared,
+        encoder=shared_value(bags, "encoder"),
+        format=shared_value(bags, "format"),
+        version=shared_value(bags, "version"),
     )
-    return joined, list(_rows(bags))
+    sizes = [len(bag) for bag in bags]
+    return joined, [slice(end - n, end) for n, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def named(bag: Bag, name: str) -> Bag:
@@ -137,100 +151,46 @@ def named(bag: Bag, name: str) -> Bag:
     return other
 
 
-def _check_part(bag: Bag, case: str) -> None:
-    """Refuse a slide that would be lost in its case: one without instances, or with numbers that are none."""
-    if not len(bag):
-        raise InputError(
-            f"Case {case!r}: {_file(bag)} has no instances; extract its features again, or take the slide "
-            "out of the cohort."
+class JoinedRows(Rows):
+    """The instances of stored bags one after the other."""
+
+    def __init__(self, parts: Sequence[Header]) -> None:
+        self.parts, self.dtype = parts, np.dtype(np.float32)
+        self.ends = np.cumsum([len(part) for part in parts])
+        self.shape = (int(self.ends[-1]), next((part.dim for part in parts if len(part)), parts[0].dim))
+
+    def read(self, index: Index | None = None) -> FloatArray:
+        """All rows, or those of the ascending index."""
+        index = np.arange(self.shape[0]) if index is None else index
+        chunks = np.split(index, np.searchsorted(index, self.ends[:-1]))
+        return np.concatenate(
+            [
+                part.read(own - (end - len(part))).features
+                for part, own, end in zip(self.parts, chunks, self.ends, strict=True)
+                if len(own)
+            ]
         )
-    if np.isfinite(bag.features.sum(dtype=np.float64)):
-        return
-    rows = np.flatnonzero(~np.isfinite(bag.features).all(axis=1))
-    raise InputError(
-        f"Case {case!r}: features of {_file(bag)} are not finite (NaN or inf) in {len(rows)} of {len(bag)} "
-        f"rows, the first is row {rows[0]}; extract them again, drop those rows, or take the slide out of "
-        "the cohort."
-    )
 
 
-def _file(bag: Bag) -> str:
-    return bag.source or str(bag.slide_id)
-
-
-def _agreed(bags: Sequence[Bag], key: str) -> Any:
-    values = {getattr(bag, key) for bag in bags}
-    return values.pop() if len(values) == 1 else None
-
-
-def _rows(bags: Sequence[Bag]) -> Iterator[slice]:
-    start = 0
-    for bag in bags:
-        yield slice(start, start + len(bag))
-        start += len(bag)
-
-
-@dataclass(frozen=True)
-class JoinedHeader:
-    """Stored bags one after the other; `read` brings all of their instances or some rows."""
+class JoinedHeader(Header):
+    """The stored bags of one case as one, without coordinates; they must be of one width."""
 
     parts: tuple[Header, ...]
 
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    @property
-    def path(self) -> Path:
-        """The file of the first slide."""
-        return self.parts[0].path
-
-    @property
-    def slide_id(self) -> str:
-        """The slides' names, joined."""
-        return "+".join(str(part.slide_id) for part in self.parts)
-
-    @property
-    def encoder(self) -> str | None:
-        """The encoder of the first slide."""
-        return self.parts[0].encoder
-
-    @property
-    def dim(self) -> int:
-        """Width of the feature vectors."""
-        return next((part.dim for part in self.parts if len(part)), self.parts[0].dim)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the features once read."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def columns(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The columns that every slide has, one after the other."""
-        shared = set.intersection(*(set(part.columns) for part in self.parts))
-        return {name: np.concatenate([part.columns[name] for part in self.parts]) for name in sorted(shared)}
-
-    def read(self, rows: npt.ArrayLike | None = None) -> Bag:
-        """The features of the case, or of the given ascending rows."""
-        index = np.arange(len(self)) if rows is None else np.asarray(rows)
-        ends = np.cumsum([len(part) for part in self.parts])
-        chunks = np.split(index, np.searchsorted(index, ends[:-1]))
-        starts = ends - [len(part) for part in self.parts]
-        read = [
-            part.read(own - start).features
-            for part, own, start in zip(self.parts, chunks, starts, strict=True)
-            if len(own)
-        ]
-        source = str(self.path) if len(self.parts) == 1 else None
-        return Bag(np.concatenate(read), slide_id=self.slide_id, encoder=self.encoder, source=source)
-
-
-def join_headers(headers: Sequence[Header]) -> JoinedHeader:
-    """The bags of one case as one; they must be of one width."""
-    widths = {header.dim: header.path for header in headers if len(header)}
-    if len(widths) > 1:
-        (one, first), (two, second), *_ = widths.items()
-        raise InputError(
-            f"{second}: has width {two} but {first} has {one}; features of a case come from one encoder."
+    def __init__(self, parts: Sequence[Header]) -> None:
+        widths = {header.dim: header.path for header in parts if len(header)}
+        if len(widths) > 1:
+            (one, first), (two, second), *_ = widths.items()
+            raise InputError(
+                f"{second}: has width {two} but {first} has {one}; features of a case come from one encoder."
+            )
+        shared = set.intersection(*(set(part.columns) for part in parts))
+        super().__init__(
+            parts[0].path,
+            parts[0].format,
+            JoinedRows(parts),
+            slide_id="+".join(str(part.slide_id) for part in parts),
+            encoder=parts[0].encoder,
+            columns={name: np.concatenate([part.columns[name] for part in parts]) for name in sorted(shared)},
         )
-    return JoinedHeader(tuple(headers))
+        object.__setattr__(self, "parts", tuple(parts))

@@ -51,9 +51,9 @@ class Cohort:
             )
         if len(set(slides)) != len(slides):
             doubled = sorted({str(name) for name in slides if slides.count(name) > 1})
-            stand = "stands" if len(doubled) == 1 else "stand"
+            verb = "stands" if len(doubled) == 1 else "stand"
             raise InputError(
-                f"{self._name}: {', '.join(doubled[:5])} {stand} in several rows; one row per slide."
+                f"{self._name}: {', '.join(doubled[:5])} {verb} in several rows; one row per slide."
             )
 
     def __len__(self) -> int:
@@ -90,12 +90,11 @@ class Cohort:
         Whole numbers from 0 keep their value as class index, so classes missing here stay in the list.
         """
         texts = {cell for cell in self.column(name) if cell is not None}
-        numbers = [_as_integer(cell) for cell in texts]
-        if not texts or any(number is None for number in numbers):
+        numbers = [n for cell in texts if (n := _as_integer(cell)) is not None]
+        if not texts or len(numbers) < len(texts):
             return sorted(texts)
-        top = max(number for number in numbers if number is not None)
-        if min(number for number in numbers if number is not None) >= 0 and top < 1000:
-            return [str(index) for index in range(top + 1)]
+        if min(numbers) >= 0 and max(numbers) < 1000:
+            return [str(index) for index in range(max(numbers) + 1)]
         return sorted(texts, key=float)
 
     def labels(self, name: str) -> IntArray:
@@ -108,13 +107,15 @@ class Cohort:
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
         """A column as numbers (n,), NaN where the cell is empty."""
-        try:
-            return np.array([float("nan") if cell is None else float(cell) for cell in self.column(name)])
-        except ValueError:
-            bad = next(cell for cell in self.column(name) if cell is not None and not _is_number(cell))
-            raise InputError(
-                f"{self._name}: column {name!r} must hold numbers. Got {bad!r} instead."
-            ) from None
+        numbers = np.full(len(self), np.nan)
+        for row, cell in enumerate(self.column(name)):
+            try:
+                numbers[row] = np.nan if cell is None else float(cell)
+            except ValueError:
+                raise InputError(
+                    f"{self._name}: column {name!r} must hold numbers. Got {cell!r} instead."
+                ) from None
+        return numbers
 
     def survival(self, time: str, event: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """Times (n,) and whether the event was seen (n,); times must be positive, events 0 or 1."""
@@ -168,9 +169,23 @@ class Cohort:
 
     def save(self, path: StrPath) -> None:
         """Write the table as CSV, or as Parquet where the name says so; whole or not at all."""
-        target = Path(path)
-        write = _write_parquet if target.suffix.lower() == ".parquet" else _write_csv
-        write_atomically(target, lambda temporary: write(self.columns, temporary))
+        write = self._write_parquet if Path(path).suffix.lower() == ".parquet" else self._write_csv
+        write_atomically(path, write)
+
+    def _write_csv(self, path: str) -> None:
+        with open(path, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(self.columns)
+            for row in zip(*self.columns.values(), strict=True):
+                writer.writerow(["" if cell is None else cell for cell in row])
+
+    def _write_parquet(self, path: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        ids = (SLIDE, CASE, SPLIT, PATH)
+        table = {key: list(cells) if key in ids else typed(cells) for key, cells in self.columns.items()}
+        pq.write_table(pa.table(table), path)
 
     @property
     def _name(self) -> str:
@@ -191,8 +206,14 @@ def read_cohort(path: StrPath, *, metadata: StrPath | Sequence[StrPath] | None =
         return cohort_of(read_metadata([source]), source)
     table = read_table(source)
     if metadata is not None:
+        if CASE not in table:
+            raise FileError(f"{source}: a split file needs a column 'case_id'. Found: {', '.join(table)}.")
         folders = [metadata] if isinstance(metadata, str | PathLike) else metadata
-        table = merge(table, read_metadata([Path(folder) for folder in folders]), path=source)
+        table = _join(read_metadata([Path(folder) for folder in folders]), table, keep_all=False)
+        if not any(table.values()):
+            raise InputError(
+                f"{source}: none of its cases is in the metadata; check that they are of one dataset."
+            )
     return cohort_of(table, source)
 
 
@@ -223,45 +244,28 @@ def _as_integer(cell: str) -> int | None:
     return int(number) if abs(number) < 2**53 and number.is_integer() else None
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _write_csv(columns: Mapping[str, Cells], path: str) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(
-            [["" if cell is None else cell for cell in row] for row in zip(*columns.values(), strict=True)]
-        )
-
-
-def _write_parquet(columns: Mapping[str, Cells], path: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    ids = (SLIDE, CASE, SPLIT, PATH)
-    pq.write_table(
-        pa.table({key: list(cells) if key in ids else typed(cells) for key, cells in columns.items()}), path
-    )
-
-
 Cells = tuple[str | None, ...]
 Table = dict[str, Cells]
 
 
 def read_table(path: Path) -> Table:
     """The columns of a CSV or Parquet table."""
+    import pyarrow as pa
+
     kind = sniff(path)
-    if kind == "parquet":
-        return _read_parquet(path)
-    if kind != "csv":
+    if kind == "csv":
+        return {name: tuple(cells) for name, cells in read_csv(path).items()}
+    if kind != "parquet":
         raise FileError(f"{path}: not a table; a cohort is a CSV or Parquet file.")
-    return {name: tuple(cells) for name, cells in read_csv(path).items()}
+    try:
+        table = read_parquet(path)
+        names = [name for name in table.column_names if not name.startswith("__index")]
+        return {name: tuple(_text(value) for value in table[name].to_pylist()) for name in names}
+    except XmilError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
 
 
 def typed(cells: Cells) -> list[Any]:
@@ -274,22 +278,6 @@ def typed(cells: Cells) -> list[Any]:
     return list(cells)
 
 
-def _read_parquet(path: Path) -> Table:
-    import pyarrow as pa
-
-    try:
-        table = read_parquet(path)
-        columns = {
-            name: table[name].to_pylist() for name in table.column_names if not name.startswith("__index")
-        }
-    except XmilError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise FileError(f"{path}: not a readable Parquet file ({why}); write or copy it again.") from None
-    return {name: tuple(_text(value) for value in values) for name, values in columns.items()}
-
-
 def _text(value: Any) -> str | None:
     if value is None or value != value or value == "":  # NaN is not itself
         return None
@@ -299,7 +287,6 @@ def _text(value: Any) -> str | None:
 
 
 _CASES, _SLIDES = "case_metadata.csv", "slide_metadata.csv"
-_KEY = "case_id"
 
 
 def is_metadata(folder: Path) -> bool:
@@ -309,44 +296,31 @@ def is_metadata(folder: Path) -> bool:
 
 def read_metadata(folders: list[Path]) -> Table:
     """Slides with the columns of their cases, over several sources; `source_id` counts the folders."""
-    parts = [_one_source(folder, str(number)) for number, folder in enumerate(folders)]
-    names = list(dict.fromkeys(name for part in parts for name in part))
-    rows = [len(part[_KEY]) for part in parts]
+    parts = []
+    for number, folder in enumerate(folders):
+        if not is_metadata(folder):
+            raise FileError(f"{folder}: has no {_SLIDES}; give the folder with the paper's metadata.")
+        slides = read_table(folder / _SLIDES)
+        for needed in (CASE, SLIDE):
+            if needed not in slides:
+                raise FileError(f"{folder / _SLIDES}: needs a column {needed!r}. Found: {', '.join(slides)}.")
+        cases = read_table(folder / _CASES) if (folder / _CASES).is_file() else {}
+        joined = _join(slides, cases, keep_all=True) if CASE in cases else slides
+        parts.append({**joined, "source_id": (str(number),) * len(joined[CASE])})
+    names = dict.fromkeys(name for part in parts for name in part)
     return {
-        name: tuple(cell for part, n in zip(parts, rows, strict=True) for cell in part.get(name, (None,) * n))
+        name: tuple(cell for part in parts for cell in part.get(name, (None,) * len(part[CASE])))
         for name in names
     }
 
 
-def merge(split: Table, slides: Table, *, path: Path) -> Table:
-    """The slides of the cases in a split file, with its label and subset columns."""
-    if _KEY not in split:
-        raise FileError(f"{path}: a split file needs a column 'case_id'. Found: {', '.join(split)}.")
-    merged = _join(slides, split, keep_all=False)
-    if not merged or not next(iter(merged.values())):
-        raise InputError(f"{path}: none of its cases is in the metadata; check that they are of one dataset.")
-    return merged
-
-
-def _one_source(folder: Path, number: str) -> Table:
-    if not is_metadata(folder):
-        raise FileError(f"{folder}: has no {_SLIDES}; give the folder with the paper's metadata.")
-    slides = read_table(folder / _SLIDES)
-    for needed in (_KEY, "slide_id"):
-        if needed not in slides:
-            raise FileError(f"{folder / _SLIDES}: needs a column {needed!r}. Found: {', '.join(slides)}.")
-    cases = read_table(folder / _CASES) if (folder / _CASES).is_file() else {}
-    joined = _join(slides, cases, keep_all=True) if _KEY in cases else slides
-    return {**joined, "source_id": (number,) * len(joined[_KEY])}
-
-
 def _join(left: Table, right: Table, *, keep_all: bool) -> Table:
     """Rows of `left` with the columns of `right` for their case; `right` wins where both have one."""
-    place = {case: i for i, case in reversed(list(enumerate(right[_KEY])))}
-    rows = [i for i, case in enumerate(left[_KEY]) if keep_all or case in place]
+    place = {case: i for i, case in reversed(list(enumerate(right[CASE])))}
+    rows = [i for i, case in enumerate(left[CASE]) if keep_all or case in place]
     joined = {name: tuple(cells[i] for i in rows) for name, cells in left.items() if name}
     for name, cells in right.items():
-        if name and name != _KEY:
-            places = [place.get(left[_KEY][i]) for i in rows]
+        if name and name != CASE:
+            places = [place.get(left[CASE][i]) for i in rows]
             joined[name] = tuple(None if at is None else cells[at] for at in places)
     return joined

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler
 from xmil.core.bag import Bag, IntArray
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.data.bags import open_bag
-from xmil.data.cases import JoinedHeader, join_headers
+from xmil.data.cases import JoinedHeader
 from xmil.data.header import Header
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,17 @@ class InstanceFilter:
     has: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 
-    def rows(self, header: Header | JoinedHeader) -> IntArray:
-        """The rows of a bag that pass, in order."""
+    def rows(self, header: Header) -> IntArray:
+        """The rows of a bag that pass, in order; an error where none does."""
         keep = np.ones(len(header), bool)
         if self.has:
             keep &= np.any([_column(header, name) > 0 for name in self.has], axis=0)
         for name in self.lacks:
             keep &= ~(_column(header, name) > 0)
+        if not keep.any():
+            raise InputError(
+                f"{header.path}: no instance passes the filter; leave the slide out or widen it."
+            )
         return np.flatnonzero(keep).astype(np.int64)
 
 
@@ -94,11 +98,14 @@ class BagDataset(Dataset[Sample]):
             raise InputError(
                 f"There are {len(self.paths)} bags but {len(self.targets)} targets; one for each."
             )
-        for name in ("draw", "max_instances"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, Integral) or value < 1):
-                raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)
-        self.headers = [self._open(place) for place in self.paths]
+        _check_count("draw", self.draw)
+        _check_count("max_instances", self.max_instances)
+        self.headers = [
+            open_bag(place, **self.options)
+            if isinstance(place, str | PathLike)
+            else JoinedHeader([open_bag(path, **self.options) for path in place])
+            for place in self.paths
+        ]
         first = next((header for header in self.headers if len(header)), None)
         for header in self.headers:
             if first is not None and len(header) and header.dim != first.dim:
@@ -106,8 +113,9 @@ class BagDataset(Dataset[Sample]):
                     f"{header.path}: has width {header.dim} but {first.path} has {first.dim}; "
                     "features of one dataset come from one encoder."
                 )
-        self._rows = [self._allowed(header) for header in self.headers]
-        self.left_out = self._capped()
+        filters = self.instances
+        self._rows = [None if filters is None else filters.rows(header) for header in self.headers]
+        self.left_out = self._left_out()
         self._bags = self._preloaded()
 
     def __len__(self) -> int:
@@ -117,16 +125,10 @@ class BagDataset(Dataset[Sample]):
         epoch, row = which if isinstance(which, tuple) else (0, which)
         if not -len(self) <= row < len(self):
             raise IndexError(f"bag {row} of {len(self)}")
-        rows = self._drawn(row % len(self), epoch)
-        stored = self._bags.get(row % len(self))
-        bag = (
-            self.headers[row].read(rows)
-            if stored is None
-            else stored
-            if rows is None
-            else stored.select(rows)
-        )
-        return Sample(bag, self.targets[row], epoch)
+        rows, stored = self._draw_rows(row % len(self), epoch), self._bags.get(row % len(self))
+        if stored is None:
+            return Sample(self.headers[row].read(rows), self.targets[row], epoch)
+        return Sample(stored if rows is None else stored.select(rows), self.targets[row], epoch)
 
     @property
     def dim(self) -> int:
@@ -140,8 +142,7 @@ class BagDataset(Dataset[Sample]):
 
     def drawing(self, draw: int | None, *, seed: int) -> BagDataset:
         """The same files, and the same preloaded features, with another draw."""
-        if draw is not None and draw < 1:
-            raise bad_parameter("draw", "BagDataset", "an int in the range [1, inf) or None", draw)
+        _check_count("draw", draw)
         other = copy(self)
         other.draw, other.seed = draw, seed
         return other
@@ -153,22 +154,7 @@ class BagDataset(Dataset[Sample]):
         other._bags = other._preloaded()
         return other
 
-    def _open(self, place: StrPath | Sequence[StrPath]) -> Header | JoinedHeader:
-        if isinstance(place, str | PathLike):
-            return open_bag(place, **self.options)
-        return join_headers([open_bag(path, **self.options) for path in place])
-
-    def _allowed(self, header: Header | JoinedHeader) -> IntArray | None:
-        if self.instances is None:
-            return None
-        rows = self.instances.rows(header)
-        if not len(rows):
-            raise InputError(
-                f"{header.path}: no instance passes the filter; leave the slide out or widen it."
-            )
-        return rows
-
-    def _drawn(self, row: int, epoch: int) -> IntArray | None:
+    def _draw_rows(self, row: int, epoch: int) -> IntArray | None:
         """Rows of one bag in one epoch; None means all. File order is kept, since models may depend on it."""
         rows = self._rows[row]
         n = len(self.headers[row]) if rows is None else len(rows)
@@ -179,22 +165,19 @@ class BagDataset(Dataset[Sample]):
         picked = np.sort(np.random.default_rng(entropy).choice(n, size=limit, replace=False))
         return picked.astype(np.int64) if rows is None else rows[picked]
 
-    def _capped(self) -> tuple[LeftOut, ...]:
+    def _left_out(self) -> tuple[LeftOut, ...]:
         if self.draw is not None or self.max_instances is None:
             return ()
-        sizes = [
-            len(header) if rows is None else len(rows)
-            for header, rows in zip(self.headers, self._rows, strict=True)
-        ]
         over = [
             LeftOut(str(header.slide_id), n - self.max_instances, self.max_instances)
-            for header, n in zip(self.headers, sizes, strict=True)
-            if n > self.max_instances
+            for header, rows in zip(self.headers, self._rows, strict=True)
+            if (n := len(header if rows is None else rows)) > self.max_instances
         ]
         if over:
-            total = sum(slide.instances for slide in over)
-            message = "max_instances=%d leaves out %d instances of %d slides of %d."
-            logger.warning(message, self.max_instances, total, len(over), len(self.headers))
+            logger.warning(
+                "max_instances=%d leaves out %d instances of %d slides of %d.",
+                *(self.max_instances, sum(slide.instances for slide in over), len(over), len(self)),
+            )
         return tuple(over)
 
     def _preloaded(self) -> dict[int, Bag]:
@@ -241,8 +224,12 @@ def collate(samples: Sequence[Sample]) -> tuple[list[torch.Tensor], torch.Tensor
     return [sample.features for sample in samples], targets, [sample.bag.slide_id for sample in samples]
 
 
-def _column(header: Header | JoinedHeader, name: str) -> npt.NDArray[Any]:
+def _column(header: Header, name: str) -> npt.NDArray[Any]:
     if name not in header.columns:
-        error = unknown_name("instance column", name, header.columns)
-        raise InputError(f"{header.path}: {error}")
+        raise InputError(f"{header.path}: {unknown_name('instance column', name, header.columns)}")
     return np.asarray(header.columns[name])
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (not isinstance(value, Integral) or value < 1):
+        raise bad_parameter(name, "BagDataset", "an int in the range [1, inf) or None", value)

@@ -16,7 +16,7 @@ import numpy as np
 from xmil.core.background import KEPT, Background, background_of
 from xmil.core.bag import Bag
 from xmil.core.errors import FileError, InputError, XmilError, absent
-from xmil.core.text import bare_name, counted, is_plain
+from xmil.core.text import bare_name, counted, is_plain, shorten
 from xmil.data.bags import open_bag, read_bag
 from xmil.data.cohort import PATH, Cohort
 from xmil.data.containers.stores import is_bag_folder
@@ -45,8 +45,7 @@ class JoinReport:
         }
         for what, names in mismatches.items():
             if names:
-                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-                parts.append(f"{len(names)} {what}: {', '.join(names[:5])}{more}")
+                parts.append(f"{len(names)} {what}: {shorten(names, 5)}")
         return "; ".join(parts) + "."
 
 
@@ -62,7 +61,7 @@ def feature_files(folder: StrPath, *, follow_links: bool = True) -> tuple[list[P
         return [root], []
     if not root.is_dir():
         raise FileError(absent(root, "folder or file of features"))
-    files = sorted(_bags(root))
+    files = sorted(path for path in root.iterdir() if _is_feature_file(path))
     usable = [path for path in files if not _to_device(path) and (follow_links or inside(path, root))]
     return usable, sorted(set(files) - set(usable))
 
@@ -122,14 +121,12 @@ def _named(cell: str, folder: Path, *, follow_links: bool) -> Path | None:
     return full if full.exists() else None
 
 
-def _bags(root: Path) -> Iterator[Path]:
-    """Files and stores with a feature suffix; Slideflow's index files and hidden ones are not bags."""
-    for path in root.iterdir():
-        name = path.name.lower()
-        if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
-            continue
-        if name.endswith(FEATURE_SUFFIXES) or _is_bag(path):
-            yield path
+def _is_feature_file(path: Path) -> bool:
+    """Whether a file or store has a feature suffix; Slideflow's index files and hidden ones are not bags."""
+    name = path.name.lower()
+    if not is_plain(path.name) or name.startswith(".") or ".index.np" in name:
+        return False
+    return name.endswith(FEATURE_SUFFIXES) or _is_bag(path)
 
 
 def _to_device(path: Path) -> bool:
@@ -190,13 +187,11 @@ def folder_advice(path: Path) -> str:
     folders = folders_below(path)
     if not folders:
         return "name the folder that holds them"
-    one = only_folder(path)
-    if one is not None:
+    if (one := only_folder(path)) is not None:
         return f"use features={str(one)!r}"
     named = [f"{each.path} ({counted(each.files, 'file')})" for each in folders if each.has_features]
     named = named or [f"{each.path} ({counted(each.files, 'file')}, without features)" for each in folders]
-    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-    return f"use features= with one of {', '.join(named[:SHOWN])}{more}"
+    return f"use features= with one of {shorten(named, SHOWN)}"
 
 
 def is_features(path: Path) -> bool:
@@ -247,7 +242,13 @@ def background(
     >>> background([np.zeros((3, 2)), np.ones((1, 2))]).mean.tolist()
     [0.25, 0.25]
     """
-    return background_of(_read_bags(features, files), keep=keep, seed=seed)
+    bags: Any = features
+    if isinstance(features, str | PathLike):
+        bags = _spaced(feature_files(features)[0] if Path(features).is_dir() else [features], files)
+    elif isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:
+        bags = [features]
+    read = (read_bag(bag) if isinstance(bag, str | PathLike) else bag for bag in bags)
+    return background_of(read, keep=keep, seed=seed)
 
 
 def background_of_files(
@@ -259,7 +260,7 @@ def background_of_files(
     """
 
     def bags() -> Iterator[Bag]:
-        for file in files[:: max(1, -(-len(files) // most))]:
+        for file in _spaced(files, most):
             with suppress(XmilError):
                 bag = read_bag(file, **reading)
                 if bag.features.shape[1] == width and len(bag) and np.isfinite(bag.features).all():
@@ -270,24 +271,15 @@ def background_of_files(
     return None
 
 
-def _read_bags(features: Any, files: int) -> Iterator[Any]:
-    if isinstance(features, str | PathLike):
-        path = Path(features)
-        paths = feature_files(path)[0] if path.is_dir() else [path]
-        for file in paths[:: max(1, -(-len(paths) // files))]:
-            yield read_bag(file)
-        return
-    if isinstance(features, Bag) or getattr(features, "ndim", 0) == 2:
-        yield features
-        return
-    for bag in features:
-        yield read_bag(bag) if isinstance(bag, str | PathLike) else bag
+def _spaced(files: Sequence[Any], most: int) -> Sequence[Any]:
+    """At most so many of the files, evenly spaced."""
+    return files[:: max(1, -(-len(files) // most))]
 
 
 Facts = Mapping[str, Any]
 CLOSE = 0.05  # resolutions that differ by less are the same: scanners differ, and patches are whole pixels
 _DIGEST = re.compile(r"sha256 ([0-9a-f]{8,64})")
-_SAID = {
+_PHRASES = {
     "encoder": "{!r}",
     "weights": "an encoder with the weights {}",
     "patch_px": "patches of {} px",
@@ -303,7 +295,10 @@ def same_encoder(model: str | None, features: str | None) -> bool:
     >>> same_encoder("UNI_v2", "uni-v2"), same_encoder("uni_v2", "conch_v15"), same_encoder(None, "uni")
     (True, False, True)
     """
-    return model is None or features is None or _plain(model) == _plain(features)
+    if model is None or features is None:
+        return True
+    one, two = ("".join(letter for letter in name.lower() if letter.isalnum()) for name in (model, features))
+    return one == two
 
 
 def feature_facts(source: Bag | Header) -> dict[str, Any]:
@@ -312,9 +307,13 @@ def feature_facts(source: Bag | Header) -> dict[str, Any]:
     record = record if isinstance(record, dict) else {}
     px, edge, mpp = source.extra.get("patch_size"), source.patch_size, source.mpp
     px = int(px) if isinstance(px, int | float) and px >= 1 else None
+    weights = record.get("weights")
+    if weights != "random":  # else the digest in the encoder's description, if it has one
+        match = _DIGEST.search(weights) if isinstance(weights, str) else None
+        weights = match[1][:16] if match else None
     facts = {
         "encoder": source.encoder,
-        "weights": _weights(record.get("weights")),
+        "weights": weights,
         "patch_px": px,
         "mpp": round(edge * mpp / px, 4) if edge and mpp and px else None,
         "stain_norm": record.get("stain_norm"),
@@ -331,7 +330,7 @@ def differing(trained: Facts, features: Facts) -> list[str]:
     >>> differing({"encoder": "uni", "weights": "a1"}, {"encoder": "uni", "weights": "b2"})
     ['weights']
     """
-    both = [name for name in _SAID if trained.get(name) is not None and features.get(name) is not None]
+    both = [name for name in _PHRASES if trained.get(name) is not None and features.get(name) is not None]
     differences = [name for name in both if not _same(name, trained[name], features[name])]
     if "weights" in both:
         differences = [name for name in differences if name != "encoder"]
@@ -339,7 +338,7 @@ def differing(trained: Facts, features: Facts) -> list[str]:
 
 
 def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
-    """One sentence where slides have features made otherwise than the model's, else None.
+    """One sentence if slides have features unlike those the model was trained on, else None.
 
     >>> print(features_warning({"encoder": "uni_v2"}, [{"encoder": "conch_v15"}, {"encoder": "UNI-v2"}]))
     The model was trained on features of 'uni_v2', but 1 slide has those of 'conch_v15': its outputs and
@@ -353,8 +352,8 @@ def features_warning(trained: Facts, features: Iterable[Facts]) -> str | None:
         f"{_words(name, value)}"
         for (name, value), n in differences.items()
     ]
-    slightly = all(name == "precision" for name, _ in differences)
-    so = "may differ a little" if slightly else "do not hold"
+    only_precision = all(name == "precision" for name, _ in differences)
+    so = "may differ a little" if only_precision else "do not hold"
     return (
         f"The model was trained on features {'; and '.join(parts)}: its outputs and explanations {so} for "
         "them. Use features made as in the training."
@@ -371,16 +370,4 @@ def _same(name: str, one: Any, two: Any) -> bool:
 
 def _words(name: str, value: Any) -> str:
     shown = {True: "on", False: "off"}.get(value, value) if name == "stain_norm" else value
-    return _SAID[name].format(shown)
-
-
-def _weights(text: Any) -> str | None:
-    """The digest in what an encoder says of its weights, or "random"; None where it is silent."""
-    if text == "random":
-        return "random"
-    match = _DIGEST.search(text) if isinstance(text, str) else None
-    return match[1][:16] if match else None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return _PHRASES[name].format(shown)

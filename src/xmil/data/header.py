@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import EllipsisType
@@ -12,9 +12,10 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from xmil.core.bag import Bag, FloatArray, StoredBag, select_extras
+from xmil.core.bag import Bag, StoredBag, select_extras
 from xmil.core.errors import FileError, InputError, bad_parameter
 from xmil.core.patches import IntArray, Patches, Placed, Places, merged
+from xmil.core.text import parse_json
 from xmil.data.containers import Contents, Rows
 from xmil.data.containers.container import Empty
 
@@ -74,22 +75,20 @@ class Header(Placed):
         extras: Mapping[str, Any] | None = None,
         **places: Unpack[Places],
     ) -> None:
-        fields = {
-            "path": path,
-            "format": format,
-            "features": features,
-            "slide_id": slide_id,
-            "patches": merged(patches, coords, places),
-            "encoder": encoder,
-            "version": version,
-            "inferred": inferred,
-            "columns": columns or {},
-            "extra": extra or {},
-            "keep": keep,
-            "extras": extras or {},
-        }
-        for key, value in fields.items():
-            object.__setattr__(self, key, value)
+        self.__dict__.update(  # the class is frozen
+            path=path,
+            format=format,
+            features=features,
+            slide_id=slide_id,
+            patches=merged(patches, coords, places),
+            encoder=encoder,
+            version=version,
+            inferred=inferred,
+            columns=columns or {},
+            extra=extra or {},
+            keep=keep,
+            extras=extras or {},
+        )
 
     def __len__(self) -> int:
         if self.keep is not None:
@@ -111,7 +110,10 @@ class Header(Placed):
     def read(self, rows: npt.ArrayLike | None = None) -> Bag:
         """The bag, or that of the given rows in the given order."""
         index = None if rows is None else _as_index(rows, len(self))
-        return self._bag(Bag, self._features(index), index)
+        if self.features is None:
+            return self._bag(Bag, np.zeros((len(self) if index is None else len(index), 0)), index)
+        stored = index if self.keep is None else self.keep if index is None else self.keep[index]
+        return self._bag(Bag, self.features.read(stored), index)
 
     def read_stored(self, empty: Empty = np.empty) -> Bag:
         """The bag, its features in the type they are stored in, in memory that `empty` makes."""
@@ -120,13 +122,11 @@ class Header(Placed):
         return self._bag(StoredBag, self.features.read_stored(empty), None)
 
     def _bag(self, kind: type[Bag], features: npt.NDArray[Any], index: IntArray | None) -> Bag:
-        columns = {name: values if index is None else values[index] for name, values in self.columns.items()}
-        extras = self.extras if index is None else select_extras(self.extras, index)
         return kind(
             features,
             patches=self.patches if index is None else self.patches.take(index),
-            columns=columns,
-            extras=extras,
+            columns={name: v if index is None else v[index] for name, v in self.columns.items()},
+            extras=self.extras if index is None else select_extras(self.extras, index),
             source=str(self.path),
             extra=dict(self.extra),
             slide_id=self.slide_id,
@@ -136,21 +136,21 @@ class Header(Placed):
             inferred=self.inferred,
         )
 
-    def _features(self, index: IntArray | None) -> FloatArray:
-        if self.features is None:
-            return np.zeros((len(self) if index is None else len(index), 0), np.float32)
-        stored = index if self.keep is None else self.keep if index is None else self.keep[index]
-        return self.features.read(stored)
 
-
-def placed(
-    header: Header, xy: npt.ArrayLike | None, unit: str, *, edge: float | None, ask: Ask
-) -> dict[str, Any]:
-    """The patches of a header from stored coordinates, with notes on what the user overrode."""
-    notes = list(header.inferred)
+def place(
+    header: Header,
+    xy: npt.ArrayLike | None,
+    unit: str = "px",
+    *,
+    ask: Ask,
+    edge: float | None = None,
+    notes: Sequence[str] = (),
+) -> Header:
+    """The header with its patches at stored coordinates; `notes` and what the user overrode are inferred."""
+    inferred = (*header.inferred, *notes)
     mpp = ask.mpp if ask.mpp is not None else header.mpp
     if xy is None:
-        return {"patches": Patches(mpp=mpp, patch_size=ask.patch_size), "inferred": tuple(notes)}
+        return replace(header, patches=Patches(mpp=mpp, patch_size=ask.patch_size), inferred=inferred)
     n = len(header)
     corners = np.asarray(xy)
     if header.features is not None and corners.shape != (n, 2):
@@ -158,12 +158,38 @@ def placed(
             f"{header.path}: has {n} feature rows but coordinates of shape {corners.shape}; they must match."
         )
     try:
-        located = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
+        patches = Patches.stored(corners, unit, edge=edge, mpp=mpp, patch_size=ask.patch_size)
     except InputError as error:
         raise FileError(f"{header.path}: {error}") from None
     if unit == "px" and edge and ask.patch_size not in (None, round(edge)):
-        notes.append(f"patch edge {ask.patch_size} as given; the file says {edge:g}")
-    return {"patches": located, "inferred": (*notes, *located.notes)}
+        inferred = (*inferred, f"patch edge {ask.patch_size} as given; the file says {edge:g}")
+    return replace(header, patches=patches, inferred=(*inferred, *patches.notes))
+
+
+def positive(value: Any) -> float | None:
+    """A stored number above zero, or None for anything else."""
+    try:
+        number = float(np.asarray(value, dtype=np.float64).reshape(-1)[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return number if 0 < number < np.inf else None
+
+
+def read_json(beside: Path | None) -> dict[str, Any]:
+    """The JSON object in a file beside a bag; empty where there is none."""
+    if beside is None:
+        return {}
+    try:
+        loaded = parse_json(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{beside}: not readable JSON ({error}); write the bags again.") from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def grid_edge(coords: npt.NDArray[Any]) -> tuple[int | None, list[str]]:
+    """The patch edge by the step of the grid, and a note on it."""
+    edge = smallest_gap(coords)
+    return edge, [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
 
 
 def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:
@@ -179,9 +205,6 @@ def _as_index(rows: npt.ArrayLike, n: int) -> IntArray:
     return np.where(index < 0, index + n, index).astype(np.int64)
 
 
-Gaps = npt.NDArray[np.int64]
-
-
 def smallest_gap(coords: npt.NDArray[Any]) -> int | None:
     """The step of the patch grid: the smallest positive gap between patches of one row or column.
 
@@ -194,31 +217,24 @@ def smallest_gap(coords: npt.NDArray[Any]) -> int | None:
     """
     if len(coords) < 2 or not np.all(np.abs(coords) < 2**40):  # damage, which placing will name
         return None
-    gaps = np.concatenate([_line_gaps(coords, along) for along in (0, 1)])
-    if not gaps.size:
-        gaps = np.concatenate([_positive(np.diff(np.unique(coords[:, axis]))) for axis in (0, 1)])
-    if not gaps.size:
+    on_lines, anywhere = [], []
+    for along, across in ((0, 1), (1, 0)):
+        order = np.lexsort((coords[:, along], coords[:, across]))
+        line, place = coords[order, across], coords[order, along]
+        on_lines.append(np.diff(place)[line[1:] == line[:-1]])  # between neighbours of one row or column
+        anywhere.append(np.diff(np.unique(place)))
+    for several in (on_lines, anywhere):
+        gaps = np.rint(np.concatenate(several)).astype(np.int64)
+        gaps = gaps[gaps > 0]
+        if gaps.size:
+            break
+    else:
         return None
     values, counts = np.unique(gaps, return_counts=True)
     divides = np.average(values % values[0] == 0, weights=counts)
     return int(values[0] if divides >= 0.5 else values[np.argmax(counts)])
 
 
-def _line_gaps(coords: npt.NDArray[Any], along: int) -> Gaps:
-    """Gaps between neighbours that share the other coordinate."""
-    across = 1 - along
-    order = np.lexsort((coords[:, along], coords[:, across]))
-    line, place = coords[order, across], coords[order, along]
-    same = line[1:] == line[:-1]
-    return _positive(np.diff(place)[same])
-
-
-def _positive(gaps: npt.NDArray[Any]) -> Gaps:
-    rounded: Gaps = np.rint(gaps).astype(np.int64)
-    return rounded[rounded > 0]
-
-
-# `.index.npz` before `.npz`: the longest suffix wins.
 FEATURE_SUFFIXES = (".h5", ".hdf5", ".pt", ".pth", ".npy", ".npz", ".zarr")
 
 
@@ -229,10 +245,8 @@ def slide_name(path: Path) -> str:
     ('TCGA-CR-7395.01A', 's1')
     """
     name = path.name
-    for suffix in FEATURE_SUFFIXES:
-        if name.lower().endswith(suffix):
-            name = name[: -len(suffix)]
-            break
+    suffix = next((suffix for suffix in FEATURE_SUFFIXES if name.lower().endswith(suffix)), "")
+    name = name[: len(name) - len(suffix)]
     return name.removesuffix("_patches") or name
 
 
@@ -284,13 +298,25 @@ def write_extra(file: Any, name: str, values: Any) -> None:
 
 def stored_extras(contents: Contents, n: int) -> dict[str, Any]:
     """The extras of a file that `write_extra` filled, for a bag of n instances."""
-    dense = {name: contents.read(f"{FOLDER}/{name}") for name in _names(contents, FOLDER)}
-    sparse = sorted({name for part in SPARSE for name in _names(contents, f"{FOLDER}.{part}")})
-    return {**dense, **{name: _sparse(contents, name, n) for name in sparse}}
+    from scipy.sparse import csr_array
 
-
-def _names(contents: Contents, folder: str) -> list[str]:
-    return [name.removeprefix(f"{folder}/") for name in contents.arrays if name.startswith(f"{folder}/")]
+    extras = {}
+    folders = {f"{FOLDER}.{part}" for part in SPARSE}
+    paths = [path.partition("/") for path in contents.arrays if "/" in path]
+    for folder, _, name in paths:
+        if folder == FOLDER:
+            extras[name] = contents.read(f"{FOLDER}/{name}")
+    for name in sorted({name for folder, _, name in paths if folder in folders}):
+        missing = [part for part in SPARSE if f"{FOLDER}.{part}/{name}" not in contents]
+        if missing:
+            raise FileError(
+                f"{contents.path}: the extra {name!r} lacks {', '.join(missing)}; write the bag again."
+            )
+        data, indices, indptr = (contents.read(f"{FOLDER}.{part}/{name}") for part in SPARSE)
+        if len(indptr) != n + 1 or len(data) != len(indices) or not _within(indices, n):
+            raise FileError(f"{contents.path}: the extra {name!r} is damaged; write the bag again.")
+        extras[name] = csr_array((data, indices, indptr), shape=(n, n))
+    return extras
 
 
 def named_graphs(contents: Contents, n: int) -> dict[str, Any]:
@@ -308,20 +334,6 @@ def named_graphs(contents: Contents, n: int) -> dict[str, Any]:
             f"{contents.path}: 'edge_index' must hold pairs (2, e) of rows below {n}. Got {values.shape}."
         )
     return {"adjacency": csr_array((np.ones(values.shape[1], np.float32), tuple(values)), shape=(n, n))}
-
-
-def _sparse(contents: Contents, name: str, n: int) -> Any:
-    from scipy.sparse import csr_array
-
-    missing = [part for part in SPARSE if f"{FOLDER}.{part}/{name}" not in contents]
-    if missing:
-        raise FileError(
-            f"{contents.path}: the extra {name!r} lacks {', '.join(missing)}; write the bag again."
-        )
-    data, indices, indptr = (contents.read(f"{FOLDER}.{part}/{name}") for part in SPARSE)
-    if len(indptr) != n + 1 or len(data) != len(indices) or not _within(indices, n):
-        raise FileError(f"{contents.path}: the extra {name!r} is damaged; write the bag again.")
-    return csr_array((data, indices, indptr), shape=(n, n))
 
 
 def _within(rows: Any, n: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,13 @@ import numpy as np
 
 from xmil.core.errors import FileError, XmilError
 from xmil.core.patches import CONVENTIONS
-from xmil.core.text import counted
+from xmil.core.text import counted, shorten
 from xmil.data.bags import open_bag
 from xmil.data.cohort import SPLIT, read_cohort
-from xmil.data.files import CLOSE, feature_facts, feature_files, folders_below, only_folder
+from xmil.data.files import CLOSE, SHOWN, feature_facts, feature_files, folders_below, only_folder
 from xmil.data.header import Header
 from xmil.storage import Run, read_header
 
-_NAMED = 12  # folders named in a hint
 _BLOCK = 1 << 25  # bytes of features looked at in one go
 
 
@@ -59,7 +59,6 @@ def inspect_features(path: Path, **options: Any) -> Report:
 
 
 def _header_facts(header: Header) -> dict[str, Any]:
-    stored = header.features.dtype.name if header.features is not None else None
     random = feature_facts(header).get("weights") == "random"
     return {
         "format": header.format,
@@ -68,7 +67,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
         "encoder": f"{header.encoder} (random weights)" if random else header.encoder,
         "instances": len(header),
         "width": header.dim,
-        "stored as": stored,
+        "stored as": header.features.dtype.name if header.features is not None else None,
         "columns": sorted(header.columns) or None,
     }
 
@@ -129,14 +128,14 @@ def inspect_folder(path: Path, **options: Any) -> Report:
 
 def _folder_above(path: Path) -> Report:
     """A folder whose subfolders, a few levels down, hold the feature files."""
-    below = folders_below(path)
-    listing = [f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in below]
+    listing = [
+        f"{each.path.relative_to(path).as_posix()} ({each.files} files)" for each in folders_below(path)
+    ]
     if not listing:
         raise FileError(
             f"{path}: no feature files, checkpoints or slides found here; name the folder that holds them."
         )
-    more = f" and {len(listing) - _NAMED} more" if len(listing) > _NAMED else ""
-    problem = f"the folder holds no feature files; look into {', '.join(listing[:_NAMED])}{more}"
+    problem = f"the folder holds no feature files; look into {shorten(listing, SHOWN)}"
     what = "a folder without feature files of its own"
     features = only_folder(path)
     facts = {"folders": len(listing), "features in": None if features is None else str(features)}
@@ -149,7 +148,7 @@ def _row(path: Path, options: dict[str, Any]) -> dict[str, Any]:
     except XmilError as error:
         return {"file": path.name, "error": str(error)}
     names = ("format", "instances", "width", "stored as", "encoder", "patch edge", "mpp")
-    facts = {**_header_facts(header), **_place_facts(header)}
+    facts = _header_facts(header) | _place_facts(header)
     return {"file": path.name, **{name: facts[name] for name in names}, "inferred": list(header.inferred)}
 
 
@@ -161,16 +160,13 @@ def _mix(rows: list[dict[str, Any]], name: str) -> dict[str, int]:
 def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
     good = [row for row in rows if "error" not in row]
     bags = [row for row in good if row["width"]]
-    problems = (
-        [f"{sum('error' in row for row in rows)} files cannot be read"] if len(good) < len(rows) else []
-    )
+    broken = len(rows) - len(good)
+    problems = [f"{broken} files cannot be read"] if broken else []
     advice = {"width": "features of several encoders", "encoder": "features of several encoders"}
     advice |= {"patch edge": "patches of several sizes", "format": "files of several producers"}
     for name, why in advice.items():
         mix = _mix(bags if name == "width" else good, name)
-        if name == "patch edge" and _one_size(good):
-            continue
-        if len(mix) > 1:
+        if len(mix) > 1 and not (name == "patch edge" and _one_size(good)):
             listed = ", ".join(f"{count} with {value}" for value, count in mix.items())
             problems.append(
                 f"mixed {name}: {listed}; {why} in one folder cannot form one dataset; separate them"
@@ -180,20 +176,25 @@ def _mix_problems(rows: tuple[dict[str, Any], ...]) -> list[str]:
 
 def _one_size(rows: list[dict[str, Any]]) -> bool:
     """Whether patches of several level-0 edges have one size on the slide: 20x and 40x scanners differ."""
-    edges = {(row["patch edge"], row["mpp"]) for row in rows if row["patch edge"] is not None}
-    if any(mpp is None for _, mpp in edges):
-        return False
-    sizes = [edge * mpp for edge, mpp in edges]
-    return max(sizes, default=0.0) - min(sizes, default=0.0) <= CLOSE * max(sizes, default=0.0)
+    placed = [row for row in rows if row["patch edge"] is not None]
+    if not placed or any(row["mpp"] is None for row in placed):
+        return not placed
+    sizes = [row["patch edge"] * row["mpp"] for row in placed]
+    return bool(max(sizes) - min(sizes) <= CLOSE * max(sizes))
 
 
 def inspect_cohort(path: Path) -> Report:
     """A cohort table: slides, cases, columns with their values, splits that leak."""
     cohort = read_cohort(path)
     facts: dict[str, Any] = {"slides": len(cohort), "cases": len(set(cohort.cases))}
-    for name in cohort.columns:
-        if name not in ("slide_id", "case_id", "path"):
-            facts[name] = _column_fact(cohort.column(name))
+    for name, cells in cohort.columns.items():
+        counts = Counter("(empty)" if cell is None else cell for cell in cells)
+        empty = counts.pop("(empty)", 0)
+        if name in ("slide_id", "case_id", "path"):
+            continue
+        facts[name] = f"{len(counts)} values, {empty} empty"
+        if len(counts) <= 12:
+            facts[name] = dict(sorted(counts.items())) | ({"(empty)": empty} if empty else {})
     problems = []
     for name in (SPLIT, "fold"):
         leaks = cohort.leaking_cases(name) if name in cohort.columns else []
@@ -206,44 +207,30 @@ def inspect_cohort(path: Path) -> Report:
     )
 
 
-def _column_fact(cells: tuple[str | None, ...]) -> Any:
-    filled = [cell for cell in cells if cell is not None]
-    counts = Counter(filled)
-    if len(counts) <= 12:
-        empty = {"(empty)": len(cells) - len(filled)} if len(filled) < len(cells) else {}
-        return {**dict(sorted(counts.items())), **empty}
-    return f"{len(counts)} values, {len(cells) - len(filled)} empty"
-
-
 def inspect_explanation(path: Path) -> Report:
     """A stored explanation: methods, targets, outputs and audits, without the scores."""
     header = read_header(path)
-    columns = {name: _explained(column) for name, column in header["columns"].items()}
     facts = {
         "slide": header.get("bag"),
         "model": header.get("model"),
         "written by": f"xmil {header.get('version')}",
-    }
-    facts |= {
         "layout": header.get("layout"),
         "patch edge": header.get("patch_size"),
         "mpp": header.get("mpp"),
     }
-    return Report(str(path), "explanation", f"explanations ({len(columns)})", {**facts, **columns})
-
-
-def _explained(column: dict[str, Any]) -> str:
-    audit = column.get("audit")
-    audited = (
-        f", {audit['other']:.2g} unexplained"
-        if isinstance(audit, dict) and "other" in audit
-        else ", not audited"
-    )
-    return f"output {float(column.get('output', np.nan)):.4g}{audited}"
+    for name, column in header["columns"].items():
+        audit = column.get("audit")
+        audited = isinstance(audit, dict) and "other" in audit
+        rest = f"{audit['other']:.2g} unexplained" if audited else "not audited"
+        facts[name] = f"output {float(column.get('output', np.nan)):.4g}, {rest}"
+    return Report(str(path), "explanation", f"explanations ({len(header['columns'])})", facts)
 
 
 def inspect_run(path: Path) -> Report:
     """A run folder: how many slides are explained, by what, and which failed."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     run = Run(path)
     files = list(run.files.values())
     facts: dict[str, Any] = {"slides explained": len(files)}
@@ -256,32 +243,23 @@ def inspect_run(path: Path) -> Report:
         problems.append("run.json is missing or damaged; the settings of this run are unknown")
     else:
         if run.kind == "predict":
-            facts = {"predictions": _count_rows(path / "predictions.parquet")}
+            facts = {"predictions": 0}
+            with suppress(OSError, pa.ArrowException):
+                facts["predictions"] = int(pq.read_metadata(path / "predictions.parquet").num_rows)
         facts |= {key: value for key, value in about.items() if isinstance(value, str | int | float)}
         problems += [f"warning of the run: {text}" for text in run.warnings]
-    damaged = False
     for file in files:  # the columns of the first explanation that can be read
         try:
             facts["columns"] = sorted(read_header(file)["columns"])
             break
         except FileError:
-            facts["columns"], damaged = [], True
-    if damaged:
-        problems.append(
-            f"{files[0].name} is damaged; `xmil verify` checks every file, and explaining again makes it anew"
-        )
-    failed = len(run.failed)
-    if failed:
+            facts["columns"] = []
+            if file == files[0]:
+                problems.append(
+                    f"{file.name} is damaged; `xmil verify` checks every file, and explaining again makes it "
+                    "anew"
+                )
+    if run.failed:
         reason = "failed; failures.csv says why, and running again tries them again"
-        problems.append(f"{counted(failed, 'slide')} {reason}")
+        problems.append(f"{counted(len(run.failed), 'slide')} {reason}")
     return Report(str(path), "run", "a run folder", facts, problems=tuple(problems))
-
-
-def _count_rows(path: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException):
-        return 0

@@ -100,7 +100,12 @@ def _by_site(
     cohort: Cohort, strata: Mapping[str, list[str]], shares: Mapping[str, float], *, sites: str, seed: int
 ) -> dict[str, str]:
     """Sides of cases, each site whole: the largest first, to where its labels are missing most."""
-    home = _site_of_case(cohort, sites)
+    home: dict[str, str] = {}
+    for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
+        if site is None:
+            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
+        if home.setdefault(case, site) != site:
+            raise InputError(f"Case {case!r} lies in two sites, {home[case]!r} and {site!r}.")
     totals = np.array([len(members) for members in strata.values()], dtype=np.float64)
     counts: dict[str, np.ndarray] = {}
     for i, members in enumerate(strata.values()):
@@ -110,9 +115,8 @@ def _by_site(
         raise InputError(f"Column {sites!r} has {len(counts)} sites, too few for {len(shares)} sides.")
     filled = {side: np.zeros(len(totals)) for side in shares}
     rng = np.random.default_rng(seed)
-    order = sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].sum())
-    place = {}
-    for site in order:
+    place: dict[str, str] = {}
+    for site in sorted(map(str, rng.permutation(sorted(counts))), key=lambda site: -counts[site].sum()):
         cost = {
             side: float((((filled[side] + counts[site]) ** 2 - filled[side] ** 2) / (share * totals)).sum())
             for side, share in shares.items()
@@ -123,16 +127,6 @@ def _by_site(
     if empty:
         raise InputError(f"No site is left for {empty[0]!r}; use fewer sides, or shares that sites can meet.")
     return {case: place[home[case]] for members in strata.values() for case in members}
-
-
-def _site_of_case(cohort: Cohort, sites: str) -> dict[str, str]:
-    homes: dict[str, str] = {}
-    for case, site in zip(cohort.cases, cohort.column(sites), strict=True):
-        if site is None:
-            raise InputError(f"Case {case!r} has no {sites}; fill it in, or split without sites=.")
-        if homes.setdefault(case, site) != site:
-            raise InputError(f"Case {case!r} lies in two sites, {homes[case]!r} and {site!r}.")
-    return homes
 
 
 def _allot(n: int, shares: np.ndarray, owed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What is on a slide and is no tissue: pen marks, folds, blur, the edge of the coverslip; told per patch.
+"""What is on a slide but not tissue, by patch: pen marks, folds, blur, the edge of the coverslip.
 
 A patch is looked at in cells of a few microns, in optical density (Beer and Lambert: what lies on top of each
 other adds up). Haematoxylin and eosin take most light from green. Blue and green ink take more from red,
@@ -9,7 +9,7 @@ detail of a pixel's size beside its contrast. A coverslip's edge is a thin, dark
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +28,12 @@ DENSE = 3.0  # robust standard deviations above the slide's median density
 SHARPEST_BLUR = 0.045  # detail beside contrast, below which a patch is blurred
 LINE_DARKER, LINE_GREY = 0.12, 0.12  # optical density: above its surroundings; between the colours
 LINE_STRAIGHT, LINE_LONG = 0.85, 0.9  # share of the cells within one of the line; length in patch edges
-_GREY = np.array([0.299, 0.587, 0.114])
+GREY = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 
 @dataclass(frozen=True)
 class PatchLook:
-    """What one patch shows: shares and measures; the fold is told once all patches of a slide are seen."""
+    """What one patch shows: shares and measures; folds need the looks of all patches of a slide."""
 
     ink: float
     detail: float
@@ -50,9 +50,15 @@ class PatchLook:
 def find_artefacts(looks: Sequence[PatchLook]) -> dict[str, npt.NDArray[np.bool_]]:
     """Which patches of a slide show each kind of artefact."""
     inked = np.array([look.ink >= INKED for look in looks], dtype=np.bool_)
+    folded = np.zeros(len(looks), dtype=np.bool_)
+    if not inked.all():
+        every = np.concatenate([look.density for look, ink in zip(looks, inked, strict=True) if not ink])
+        middle = float(np.median(every))
+        limit = middle + DENSE * 1.4826 * float(np.median(np.abs(every - middle)))
+        folded = np.array([np.mean(look.density > limit) >= FOLDED for look in looks], dtype=np.bool_)
     return {
         "pen": inked,
-        "fold": _folded(looks, inked) & ~inked,
+        "fold": folded & ~inked,
         "blur": np.array([look.detail < SHARPEST_BLUR for look in looks], dtype=np.bool_) & ~inked,
         "coverslip": np.array([look.line for look in looks], dtype=np.bool_) & ~inked,
     }
@@ -60,13 +66,11 @@ def find_artefacts(looks: Sequence[PatchLook]) -> dict[str, npt.NDArray[np.bool_
 
 def density(patch: Pixels, cells: int) -> Floats:
     """Optical density (cells, cells, 3) of the mean light of each cell."""
-    steps = [np.linspace(0, edge, min(cells, edge) + 1).astype(int)[:-1] for edge in patch.shape[:2]]
     light = patch.astype(np.float64)
-    for axis, starts in enumerate(steps):
-        counts = np.diff(np.append(starts, patch.shape[axis]))
-        shape = [1, 1, 1]
-        shape[axis] = len(counts)
-        light = np.add.reduceat(light, starts, axis=axis) / counts.reshape(shape)
+    for axis, edge in enumerate(patch.shape[:2]):
+        edges = np.linspace(0, edge, min(cells, edge) + 1).astype(int)
+        counts = np.diff(edges).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        light = np.add.reduceat(light, edges[:-1], axis=axis) / counts
     return np.asarray(-np.log10(np.clip(light, 1, 255) / 255))
 
 
@@ -89,7 +93,7 @@ def ink_share(cells: Floats) -> float:
 
 def detail(patch: Pixels) -> float:
     """Detail of a pixel's size beside the contrast of the patch, in grey values."""
-    grey = patch @ _GREY
+    grey = patch @ GREY
     fine = grey - ndimage.gaussian_filter(grey, 1.0)
     return float(fine.std() / (grey.std() + 1.0))
 
@@ -109,16 +113,6 @@ def has_line(cells: Floats) -> bool:
     return straight >= LINE_STRAIGHT and length >= LINE_LONG * min(marked.shape)
 
 
-def _folded(looks: Sequence[PatchLook], inked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    clean = [look.density for look, ink in zip(looks, inked, strict=True) if not ink]
-    if not clean:
-        return np.zeros(len(looks), dtype=np.bool_)
-    every = np.concatenate(clean)
-    middle = float(np.median(every))
-    limit = middle + DENSE * 1.4826 * float(np.median(np.abs(every - middle)))
-    return np.array([np.mean(look.density > limit) >= FOLDED for look in looks], dtype=np.bool_)
-
-
 def counted_kinds(counts: dict[str, int]) -> str:
     """Artefacts in words, those that were found.
 
@@ -126,13 +120,3 @@ def counted_kinds(counts: dict[str, int]) -> str:
     '12 pen, 1 blur'
     """
     return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
-
-
-def dropped_mask(
-    masks: dict[str, npt.NDArray[np.bool_]], kinds: Iterable[str], n: int
-) -> npt.NDArray[np.bool_]:
-    """The patches with an artefact of some of the kinds."""
-    mask = np.zeros(n, dtype=np.bool_)
-    for kind in kinds:
-        mask |= masks[kind]
-    return mask

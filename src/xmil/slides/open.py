@@ -26,24 +26,19 @@ def open_slide(path: str | os.PathLike[str], mpp: float | None = None) -> Slide:
     slide = _opened(_file(Path(path)))
     slide.path = Path(path)  # a folder of DICOM files keeps its name
     try:
-        _complete(slide)
+        if slide.mpp is None and slide.path.name.lower().endswith((".tif", ".tiff")):
+            from xmil.slides.backends import tiff
+
+            with suppress(ImportError):  # OpenSlide reads OME-TIFFs that tifffile cannot, but not their mpp
+                stored = tiff.stored_ome_mpp(slide.path)
+                if stored is not None:
+                    slide.set_mpp(stored, "OME PhysicalSize")
         if mpp is not None:
             slide.set_mpp(mpp)
     except Exception:
         slide.close()
         raise
     return slide
-
-
-def _complete(slide: Slide) -> None:
-    """OpenSlide reads OME-TIFFs whose codec tifffile lacks, but not their metadata."""
-    if slide.mpp is None and slide.path.name.lower().endswith((".tif", ".tiff")):
-        from xmil.slides.backends import tiff
-
-        with suppress(ImportError):
-            mpp = tiff.stored_ome_mpp(slide.path)
-            if mpp is not None:
-                slide.set_mpp(mpp, "OME PhysicalSize")
 
 
 def _file(path: Path) -> Path:
@@ -67,8 +62,19 @@ def _file(path: Path) -> Path:
 
 
 def _opened(path: Path) -> Slide:
+    """The slide by the first library that can; a scanner's own format is OpenSlide's alone.
+
+    A cut-off SVS is still a TIFF in part: another library would show it with tiles and metadata missing.
+    """
+    from xmil.slides.backends import openslide, picture, tiff, wsidicom
+
+    backends: tuple[Callable[[Path], Slide], ...]
+    backends = tiff.open_ome, openslide.open_, tiff.open_, picture.open_
+    if path.name.lower().endswith(SCANNERS):
+        is_dicom = path.name.lower().endswith(".dcm")
+        backends = (openslide.open_, wsidicom.open_) if is_dicom else (openslide.open_,)
     reasons = []
-    for backend in _backends(path):
+    for backend in backends:
         try:
             return backend(path)
         except ImportError as error:
@@ -80,20 +86,6 @@ def _opened(path: Path) -> Slide:
         f"{path}: not a slide or image that can be read, or damaged or cut off ({listing}); copy it again, "
         "or move it away to leave it out."
     )
-
-
-def _backends(path: Path) -> tuple[Callable[[Path], Slide], ...]:
-    """The libraries to try; a scanner's own format is OpenSlide's alone.
-
-    A cut-off SVS is still a TIFF in part: another library would show it with tiles and metadata missing.
-    """
-    from xmil.slides.backends import openslide, picture, tiff, wsidicom
-
-    if path.name.lower().endswith(".dcm"):
-        return openslide.open_, wsidicom.open_
-    if path.name.lower().endswith(SCANNERS):
-        return (openslide.open_,)
-    return tiff.open_ome, openslide.open_, tiff.open_, picture.open_
 
 
 PLAIN = (".png", ".jpg", ".jpeg")
@@ -175,7 +167,14 @@ def _walk(root: Path, left: list[Path], follow_links: bool) -> Iterator[Path]:
         ours = {"visualization"} if "contours_geojson" in folders else set()
         visible = sorted(name for name in folders if not name.startswith(".") and name not in ours)
         folders[:] = [name for name in visible if _followed(here / name, root, left, follow_links)]
-        yield from _slides_of(here, [n for n in names if _followed(here / n, root, left, follow_links)])
+        files = [n for n in names if n.lower().endswith(SLIDE_SUFFIXES) and not n.startswith(".")]
+        slides = [name for name in files if _followed(here / name, root, left, follow_links)]
+        dicom = [name for name in slides if name.lower().endswith(".dcm")]
+        if len(dicom) > 1:
+            yield here
+        has_levels = any(name.lower().endswith(HAMAMATSU) for name in slides)
+        inside = (*(PLAIN if has_levels else ()), *((".dcm",) if len(dicom) > 1 else ()))
+        yield from (here / name for name in slides if not name.lower().endswith(inside))
 
 
 def _followed(path: Path, root: Path, left: list[Path], follow_links: bool) -> bool:
@@ -190,18 +189,6 @@ def _followed(path: Path, root: Path, left: list[Path], follow_links: bool) -> b
     if not used and (path.is_dir() or path.name.lower().endswith(SLIDE_SUFFIXES)):
         left.append(path)
     return used
-
-
-def _slides_of(folder: Path, names: list[str]) -> Iterator[Path]:
-    slides = [name for name in names if name.lower().endswith(SLIDE_SUFFIXES) and not name.startswith(".")]
-    parts = any(name.lower().endswith(HAMAMATSU) for name in slides)
-    dicom = [name for name in slides if name.lower().endswith(".dcm")]
-    if len(dicom) > 1:
-        yield folder
-    for name in slides:
-        inside = (parts and name.lower().endswith(PLAIN)) or (len(dicom) > 1 and name in dicom)
-        if not inside:
-            yield folder / name
 
 
 def _is_plain(path: Path) -> bool:

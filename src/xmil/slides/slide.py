@@ -55,7 +55,6 @@ class Slide(ABC):
             )
         self.path = path
         self.level_dimensions = tuple(levels)
-        width, height = levels[0]
         self.level_downsamples = tuple(downsamples or [(width / w + height / h) / 2 for w, h in levels])
         self.mpp = mpp
         self.mpp_source = mpp_source
@@ -97,8 +96,15 @@ class Slide(ABC):
         scale_x, scale_y = (
             full / part for full, part in zip(self.dimensions, self.level_dimensions[level], strict=True)
         )
-        box = (x / scale_x, y / scale_y, width / scale_x, height / scale_y)
-        return self._resized(level, box, size)
+        x, y, width, height = x / scale_x, y / scale_y, width / scale_x, height / scale_y
+        # large areas are read band by band, so memory stays bounded
+        rows = max(1, floor(size[1] * BAND / max(1.0, (ceil(x + width) - floor(x)) * height)))
+        step, bands = height / size[1], []
+        for first in range(0, size[1], rows):
+            count = min(rows, size[1] - first)
+            part = (x, y + first * step, width, count * step)
+            bands.append(self._resized(level, part, (size[0], count)))
+        return bands[0] if len(bands) == 1 else np.concatenate(bands)
 
     def thumbnail(self, max_px: int = 1024) -> Pixels:
         """The whole of level 0 in a picture whose longer edge is `max_px`, or less for a small slide."""
@@ -151,23 +157,13 @@ class Slide(ABC):
             ) from None
         except Exception as error:  # decoders raise almost any type on damaged data
             reason = " ".join(str(error).split()) or type(error).__name__
-            where = f"level {level} at {x}, {y}"
-            fault = f"damaged, {where} cannot be read ({reason})"
-            raise FileError(f"{self.path}: {fault}; copy the slide again.") from error
+            raise FileError(
+                f"{self.path}: damaged, level {level} at {x}, {y} cannot be read ({reason}); copy the slide "
+                "again."
+            ) from error
 
     def _resized(self, level: int, box: Box, size: Size) -> Pixels:
-        """A box of a level at another size; large ones are read band by band, so memory stays bounded."""
-        left, right = floor(box[0]), ceil(box[0] + box[2])
-        rows = max(1, floor(size[1] * BAND / max(1.0, (right - left) * box[3])))
-        bands = []
-        for first in range(0, size[1], rows):
-            count = min(rows, size[1] - first)
-            step = box[3] / size[1]
-            part = (box[0], box[1] + first * step, box[2], count * step)
-            bands.append(self._resized_band(level, part, (size[0], count)))
-        return bands[0] if len(bands) == 1 else np.concatenate(bands)
-
-    def _resized_band(self, level: int, box: Box, size: Size) -> Pixels:
+        """A box of a level at another size."""
         x, y = floor(box[0] + 1e-6), floor(box[1] + 1e-6)
         right, bottom = ceil(box[0] + box[2] - 1e-6), ceil(box[1] + box[3] - 1e-6)
         pixels = self._clipped(level, x, y, (max(1, right - x), max(1, bottom - y)))
@@ -201,8 +197,7 @@ def resize(pixels: Pixels, size: Size, box: Box | None = None) -> Pixels:
     inner = full if box is None else tuple(np.clip(box, 0, (width, height, width, height)).tolist())
     if size == (width, height) and np.allclose(inner, full, atol=1e-3):
         return pixels
-    picture = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=inner)
-    return np.asarray(picture)
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=inner))
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from scipy import ndimage
 from xmil._version import __version__
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import FileError, InputError, bad_parameter, unknown_name
-from xmil.slides.artefacts import KINDS, PatchLook, dropped_mask, find_artefacts
+from xmil.slides.artefacts import GREY, KINDS, PatchLook, find_artefacts
 from xmil.slides.slide import KEY, Pixels, Slide, frame_header, resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from PIL.ImageFont import FreeTypeFont
+
 
 Corners = npt.NDArray[np.int64]  # (n, 2): level-0 x, y of the top-left corner
 
@@ -109,7 +109,14 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     """Find the tissue of a slide and lay patches on it."""
     settings = settings or TileSettings()
     mpp, inferred = known_mpp(slide, settings)
-    edge0, step0 = _edges(slide, settings, mpp)
+    scale = settings.target_mpp / mpp
+    if scale * ENLARGED < 1:
+        raise InputError(
+            f"{slide.path}: has {mpp:g} µm/px, coarser than the {settings.target_mpp:g} asked for; "
+            "pass a larger mpp=."
+        )
+    edge0 = max(1, round(settings.size * scale))
+    step0 = max(1, round((settings.size - settings.overlap) * scale))
     corners = grid(slide.bounds, edge0, step0, over=settings.keep_edge)
     if not len(corners):
         width, height = slide.bounds[2:]
@@ -121,12 +128,17 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     if not tissue.mask.any():
         raise FileError(f"{slide.path}: no tissue was found; the slide is blank or only faintly stained.")
     corners = corners[tissue.shares(corners, edge0) >= max(settings.min_tissue, 1e-9)]
-    varied, looks = _varied(slide, corners, edge0, settings)
-    if not varied.any():
+    looks: dict[int, PatchLook] = {}  # of patches whose grey values vary enough
+    for i in in_blocks(corners, edge0).tolist():
+        patch = read_patch(slide, corners[i], edge0=edge0, size=settings.size)
+        if grey_std(patch) >= settings.min_std:
+            looks[i] = PatchLook.at(patch)
+    if not looks:
         raise FileError(f"{slide.path}: no patch lies on tissue; lower min_tissue= or min_std=.")
-    flat, corners = int((~varied).sum()), corners[varied]
-    artefacts = find_artefacts([look for look, varies in zip(looks, varied, strict=True) if varies])
-    clean = ~dropped_mask(artefacts, settings.drop, len(corners))
+    varied = sorted(looks)
+    flat, corners = len(corners) - len(varied), corners[varied]
+    artefacts = find_artefacts([looks[i] for i in varied])
+    clean = ~np.any([artefacts[kind] for kind in settings.drop] or [np.zeros(len(corners), bool)], axis=0)
     if not clean.any():
         kinds = " and ".join(settings.drop)
         raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with {settings.drop[0]}=True.")
@@ -155,8 +167,7 @@ def known_mpp(slide: Slide, settings: TileSettings) -> tuple[float, tuple[str, .
         return settings.slide_mpp, ("mpp given as slide_mpp",)
     if settings.magnification is not None and slide.magnification:
         mpp = STANDARD / slide.magnification
-        note = f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}"
-        return mpp, (note,)
+        return mpp, (f"mpp {mpp:g} by convention from the objective power {slide.magnification:g}",)
     if slide.mpp_source is not None:
         raise FileError(f"{slide.path}: its pixels are {slide.mpp_source}; resample it, or pass slide_mpp=.")
     power = f" (its objective power is {slide.magnification:g})" if slide.magnification else ""
@@ -201,38 +212,13 @@ def in_blocks(xy0: Corners, edge0: int) -> npt.NDArray[np.int64]:
     return np.lexsort((xy0[:, 0], xy0[:, 1], cell[:, 0], cell[:, 1]))
 
 
-def _edges(slide: Slide, settings: TileSettings, mpp: float) -> tuple[int, int]:
-    """Edge and step of the patches in level-0 pixels."""
-    scale = settings.target_mpp / mpp
-    if scale * ENLARGED < 1:
-        raise InputError(
-            f"{slide.path}: has {mpp:g} µm/px, coarser than the {settings.target_mpp:g} asked for; "
-            "pass a larger mpp=."
-        )
-    edge0 = max(1, round(settings.size * scale))
-    return edge0, max(1, round((settings.size - settings.overlap) * scale))
-
-
-def _varied(
-    slide: Slide, corners: Corners, edge0: int, settings: TileSettings
-) -> tuple[npt.NDArray[np.bool_], list[PatchLook]]:
-    """Which patches have grey values that vary enough, and what each shows."""
-    varied = np.zeros(len(corners), dtype=np.bool_)
-    looks: dict[int, PatchLook] = {}
-    for i in in_blocks(corners, edge0):
-        patch = read_patch(slide, corners[i], edge0=edge0, size=settings.size)
-        varied[i] = grey_std(patch) >= settings.min_std
-        looks[int(i)] = PatchLook.at(patch)
-    return varied, [looks[i] for i in range(len(corners))]
-
-
 def grey_std(patch: Pixels) -> float:
     """Standard deviation of a patch's grey values, 0 to 255.
 
     >>> grey_std(np.full((4, 4, 3), (255, 0, 0), dtype=np.uint8))
     0.0
     """
-    return float((patch @ np.array([0.299, 0.587, 0.114], dtype=np.float32)).std())
+    return float((patch @ GREY.astype(np.float32)).std())
 
 
 Mask = npt.NDArray[np.bool_]
@@ -333,56 +319,44 @@ Ring = npt.NDArray[np.float64]  # (points, 2): x, y; the last point is the first
 
 def outlines(tissue: TissueMask) -> list[list[Ring]]:
     """A list of rings for each piece of tissue: its outer border first, then its holes."""
-    labels, count = ndimage.label(tissue.mask)
-    boxes = ndimage.find_objects(labels)
-    return [_piece(labels[box] == i + 1, box, tissue) for i, box in zip(range(count), boxes, strict=True)]
+    labels, _ = ndimage.label(tissue.mask)
+    return [
+        _rings(labels[box] == i, box, tissue) for i, box in enumerate(ndimage.find_objects(labels), start=1)
+    ]
 
 
 def tissue_geojson(
     tissue: TissueMask, *, name: str = "TissueMask", slide: str = "", origin: tuple[int, int] = (0, 0)
 ) -> dict[str, Any]:
     """A FeatureCollection of annotations that QuPath opens; they count from `origin`, which it names."""
-    pieces = [[ring - origin for ring in rings] for rings in outlines(tissue)]
     properties = {
         "objectType": "annotation",
         "classification": {"name": name, "color": [0, 160, 80]},
         "isLocked": True,
     }
-    geometries = [{"type": "Polygon", "coordinates": [ring.tolist() for ring in rings]} for rings in pieces]
-    return {
-        "type": "FeatureCollection",
-        KEY: frame_header(slide, origin),
-        "features": [
-            {"type": "Feature", "geometry": geometry, "properties": properties} for geometry in geometries
-        ],
-    }
+    features = []
+    for rings in outlines(tissue):
+        polygon = {"type": "Polygon", "coordinates": [(ring - origin).tolist() for ring in rings]}
+        features.append({"type": "Feature", "geometry": polygon, "properties": properties})
+    return {"type": "FeatureCollection", KEY: frame_header(slide, origin), "features": features}
 
 
-def _piece(mask: Mask, box: tuple[slice, slice], tissue: TissueMask) -> list[Ring]:
-    """The rings of one piece; only the outer one turns the other way."""
+def _rings(mask: Mask, box: tuple[slice, slice], tissue: TissueMask) -> list[Ring]:
+    """The rings of one piece, the outer one first, without the points on a line between their neighbours."""
     from skimage.measure import find_contours
 
-    origin = np.array([box[1].start, box[0].start])
-    padded = np.pad(mask, 1).astype(np.float64)
-    contours = find_contours(padded, 0.5)  # type: ignore[no-untyped-call, unused-ignore]
-    rings = [_straightened(contour[:, ::-1] - 1) for contour in contours]
-    rings.sort(key=lambda ring: -abs(_area(ring)))
+    rings = []
+    for contour in find_contours(np.pad(mask, 1).astype(np.float64), 0.5):  # type: ignore[no-untyped-call, unused-ignore]
+        ring = contour[:, ::-1] - 1
+        step = np.diff(ring, axis=0)
+        before = np.roll(step, 1, axis=0)
+        turns = np.abs(step[:, 0] * before[:, 1] - step[:, 1] * before[:, 0]) > 1e-9
+        corners = ring[:-1][turns]
+        rings.append(np.concatenate([corners, corners[:1]]))
+    rings.sort(key=lambda ring: -abs(np.sum(ring[:-1, 0] * ring[1:, 1] - ring[1:, 0] * ring[:-1, 1])))
     # the centre of the pixel i lies at i + 1/2
-    return [np.round((ring + origin + 0.5) * tissue.scale, 2) for ring in rings]
-
-
-def _straightened(ring: Ring) -> Ring:
-    """A ring without the points that lie on a line between their neighbours."""
-    step = np.diff(ring, axis=0)
-    before = np.roll(step, 1, axis=0)
-    turns = np.abs(step[:, 0] * before[:, 1] - step[:, 1] * before[:, 0]) > 1e-9
-    corners = ring[:-1][turns]
-    return np.concatenate([corners, corners[:1]])
-
-
-def _area(ring: Ring) -> float:
-    x, y = ring[:, 0], ring[:, 1]
-    return float(np.sum(x[:-1] * y[1:] - x[1:] * y[:-1]) / 2)
+    origin = np.array([box[1].start, box[0].start]) + 0.5
+    return [np.round((ring + origin) * tissue.scale, 2) for ring in rings]
 
 
 PATCHES, CONTOURS, PICTURES = "patches", "contours_geojson", "visualization"
@@ -404,7 +378,7 @@ def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None, nam
     slide_id = tiling.slide_id
     outline = tissue_geojson(tiling.tissue, slide=slide_id, origin=tiling.origin)
     write_text(folder / CONTOURS / f"{slide_id}.geojson", json.dumps(outline))
-    picture = overview(tiling, name or tiling.slide_id)
+    picture = overview(tiling, name or slide_id)
     write_atomically(
         folder / PICTURES / f"{slide_id}.png", lambda part: picture.save(part, format="PNG", compress_level=1)
     )
@@ -416,38 +390,35 @@ def write_tiling(tiling: Tiling, folder: Path, *, source: str | None = None, nam
 def _write(tiling: Tiling, path: str, source: str | None) -> None:
     import h5py
 
-    with h5py.File(path, "w") as file:
-        settings = tiling.settings
-        extra = {
+    settings = tiling.settings
+    ours = {
+        "version": __version__,
+        "slide_id": tiling.slide_id,
+        "mpp": tiling.mpp,
+        "inferred": list(tiling.inferred),
+        "extra": {
             "source": source,
             "tissue_share": tiling.tissue.share,
             "flat_patches": tiling.flat,
             "artefacts": {kind: len(corners) for kind, corners in tiling.artefacts.items()},
             "settings": settings.as_dict(),
-        }
-        ours = {
-            "version": __version__,
-            "slide_id": tiling.slide_id,
-            "mpp": tiling.mpp,
-            "inferred": list(tiling.inferred),
-            "extra": extra,
-        }
+        },
+    }
+    attributes = {  # TRIDENT's, and mpp
+        "patch_size": settings.size,
+        "patch_size_level0": tiling.edge0,
+        "level0_magnification": round(tiling.magnification),
+        "target_magnification": round(settings.magnification or STANDARD / settings.mpp),
+        "overlap": settings.overlap,
+        "level0_width": tiling.dimensions[0],
+        "level0_height": tiling.dimensions[1],
+        "name": tiling.slide_id,
+        "savetodir": PATCHES,
+        "mpp": tiling.mpp,
+    }
+    with h5py.File(path, "w") as file:
         file.attrs["xmil"] = json.dumps(ours)
-        coords = file.create_dataset("coords", data=tiling.xy0)
-        attributes = {  # TRIDENT's, and mpp
-            "patch_size": settings.size,
-            "patch_size_level0": tiling.edge0,
-            "level0_magnification": round(tiling.magnification),
-            "target_magnification": round(settings.magnification or STANDARD / settings.mpp),
-            "overlap": settings.overlap,
-            "level0_width": tiling.dimensions[0],
-            "level0_height": tiling.dimensions[1],
-            "name": tiling.slide_id,
-            "savetodir": PATCHES,
-            "mpp": tiling.mpp,
-        }
-        for key, value in attributes.items():
-            coords.attrs[key] = value
+        file.create_dataset("coords", data=tiling.xy0).attrs.update(attributes)
 
 
 OVERVIEW_EDGE = 1800  # pixels
@@ -457,61 +428,46 @@ CAPTION = 34
 
 
 def overview(tiling: Tiling, name: str) -> Image:
-    """The thumbnail with tissue in green, patches in blue, and a line of numbers above."""
-    from PIL import Image, ImageDraw
+    """The thumbnail with tissue in green, patches in blue, and a line of numbers above.
+
+    Patches with an artefact have its colour, and are crossed out if they were left out.
+    """
+    import matplotlib
+    from PIL import Image, ImageDraw, ImageFont
 
     height, width = tiling.tissue.picture.shape[:2]
     scale = OVERVIEW_EDGE / max(width, height)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    page = Image.new("RGB", (size[0], size[1] + CAPTION), "white")
-    draw = ImageDraw.Draw(page)
-    picture = Image.fromarray(resize(tiling.tissue.picture, size))
-    _draw_grid(ImageDraw.Draw(picture, "RGBA"), tiling, size)
-    _draw_outlines(ImageDraw.Draw(picture), tiling, size)
-    page.paste(picture, (0, CAPTION))
-    draw.text((8, 8), _caption(tiling, name), fill=TEXT, font=_font(18))
-    left = 8.0 + draw.textlength(_caption(tiling, name), font=_font(18)) + 24
-    for kind, corners in tiling.artefacts.items():
-        if len(corners):
-            label = f"{kind} {len(corners):,}{' (left out)' if kind in tiling.settings.drop else ''}"
-            draw.text((left, 8), label, fill=ARTEFACTS[kind], font=_font(18))
-            left += draw.textlength(label, font=_font(18)) + 16
-    return page
-
-
-def _draw_grid(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
-    """Patches in blue; those that show an artefact in its colour, crossed out where they were left out."""
     fx, fy = size[0] / tiling.dimensions[0], size[1] / tiling.dimensions[1]
+    picture = Image.fromarray(resize(tiling.tissue.picture, size))
+    draw = ImageDraw.Draw(picture, "RGBA")
     squares = [(xy, GRID, False) for xy in tiling.xy0.tolist()]
     for kind, corners in tiling.artefacts.items():
         squares += [(xy, ARTEFACTS[kind], kind in tiling.settings.drop) for xy in corners.tolist()]
     for (x, y), colour, crossed in squares:
         box = [x * fx, y * fy, (x + tiling.edge0) * fx - 1, (y + tiling.edge0) * fy - 1]
-        box[2], box[3] = max(box[0], box[2]), max(box[1], box[3])
-        draw.rectangle(box, fill=(*colour, 28), outline=(*colour, 200))  # type: ignore[attr-defined]
+        box[2:] = [max(box[0], box[2]), max(box[1], box[3])]
+        draw.rectangle(box, fill=(*colour, 28), outline=(*colour, 200))
         if crossed:
-            draw.line(box, fill=(*colour, 220), width=2)  # type: ignore[attr-defined]
-
-
-def _draw_outlines(draw: object, tiling: Tiling, size: tuple[int, int]) -> None:
-    fx, fy = size[0] / tiling.dimensions[0], size[1] / tiling.dimensions[1]
-    for rings in outlines(tiling.tissue):
-        for ring in rings:
-            points = [(x * fx, y * fy) for x, y in ring.tolist()]
-            draw.line(points, fill=OUTLINE, width=2, joint="curve")  # type: ignore[attr-defined]
-
-
-def _caption(tiling: Tiling, name: str) -> str:
-    microns = tiling.edge0 * tiling.mpp
-    return (
+            draw.line(box, fill=(*colour, 220), width=2)
+    draw = ImageDraw.Draw(picture)
+    for ring in (ring for rings in outlines(tiling.tissue) for ring in rings):
+        draw.line([(x * fx, y * fy) for x, y in ring.tolist()], fill=OUTLINE, width=2, joint="curve")
+    page = Image.new("RGB", (size[0], size[1] + CAPTION), "white")
+    page.paste(picture, (0, CAPTION))
+    caption = (
         f"{name}   {len(tiling.xy0):,} patches of {tiling.settings.size} px at "
-        f"{microns / tiling.settings.size:.3g} µm/px   tissue {tiling.tissue.share:.0%} of the slide"
+        f"{tiling.edge0 * tiling.mpp / tiling.settings.size:.3g} µm/px   "
+        f"tissue {tiling.tissue.share:.0%} of the slide"
     )
-
-
-def _font(size: int) -> FreeTypeFont:
-    """DejaVu, which matplotlib brings: it has the letter µ."""
-    import matplotlib
-    from PIL import ImageFont
-
-    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+    # DejaVu, which matplotlib brings, has the letter µ
+    font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 18)
+    draw, left = ImageDraw.Draw(page), 8.0
+    draw.text((left, 8), caption, fill=TEXT, font=font)
+    left += draw.textlength(caption, font=font) + 24
+    for kind, corners in tiling.artefacts.items():
+        if len(corners):
+            label = f"{kind} {len(corners):,}{' (left out)' if kind in tiling.settings.drop else ''}"
+            draw.text((left, 8), label, fill=ARTEFACTS[kind], font=font)
+            left += draw.textlength(label, font=font) + 16
+    return page

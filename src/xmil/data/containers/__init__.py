@@ -7,84 +7,38 @@ folder or allocate more than the file can hold, and hands out rows on demand.
 from __future__ import annotations
 
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 from xmil.core.errors import FileError, absent, unreadable
-from xmil.data.containers.container import ArrayInfo, Contents, Rows
+from xmil.data.containers.container import MARKS, ArrayInfo, Contents, Rows
 
 __all__ = ["ArrayInfo", "Contents", "Rows", "open_contents", "sniff"]
 
-
-_TORCH = {".pt", ".pth", ".bin", ".ckpt"}
-_TABLES = {".csv", ".tsv", ".txt"}
-_IMAGES = {
-    ".svs",
-    ".ndpi",
-    ".mrxs",
-    ".scn",
-    ".tif",
-    ".tiff",
-    ".bif",
-    ".vms",
-    ".vmu",
-    ".svslide",
-    ".dcm",
-    ".qptiff",
+_MAGIC = {
+    b"\x89HDF\r\n\x1a\n": "h5",
+    b"\x93NUMPY": "npy",
+    b"PAR1": "parquet",
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"\x89PNG", b"\xff\xd8\xff"), "image"),
 }
-_IMAGES |= {".png", ".jpg", ".jpeg"}
-
-
-def sniff(path: Path) -> str:
-    """The kind of a path: h5, pt, npz, npy, zarr, csv, parquet, safetensors, json, image, folder, unknown."""
-    if path.is_dir():
-        marks = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
-        return "zarr" if any((path / mark).is_file() for mark in marks) else "folder"
-    if _is_special(path):  # opening a pipe would wait for ever
-        raise FileError(absent(path))
-    try:
-        with open(path, "rb") as stream:
-            head = stream.read(16)
-    except (OSError, ValueError) as error:
-        raise FileError(unreadable(path, error)) from None
-    if not head:
-        raise FileError(f"{path}: is empty (0 bytes); write or copy it again.")
-    return _by_magic(path, head) or _by_suffix(path)
-
-
-def _is_special(path: Path) -> bool:
-    try:
-        return path.exists() and not path.is_file()
-    except (OSError, ValueError):  # opening it says what is wrong
-        return False
-
-
-def open_contents(path: Path) -> Contents:
-    """The container of a feature file; an error that names what else the path may be."""
-    kind = sniff(path)
-    if kind == "h5":
-        from xmil.data.containers.hdf5 import H5Contents
-
-        return H5Contents(path)
-    if kind == "pt":
-        from xmil.data.containers.arrays import TorchContents
-
-        return TorchContents(path)
-    if kind in ("npy", "npz"):
-        from xmil.data.containers.arrays import NpyContents, NpzContents
-
-        return NpyContents(path) if kind == "npy" else NpzContents(path)
-    from xmil.data.containers.stores import CsvContents, FolderContents, ZarrContents
-
-    if kind == "zarr":
-        return ZarrContents(path)
-    if kind == "csv":
-        return CsvContents(path)
-    if kind == "folder":
-        return FolderContents(path)
-    raise FileError(f"{path}: {_WHAT_ELSE.get(kind, _WHAT_ELSE['unknown'])}")
-
-
-_WHAT_ELSE = {
+_SCANNERS = (".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".vms", ".vmu", ".svslide", ".dcm")
+_SUFFIXES = {
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "pt"),
+    **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
+    **dict.fromkeys((*_SCANNERS, ".qptiff", ".png", ".jpg", ".jpeg"), "image"),
+    **dict.fromkeys((".h5", ".hdf5"), "h5"),
+    **{f".{kind}": kind for kind in ("npy", "npz", "json", "parquet", "safetensors")},
+}
+_CONTAINERS = {
+    "h5": ("hdf5", "H5Contents"),
+    "pt": ("arrays", "TorchContents"),
+    "npy": ("arrays", "NpyContents"),
+    "npz": ("arrays", "NpzContents"),
+    "zarr": ("stores", "ZarrContents"),
+    "csv": ("stores", "CsvContents"),
+    "folder": ("stores", "FolderContents"),
+}
+_OTHERS = {
     "parquet": "a Parquet table, not a feature file; explanations are read by xmil.Explanation.load.",
     "safetensors": "a safetensors file, not a feature file; models are read by xmil.load_model.",
     "image": "an image or slide, not a feature file; cut and embed it first.",
@@ -94,16 +48,39 @@ _WHAT_ELSE = {
 }
 
 
-def _by_magic(path: Path, head: bytes) -> str | None:
-    if head.startswith(b"\x89HDF\r\n\x1a\n"):
-        return "h5"
-    if head.startswith(b"\x93NUMPY"):
-        return "npy"
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"\x89PNG", b"\xff\xd8\xff")):
-        return "image"
-    return _zip_kind(path) if head.startswith(b"PK") else None
+def sniff(path: Path) -> str:
+    """The kind of a path: h5, pt, npz, npy, zarr, csv, parquet, safetensors, json, image, folder, unknown."""
+    if path.is_dir():
+        return "zarr" if any((path / mark).is_file() for mark in MARKS) else "folder"
+    if _is_special(path):  # opening a pipe would wait for ever
+        raise FileError(absent(path))
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(16)
+    except (OSError, ValueError) as error:
+        raise FileError(unreadable(path, error)) from None
+    if not head:
+        raise FileError(f"{path}: is empty (0 bytes); write or copy it again.")
+    by_content = _zip_kind(path) if head.startswith(b"PK") else None
+    by_content = by_content or next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    return by_content or _SUFFIXES.get(path.suffix.lower(), "unknown")
+
+
+def open_contents(path: Path) -> Contents:
+    """The container of a feature file; an error that names what else the path may be."""
+    kind = sniff(path)
+    if kind not in _CONTAINERS:
+        raise FileError(f"{path}: {_OTHERS[kind]}")
+    module, name = _CONTAINERS[kind]
+    contents: Contents = getattr(import_module(f"xmil.data.containers.{module}"), name)(path)
+    return contents
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_file()
+    except (OSError, ValueError):  # opening it says what is wrong
+        return False
 
 
 def _zip_kind(path: Path) -> str | None:
@@ -115,15 +92,3 @@ def _zip_kind(path: Path) -> str | None:
     if any(name.endswith("data.pkl") for name in names):
         return "pt"
     return "npz" if any(name.endswith(".npy") for name in names) or path.suffix == ".npz" else None
-
-
-def _by_suffix(path: Path) -> str:
-    suffix = path.suffix.lower()
-    if suffix in _TORCH:
-        return "pt"
-    if suffix in _TABLES:
-        return "csv"
-    if suffix in _IMAGES:
-        return "image"
-    kinds = {".h5": "h5", ".hdf5": "h5", ".npy": "npy", ".npz": "npz", ".json": "json", ".parquet": "parquet"}
-    return {**kinds, ".safetensors": "safetensors"}.get(suffix, "unknown")

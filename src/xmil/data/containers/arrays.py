@@ -22,9 +22,11 @@ from xmil.data.containers.container import (
     Rows,
     check_memory,
     check_stored,
+    readable,
 )
 
 ARRAY = "array"  # the name of the array in a `.npy`, which has none of its own
+_NUMPY = "NumPy file"
 _HEADER = 10_000  # bytes a header may take; NumPy's own limit
 
 
@@ -35,7 +37,7 @@ class NpyContents(Contents):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with _Readable(path), open(path, "rb") as stream:
+        with readable(path, _NUMPY), open(path, "rb") as stream:
             info = _header(stream, ARRAY, path)
             check_stored(
                 info.nbytes, path.stat().st_size - stream.tell(), packed=False, name=ARRAY, path=path
@@ -43,7 +45,7 @@ class NpyContents(Contents):
         self.arrays = {ARRAY: info}
 
     def _read(self, name: str) -> npt.NDArray[Any]:  # noqa: ARG002 - there is one array
-        with _Readable(self.path):
+        with readable(self.path, _NUMPY):
             return np.asarray(np.load(self.path, allow_pickle=False))
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
@@ -57,7 +59,7 @@ class NpyRows(Rows):
         self.path, self.shape, self.dtype = path, shape, dtype
 
     def read(self, index: Index | None = None) -> FloatArray:
-        with _Readable(self.path):
+        with readable(self.path, _NUMPY):
             array = np.load(self.path, mmap_mode="r" if self.shape[0] else None, allow_pickle=False)
             return ArrayRows(array.reshape(self.shape)).read(index)
 
@@ -69,24 +71,20 @@ class NpzContents(Contents):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        with _Readable(path), zipfile.ZipFile(path) as archive:
+        with readable(path, _NUMPY), zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 if member.filename.endswith(".npy"):
-                    packed = member.compress_type != zipfile.ZIP_STORED
-                    stored = min(member.compress_size, self.path.stat().st_size)
-                    check_stored(
-                        member.file_size, stored, packed=packed, name=member.filename, path=self.path
-                    )
+                    name, packed = member.filename, member.compress_type != zipfile.ZIP_STORED
+                    stored = min(member.compress_size, path.stat().st_size)
+                    check_stored(member.file_size, stored, packed=packed, name=name, path=path)
                     with archive.open(member) as stream:
-                        info = _header(stream, member.filename, self.path)
-                    check_stored(
-                        info.nbytes, member.file_size, packed=False, name=member.filename, path=self.path
-                    )
-                    self.arrays[member.filename[:-4]] = info
+                        info = _header(stream, name, path)
+                    check_stored(info.nbytes, member.file_size, packed=False, name=name, path=path)
+                    self.arrays[name[:-4]] = info
 
     def _read(self, name: str) -> npt.NDArray[Any]:
         check_memory(self.arrays[name].nbytes, name, self.path)
-        with _Readable(self.path), np.load(self.path, allow_pickle=False) as archive:
+        with readable(self.path, _NUMPY), np.load(self.path, allow_pickle=False) as archive:
             return np.asarray(archive[name])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
@@ -118,7 +116,7 @@ class NpzRows(Rows):
             return ArrayRows(self.contents._read(self.names[0]).reshape(self.shape)).read(index)
         picked = self.names if index is None else [self.names[i] for i in index]
         out = np.empty((len(picked), self.shape[1]), np.float32)
-        with _Readable(self.contents.path), np.load(self.contents.path, allow_pickle=False) as archive:
+        with readable(self.contents.path, _NUMPY), np.load(self.contents.path, allow_pickle=False) as archive:
             for row, name in enumerate(picked):
                 out[row] = archive[name].reshape(-1)
         return out
@@ -135,24 +133,6 @@ def _header(stream: IO[bytes], name: str, path: Path) -> ArrayInfo:
     return ArrayInfo(tuple(shape), dtype)
 
 
-class _Readable:
-    """Whatever NumPy or zipfile find wrong, as one sentence."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, FileError) or not isinstance(error, Exception):
-            return
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(
-            f"{self.path}: not a readable NumPy file ({first[:200]}); write or copy it again."
-        ) from None
-
-
 TENSOR = "tensor"  # the name of a bare tensor, which has none of its own
 
 
@@ -163,7 +143,15 @@ class TorchContents(Contents):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._tensors = {name: _numpy(value, name, path) for name, value in _flat(load(path)).items()}
+        loaded = load(path)
+        if isinstance(loaded, list | tuple) and loaded and all(hasattr(value, "shape") for value in loaded):
+            loaded = {f"{TENSOR}{i}": value for i, value in enumerate(loaded)}
+        named = loaded if isinstance(loaded, dict) else {TENSOR: loaded}
+        self._tensors = {
+            str(name): _numpy(value, str(name), path)
+            for name, value in named.items()
+            if hasattr(value, "shape")
+        }
         self.arrays = {name: ArrayInfo(a.shape, a.dtype) for name, a in self._tensors.items()}
 
     def _read(self, name: str) -> npt.NDArray[Any]:
@@ -176,62 +164,40 @@ class TorchContents(Contents):
 def load(path: Path) -> Any:
     """What a torch file holds, by torch's restricted unpickler."""
     import torch
+    from numpy._core.multiarray import _reconstruct, scalar
 
     with open(path, "rb") as stream:
         zipped = stream.read(2) == b"PK"
     if zipped:
         _check_zip(path)
     check_torch_file(path)
-    try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(_safe_globals()):
-            warnings.simplefilter("ignore")
+    # what unpickling a plain NumPy array needs (TRIDENT's `.pt` mode stores one)
+    homes = [f"numpy.{home}.multiarray" for home in ("core", "_core")]
+    named = [(each, f"{home}.{each.__name__}") for home in homes for each in (_reconstruct, scalar)]
+    kinds = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.bool_]
+    safe: list[Any] = [*named, np.ndarray, np.dtype, *[type(np.dtype(kind)) for kind in kinds]]
+    with readable(path, "torch file"), warnings.catch_warnings(), torch.serialization.safe_globals(safe):
+        warnings.simplefilter("ignore")
+        try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except MemoryError:
-        raise FileError(f"{path}: declares more data than memory can hold; it is damaged.") from None
-    except Exception as error:  # the unpickler raises any type on damaged or foreign input
-        raise FileError(f"{path}: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    if "Unsupported global" in text or "weights_only" in text.lower() or "Unsupported operand" in text:
-        return (
-            "holds Python objects beyond tensors, which could run code, and is not loaded; "
-            "save the tensor alone with torch.save."
-        )
-    first = text.splitlines()[0] if text else type(error).__name__
-    return f"not a readable torch file ({first[:200]}); write or copy it again."
+        except Exception as error:
+            signs = ("unsupported global", "weights_only", "unsupported operand")
+            if not any(sign in str(error).lower() for sign in signs):
+                raise
+            raise FileError(
+                f"{path}: holds Python objects beyond tensors, which could run code, and is not loaded; save "
+                "the tensor alone with torch.save."
+            ) from None
 
 
 def _check_zip(path: Path) -> None:
     """Torch stores its zip members plain; packed or overlong ones are not torch's."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise FileError(f"{path}: not a readable torch file ({error}); write or copy it again.") from None
+    with readable(path, "torch file"), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise FileError(f"{path}: a packed zip, which torch does not write; it is not loaded.")
     total = sum(member.file_size for member in members)
     check_stored(total, path.stat().st_size, packed=False, name="the archive", path=path)
-
-
-def _safe_globals() -> list[Any]:
-    """What unpickling a plain NumPy array needs (TRIDENT's `.pt` mode stores one)."""
-    from numpy._core.multiarray import _reconstruct, scalar
-
-    kinds = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.bool_]
-    named = [(_reconstruct, f"numpy.{home}.multiarray._reconstruct") for home in ("core", "_core")]
-    named += [(scalar, f"numpy.{home}.multiarray.scalar") for home in ("core", "_core")]
-    return [*named, np.ndarray, np.dtype, *[type(np.dtype(kind)) for kind in kinds]]
-
-
-def _flat(loaded: Any) -> dict[str, Any]:
-    if isinstance(loaded, dict):
-        return {str(key): value for key, value in loaded.items() if hasattr(value, "shape")}
-    if isinstance(loaded, list | tuple) and loaded and all(hasattr(value, "shape") for value in loaded):
-        return {f"{TENSOR}{i}": value for i, value in enumerate(loaded)}
-    return {TENSOR: loaded} if hasattr(loaded, "shape") else {}
 
 
 def _numpy(value: Any, name: str, path: Path) -> npt.NDArray[Any]:
@@ -241,11 +207,10 @@ def _numpy(value: Any, name: str, path: Path) -> npt.NDArray[Any]:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
             raise FileError(f"{path}: {name!r} must be a dense tensor. Got layout {value.layout} instead.")
-        nbytes = value.numel() * value.element_size()
-        check_stored(nbytes, path.stat().st_size, packed=False, name=name, path=path)
-        if value.dtype == torch.bfloat16:
-            value = value.float()
-        return np.asarray(value.detach().resolve_conj().resolve_neg().numpy())
-    array = np.asarray(value)
-    check_stored(array.nbytes, path.stat().st_size, packed=False, name=name, path=path)
-    return array
+    else:
+        value = np.asarray(value)
+    check_stored(value.nbytes, path.stat().st_size, packed=False, name=name, path=path)
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.float() if value.dtype == torch.bfloat16 else value
+    return np.asarray(value.detach().resolve_conj().resolve_neg().numpy())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +15,13 @@ import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
 from xmil.core.budget import check_budget, stored_bytes
-from xmil.core.errors import FileError
+from xmil.core.errors import FileError, XmilError
+from xmil.core.text import shorten
 
 Index = npt.NDArray[np.int64]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 NUMBERS = "fiub"
+MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")  # files that make a folder a zarr store
 _RATIO = 1100  # deflate cannot shrink further; other codecs rarely come near
 _SLACK = 1 << 20
 
@@ -33,10 +37,7 @@ class ArrayInfo:
     @property
     def nbytes(self) -> int:
         """Bytes of the array once read."""
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= int(length)
-        return size
+        return self.dtype.itemsize * math.prod(int(length) for length in self.shape)
 
 
 class Rows(ABC):
@@ -85,24 +86,32 @@ class Contents(ABC):
 
     def describe(self) -> str:
         """The arrays by name, shape and type, in one line."""
-        shown = [f"{name} {info.shape} {info.dtype}" for name, info in list(self.arrays.items())[:8]]
-        more = len(self.arrays) - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "no arrays"
+        names = [f"{name} {info.shape} {info.dtype}" for name, info in self.arrays.items()]
+        return shorten(names, 8) or "no arrays"
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """One small array, whole: numbers only."""
-        info = self.info(name)
-        check_numbers(info, name, self.path)
+        info = self._numbers(name)
         check_memory(info.nbytes, name, self.path)
         return self._read(name)
 
     def rows(self, name: str) -> Rows:
         """The (n, d) array of that name, as rows on demand; a leading axis of 1 is dropped."""
-        info = self.info(name)
-        check_numbers(info, name, self.path)
-        shape = as_bag_shape(info.shape, name, self.path)
-        check_memory(shape[0] * shape[1] * 4, name, self.path)
-        return self._rows(name, shape)
+        shape = self._numbers(name).shape
+        if len(shape) == 3 and shape[0] == 1:
+            shape = shape[1:]
+        if shape == (0,):
+            shape = (0, 0)
+        if len(shape) == 1:
+            raise FileError(
+                f"{self.path}: {name!r} is one vector of {shape[0]} numbers, a slide-level embedding and not "
+                "a bag of instances; give the patch features it was made from."
+            )
+        if len(shape) != 2:
+            raise FileError(f"{self.path}: {name!r} must have shape (instances, width). Got {shape} instead.")
+        n, width = int(shape[0]), int(shape[1])
+        check_memory(n * width * 4, name, self.path)
+        return self._rows(name, (n, width))
 
     def info(self, name: str) -> ArrayInfo:
         """Shape and type of an array that must be there."""
@@ -110,35 +119,20 @@ class Contents(ABC):
             raise FileError(f"{self.path}: has no {name!r}; found {self.describe()}.")
         return self.arrays[name]
 
+    def _numbers(self, name: str) -> ArrayInfo:
+        """`info`, refused for objects, text and compound types."""
+        info = self.info(name)
+        if info.dtype.kind not in NUMBERS or info.dtype.names is not None:
+            raise FileError(
+                f"{self.path}: {name!r} must hold numbers. Got dtype {info.dtype} instead; it is not read."
+            )
+        return info
+
     @abstractmethod
     def _read(self, name: str) -> npt.NDArray[Any]: ...
 
     @abstractmethod
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows: ...
-
-
-def as_bag_shape(shape: tuple[int, ...], name: str, path: Path) -> tuple[int, int]:
-    """(n, d) of a bag's features; slide-level vectors are refused, (0,) is the empty bag."""
-    if len(shape) == 3 and shape[0] == 1:
-        shape = shape[1:]
-    if shape == (0,):
-        return (0, 0)
-    if len(shape) == 1:
-        raise FileError(
-            f"{path}: {name!r} is one vector of {shape[0]} numbers, a slide-level embedding and not a bag of "
-            "instances; give the patch features it was made from."
-        )
-    if len(shape) != 2:
-        raise FileError(f"{path}: {name!r} must have shape (instances, width). Got {shape} instead.")
-    return (int(shape[0]), int(shape[1]))
-
-
-def check_numbers(info: ArrayInfo, name: str, path: Path) -> None:
-    """Refuse objects, text and compound types."""
-    if info.dtype.kind not in NUMBERS or info.dtype.names is not None:
-        raise FileError(
-            f"{path}: {name!r} must hold numbers. Got dtype {info.dtype} instead; it is not read."
-        )
 
 
 def check_stored(declared: int, stored: int, *, packed: bool, name: str, path: Path) -> None:
@@ -163,3 +157,17 @@ def check_chunks(written: int, chunks: int, *, name: str, path: Path) -> None:
 def check_memory(nbytes: int, name: str, path: Path, *, stored: int | None = None) -> None:
     """Refuse an array beyond the budget of its file or store."""
     check_budget(nbytes, name, path, stored=stored_bytes(path) if stored is None else stored)
+
+
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """Whatever a library finds wrong with a file, as one sentence: it raises almost any type on damage."""
+    try:
+        yield
+    except XmilError:
+        raise
+    except MemoryError:
+        raise FileError(f"{path}: declares more data than memory can hold; it is damaged.") from None
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileError(f"{path}: not a readable {what} ({reason[:200]}); write or copy it again.") from None

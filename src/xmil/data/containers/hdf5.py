@@ -12,8 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, XmilError
-from xmil.data.containers.container import ArrayInfo, Contents, Empty, Index, Rows, check_chunks, check_stored
+from xmil.core.errors import FileError
+from xmil.data.containers.container import (
+    ArrayInfo,
+    Contents,
+    Empty,
+    Index,
+    Rows,
+    check_chunks,
+    check_stored,
+    readable,
+)
 from xmil.data.containers.packing import CHUNK_CACHE, check_hdf5_chunks
 
 FLOATS = (np.dtype("<f2"), np.dtype("<f4"))  # read as stored
@@ -74,36 +83,39 @@ class H5Rows(Rows):
 
     def read(self, index: Index | None = None) -> FloatArray:
         with _opened(self.path) as file:
-            unchanged = _stamp(self.path) == self._checked
-            dataset = file[self.name] if unchanged else _dataset(file, self.name, self.path)
+            dataset = self._dataset(file)
             if 0 in self.shape:
                 return np.zeros((self.shape[0] if index is None else len(index), self.shape[1]), np.float32)
-            if index is None:
-                return _read_all(dataset, self.shape)
-            return _picked(dataset, index, path=self.path)
+            if index is not None:
+                return _read_rows(dataset, index, path=self.path)
+            if dataset.dtype != np.float32:  # NumPy widens half precision many times faster than HDF5 does
+                return np.asarray(dataset[()].astype(np.float32).reshape(self.shape))
+            out = np.empty(dataset.shape, np.float32)
+            dataset.read_direct(out)
+            return out.reshape(self.shape)
 
     def read_stored(self, empty: Empty = np.empty) -> npt.NDArray[Any]:
         with _opened(self.path) as file:
-            unchanged = _stamp(self.path) == self._checked
-            dataset = file[self.name] if unchanged else _dataset(file, self.name, self.path)
+            dataset = self._dataset(file)
             offset = dataset.id.get_offset()
             if dataset.dtype not in FLOATS or dataset.ndim != 2 or offset is None or 0 in self.shape:
                 return self.read()
         out = empty(self.shape, dataset.dtype)
-        _read_block(self.path, int(offset), out)
+        left = out.reshape(-1).view(np.uint8).data
+        with self.path.open("rb", buffering=0) as stream:  # other threads run meanwhile, unlike with HDF5
+            stream.seek(int(offset))
+            while left:
+                count = stream.readinto(left)
+                if not count:
+                    raise FileError(
+                        f"{self.path}: ends within its features; it is truncated, write or copy it again."
+                    )
+                left = left[count:]
         return out
 
-
-def _read_block(path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill an array from one plain block of a file; other threads run meanwhile, unlike with HDF5."""
-    left = out.reshape(-1).view(np.uint8).data
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while left:
-            count = file.readinto(left)
-            if not count:
-                raise FileError(f"{path}: ends within its features; it is truncated, write or copy it again.")
-            left = left[count:]
+    def _dataset(self, file: Any) -> Any:
+        unchanged = _stamp(self.path) == self._checked
+        return file[self.name] if unchanged else _dataset(file, self.name, self.path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -111,17 +123,10 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _read_all(dataset: Any, shape: tuple[int, int]) -> FloatArray:
-    if dataset.dtype == np.float32:
-        out = np.empty(dataset.shape, np.float32)
-        dataset.read_direct(out)
-    else:  # NumPy widens half precision many times faster than HDF5 does
-        out = dataset[()].astype(np.float32)
-    return out.reshape(shape)
-
-
-def _picked(dataset: Any, index: Index, *, path: Path) -> FloatArray:
+def _read_rows(dataset: Any, index: Index, *, path: Path) -> FloatArray:
     """Some rows, by the cheapest way the layout allows."""
+    from h5py import h5s
+
     offset = dataset.id.get_offset()
     if offset is not None:  # one plain block in the file
         shape = (dataset.shape[-2], dataset.shape[-1])
@@ -138,22 +143,15 @@ def _picked(dataset: Any, index: Index, *, path: Path) -> FloatArray:
         return out
     order = np.argsort(index, kind="stable")
     wanted = index[order]
+    lead = dataset.ndim - 2  # axes of length 1
     for start, stop, members in _spans(wanted, chunk=dataset.chunks[-2] if dataset.chunks else None):
-        block = _slab(dataset, start, stop)
-        out[order[members]] = block[wanted[members] - start]
+        count = (1,) * lead + (stop - start, dataset.shape[-1])
+        block = np.empty(count, dataset.dtype)
+        space = dataset.id.get_space()
+        space.select_hyperslab((*(0,) * lead, start, 0), count)
+        dataset.id.read(h5s.create_simple(count), space, block)
+        out[order[members]] = block.reshape(count[-2:])[wanted[members] - start]
     return out
-
-
-def _slab(dataset: Any, start: int, stop: int) -> npt.NDArray[Any]:
-    from h5py import h5s
-
-    lead = (0,) * (dataset.ndim - 2)
-    count = (1,) * len(lead) + (stop - start, dataset.shape[-1])
-    block = np.empty(count, dataset.dtype)
-    space = dataset.id.get_space()
-    space.select_hyperslab((*lead, start, 0), count)
-    dataset.id.read(h5s.create_simple(count), space, block)
-    return block.reshape(count[-2:])
 
 
 def _spans(wanted: Index, *, chunk: int | None) -> Iterator[tuple[int, int, slice]]:
@@ -172,22 +170,15 @@ def _opened(path: Path) -> Iterator[Any]:
     """The file, with whatever HDF5 finds wrong turned into one sentence."""
     import h5py
 
-    try:
-        with h5py.File(path, "r", locking=False, rdcc_nbytes=CHUNK_CACHE) as file:
-            yield file
-    except XmilError:
-        raise
-    except MemoryError:
-        raise FileError(f"{path}: declares more data than memory can hold; it is damaged.") from None
-    except Exception as error:  # HDF5 raises almost any type on damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(f"{path}: not a readable HDF5 file ({reason}); write or copy it again.") from None
+    with (
+        readable(path, "HDF5 file"),
+        h5py.File(path, "r", locking=False, rdcc_nbytes=CHUNK_CACHE) as file,
+    ):
+        yield file
 
 
 def _names(group: Any) -> list[str]:
-    if len(group) > _MANY:
-        return []
-    return [str(name) for name in group]
+    return [] if len(group) > _MANY else [str(name) for name in group]
 
 
 def _node(file: Any, name: str) -> Any:
@@ -282,21 +273,17 @@ def read_texts(path: Path, address: int) -> dict[str, str]:
     texts: dict[str, str] = {}
     try:
         with open(path, "rb") as file:
-            for name, places in _texts(file, address):
-                text = _heap_object(file, *places[0]) if len(places) == 1 else None
-                if text is not None:
-                    texts[name] = text.decode("utf-8", "replace")
+            for kind, flags, body in _messages(file, address):
+                if kind != _ATTRIBUTE or flags & 2:
+                    continue
+                name, datatype, data = _attribute(body)
+                if datatype[0] & 0x0F == _VARIABLE_LENGTH and 16 <= len(data) < 32:  # one value
+                    text = _heap_object(file, *struct.unpack_from("<IQI", data))
+                    if text is not None:
+                        texts[name] = text.decode("utf-8", "replace")
     except (struct.error, ValueError, OSError, OverflowError, IndexError):
         pass
     return texts
-
-
-def _texts(file: IO[bytes], address: int) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-    for kind, flags, body in _messages(file, address):
-        if kind == _ATTRIBUTE and not flags & 2:
-            name, datatype, data = _attribute(body)
-            if datatype[0] & 0x0F == _VARIABLE_LENGTH:
-                yield name, [struct.unpack_from("<IQI", data, at) for at in range(0, len(data) - 15, 16)]
 
 
 def _attribute(body: bytes) -> tuple[str, bytes, bytes]:
@@ -312,9 +299,17 @@ def _attribute(body: bytes) -> tuple[str, bytes, bytes]:
 
 
 def _messages(file: IO[bytes], address: int) -> Iterator[Message]:
-    head = _read(file, address, 32)
-    first, order = _second_version(head) if head.startswith(b"OHDR") else (_first_version(head), None)
-    blocks = [(address + first[0], first[1])]
+    head, order = _read(file, address, 32), None
+    if head.startswith(b"OHDR"):  # version 2
+        flags = head[5]
+        at = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
+        width, order = 1 << (flags & 3), 2 if flags & 4 else 0
+        blocks = [(address + at + width, int.from_bytes(head[at : at + width], "little"))]
+    else:
+        version, _, _, _, size = struct.unpack_from("<BBHII", head)
+        if version != 1:
+            raise ValueError
+        blocks = [(address + 16, size)]
     for count, (start, length) in enumerate(blocks):
         if count >= _BLOCKS:
             raise ValueError
@@ -323,20 +318,6 @@ def _messages(file: IO[bytes], address: int) -> Iterator[Message]:
                 offset, size = struct.unpack_from("<QQ", body)
                 blocks.append((offset, size) if order is None else (offset + 4, size - 8))
             yield kind, flags, body
-
-
-def _first_version(head: bytes) -> tuple[int, int]:
-    version, _, _, _, size = struct.unpack_from("<BBHII", head)
-    if version != 1:
-        raise ValueError
-    return 16, size
-
-
-def _second_version(head: bytes) -> tuple[tuple[int, int], int]:
-    flags = head[5]
-    at = 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
-    width = 1 << (flags & 3)
-    return (at + width, int.from_bytes(head[at : at + width], "little")), 2 if flags & 4 else 0
 
 
 def _block(block: bytes, order: int | None) -> Iterator[Message]:

@@ -12,7 +12,7 @@ import lzma
 import math
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,19 @@ def check_hdf5_chunks(dataset: Any, name: str, path: Path) -> None:
     for code, _, values, _ in filters:
         if code in (NBIT, SCALED) and (len(values) < 5 or (values[2], values[4]) != (cells, size)):
             raise _bomb(name, path)
+    declared, most = cells * size, allowance(path.stat().st_size)
     with path.open("rb") as stream:
         for offset, stored in _stored(dataset.id):
-            _check_chunk(stream, packers, offset, stored, cells * size, name=name, path=path)
+            if packers and stored > declared + declared // 100 + _ROOM:
+                raise _bomb(name, path)
+            stream.seek(offset)
+            if SZIP in packers and int.from_bytes(stream.read(4), "little") > declared:
+                raise _bomb(name, path)
+            if DEFLATE in packers and stored * _DEFLATES > most:
+                check_unpacked("zlib", stream.read(stored), declared, name=name, path=path)
 
 
-def _stored(dataset: Any) -> Iterator[tuple[int, int]]:
+def _stored(dataset: Any) -> list[tuple[int, int]]:
     """Place and length in the file of every chunk."""
     chunks: list[tuple[int, int]] = []
     if hasattr(dataset, "chunk_iter"):
@@ -53,21 +60,7 @@ def _stored(dataset: Any) -> Iterator[tuple[int, int]]:
     else:
         infos = (dataset.get_chunk_info(i) for i in range(dataset.get_num_chunks()))
         chunks.extend((info.byte_offset, info.size) for info in infos)
-    yield from chunks
-
-
-def _check_chunk(
-    stream: Any, packers: list[int], offset: int, stored: int, declared: int, *, name: str, path: Path
-) -> None:
-    if packers and stored > declared + declared // 100 + _ROOM:
-        raise _bomb(name, path)
-    if SZIP in packers:
-        stream.seek(offset)
-        if int.from_bytes(stream.read(4), "little") > declared:
-            raise _bomb(name, path)
-    if DEFLATE in packers and stored * _DEFLATES > allowance(path.stat().st_size):
-        stream.seek(offset)
-        check_unpacked("zlib", stream.read(stored), declared, name=name, path=path)
+    return chunks
 
 
 def check_zarr_chunks(folder: Path, codecs: set[str], declared: int, *, name: str, path: Path) -> None:
@@ -102,22 +95,6 @@ def _inflated(content: bytes, most: int) -> int:
     return len(zlib.decompressobj(47).decompress(content, most))  # zlib or gzip, as its head says
 
 
-def _bunzipped(content: bytes, most: int) -> int:
-    return len(bz2.BZ2Decompressor().decompress(content, most))
-
-
-def _unlzma(content: bytes, most: int) -> int:
-    return len(lzma.LZMADecompressor(memlimit=1 << 28).decompress(content, most))
-
-
-def _blosc(content: bytes, _: int) -> int:
-    return int(struct.unpack_from("<I", content, 4)[0])
-
-
-def _lz4(content: bytes, _: int) -> int:
-    return int(struct.unpack_from("<I", content)[0])
-
-
 def _zstd(content: bytes, _: int) -> int:
     """The size in the frame's head; 0 where it states none."""
     if content[:4] != _ZSTD:
@@ -132,9 +109,14 @@ def _zstd(content: bytes, _: int) -> int:
 
 STATING = ("blosc", "lz4", "zstd")  # say in front how much they give
 UNPACKED: dict[str, Callable[[bytes, int], int]] = {
-    "zlib": _inflated, "gzip": _inflated, "bz2": _bunzipped, "lzma": _unlzma,
-    "blosc": _blosc, "lz4": _lz4, "zstd": _zstd,
-}  # fmt: skip
+    "zlib": _inflated,
+    "gzip": _inflated,
+    "bz2": lambda content, most: len(bz2.BZ2Decompressor().decompress(content, most)),
+    "lzma": lambda content, most: len(lzma.LZMADecompressor(memlimit=1 << 28).decompress(content, most)),
+    "blosc": lambda content, _: int(struct.unpack_from("<I", content, 4)[0]),
+    "lz4": lambda content, _: int(struct.unpack_from("<I", content)[0]),
+    "zstd": _zstd,
+}
 
 
 def _bomb(name: str, path: Path) -> FileError:

@@ -6,8 +6,6 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil.core.bag import FloatArray
-from xmil.core.errors import FileError, XmilError
+from xmil.core.errors import FileError
 from xmil.core.text import parse_json, small_number
 from xmil.data.containers.container import (
+    MARKS,
     ArrayInfo,
     Contents,
     Index,
@@ -25,26 +24,15 @@ from xmil.data.containers.container import (
     check_chunks,
     check_memory,
     check_stored,
+    readable,
 )
 from xmil.data.containers.packing import check_zarr_chunks
 
-MARKS = (".zgroup", ".zarray", ".zmetadata", "zarr.json")
 # Codecs that only move bytes; others (pickle, json objects) could run code or load plugins.
 CODECS = {
-    "blosc",
-    "zstd",
-    "lz4",
-    "gzip",
-    "zlib",
-    "bz2",
-    "lzma",
-    "bytes",
-    "crc32c",
-    "transpose",
-    "shuffle",
-    "delta",
+    *("blosc", "zstd", "lz4", "gzip", "zlib", "bz2", "lzma", "bytes", "transpose", "shuffle", "delta"),
+    *("crc32c", "fletcher32", "adler32", "crc32", "sharding_indexed", "vlen-utf8"),
 }
-CODECS |= {"fletcher32", "adler32", "crc32", "sharding_indexed", "vlen-utf8"}
 _FILES = 2_000_000
 
 
@@ -57,21 +45,27 @@ class ZarrContents(Contents):
         super().__init__(path)
         _check_store(path)
         self._checked = set[str]()
-        self.attrs = _attributes(path)
-        self.groups = sorted(
-            str(p.parent.relative_to(path)) for p in _metadata_files(path) if not _is_array(p)
-        )
-        for mark in _metadata_files(path):
-            if _is_array(mark):
-                name = str(mark.parent.relative_to(path))
-                self.arrays[name] = _array_info(mark, self.path)
+        self.attrs, self.groups = self.group_attrs("."), list[str]()
+        marks = [Path(folder, name) for folder, _, files in os.walk(path) for name in files if name in MARKS]
+        for mark in sorted(mark for mark in marks if mark.name != ".zmetadata"):
+            name = str(mark.parent.relative_to(path))
+            kind = _json(mark).get("node_type") if mark.name == "zarr.json" else mark.name
+            if kind in ("array", ".zarray"):
+                self.arrays[name] = _array_info(mark, name, path)
+            else:
+                self.groups.append(name)
 
     def group_attrs(self, name: str) -> dict[str, Any]:
         """Attributes of a group or array below the root."""
-        return _attributes(self.path / name)
+        folder = self.path / name
+        if (folder / "zarr.json").is_file():
+            attributes = _json(folder / "zarr.json").get("attributes", {})
+        else:
+            attributes = _json(folder / ".zattrs") if (folder / ".zattrs").is_file() else {}
+        return attributes if isinstance(attributes, dict) else {}
 
     def _read(self, name: str) -> npt.NDArray[Any]:
-        with _readable(self.path):
+        with readable(self.path, "zarr store"):
             return np.asarray(self._open(name)[...])
 
     def _rows(self, name: str, shape: tuple[int, int]) -> Rows:
@@ -108,7 +102,7 @@ class ZarrRows(Rows):
         self.contents, self.name, self.shape, self.dtype = contents, name, shape, dtype
 
     def read(self, index: Index | None = None) -> FloatArray:
-        with _readable(self.contents.path):
+        with readable(self.contents.path, "zarr store"):
             array, path = self.contents._open(self.name), self.contents.path
             check_chunks(int(array.nchunks_initialized), int(array.nchunks), name=self.name, path=path)
             if index is not None and array.ndim == 2 and len(index):
@@ -117,20 +111,6 @@ class ZarrRows(Rows):
                 values = np.asarray(array[...]).reshape(self.shape)
                 values = values if index is None else values[index]
             return np.ascontiguousarray(values, dtype=np.float32)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Whatever zarr and its codecs find wrong, as one sentence."""
-    try:
-        yield
-    except XmilError:
-        raise
-    except Exception as error:  # almost any type on damaged stores
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FileError(
-            f"{path}: not a readable zarr store ({first[:200]}); write or copy it again."
-        ) from None
 
 
 def _check_store(path: Path) -> None:
@@ -145,11 +125,6 @@ def _check_store(path: Path) -> None:
             raise FileError(f"{path}: has more than {_FILES:,} folders; it is not a feature store.")
 
 
-def _metadata_files(path: Path) -> list[Path]:
-    marks = [Path(folder, name) for folder, _, files in os.walk(path) for name in files if name in MARKS]
-    return sorted(mark for mark in marks if mark.name != ".zmetadata")
-
-
 def _json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > 1 << 24:
@@ -162,26 +137,12 @@ def _json(path: Path) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def _attributes(folder: Path) -> dict[str, Any]:
-    if (folder / "zarr.json").is_file():
-        attributes = _json(folder / "zarr.json").get("attributes", {})
-    else:
-        attributes = _json(folder / ".zattrs") if (folder / ".zattrs").is_file() else {}
-    return attributes if isinstance(attributes, dict) else {}
-
-
-def _is_array(mark: Path) -> bool:
-    return mark.name == ".zarray" or (mark.name == "zarr.json" and _json(mark).get("node_type") == "array")
-
-
-def _array_info(mark: Path, store: Path) -> ArrayInfo:
+def _array_info(mark: Path, name: str, store: Path) -> ArrayInfo:
     meta = _json(mark)
-    name = str(mark.parent.relative_to(store))
-    codecs = _codec_names(meta)
-    if not codecs <= CODECS:
-        strange = ", ".join(sorted(codecs - CODECS))
+    if strange := _codec_names(meta) - CODECS:
         raise FileError(
-            f"{store}: {name!r} uses the codec {strange}, which is not allowed here; it is not read."
+            f"{store}: {name!r} uses the codec {', '.join(sorted(strange))}, which is not allowed here; it "
+            "is not read."
         )
     try:
         shape = tuple(int(length) for length in meta["shape"])
@@ -291,8 +252,7 @@ def _vector(path: Path, name: int) -> npt.NDArray[Any]:
     entry = path / f"{name}.pt"
     if not entry.resolve().is_relative_to(path.resolve()):
         raise FileError(f"{entry}: a link out of the folder, which is not followed; copy the file in.")
-    contents = TorchContents(entry)
-    values = contents.read(TENSOR)
+    values = TorchContents(entry).read(TENSOR)
     return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
 
 
@@ -316,10 +276,6 @@ def read_csv(path: Path) -> dict[str, list[str | None]]:
     rows = [row for row in rows if any(cell.strip() for cell in row)]
     if not rows:
         raise FileError(f"{path}: the table is empty; a header and one row at least are needed.")
-    return _columns(rows, path)
-
-
-def _columns(rows: list[list[str]], path: Path) -> dict[str, list[str | None]]:
     header = [name.strip() for name in rows[0]]
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:

@@ -68,7 +68,13 @@ def find_reader(contents: Contents, format: str) -> Reader:  # noqa: A002 - the 
     """The reader named, or the one that claims the container."""
     _load_built_in()
     if format != "auto":
-        return _named(contents, format)
+        kinds = READERS[format].kinds
+        if contents.kind not in kinds:
+            raise InputError(
+                f"{contents.path}: is a {contents.kind} container, but {format!r} files are "
+                f"{' or '.join(kinds)}."
+            )
+        return READERS[format]
     fitting = [
         entry
         for name in READERS
@@ -91,14 +97,6 @@ def list_formats() -> list[str]:
     """
     _load_built_in()
     return list(READERS)
-
-
-def _named(contents: Contents, name: str) -> Reader:
-    entry = READERS[name]
-    if contents.kind not in entry.kinds:
-        kinds = " or ".join(entry.kinds)
-        raise InputError(f"{contents.path}: is a {contents.kind} container, but {name!r} files are {kinds}.")
-    return entry
 
 
 def _unknown(contents: Contents) -> str:

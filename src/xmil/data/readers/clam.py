@@ -21,15 +21,17 @@ from xmil.data.header import (
     Ask,
     Header,
     find_beside,
+    grid_edge,
     index_beside,
     patch_table,
-    placed,
+    place,
+    positive,
     slide_name,
-    smallest_gap,
 )
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
+_FOREIGN = {"patch_size_level0", "patch_spacing_um_px"}  # attributes of TRIDENT and WSInfer
 _GIGAPATH_EDGE_UM = 128.0  # 256 px at 20x, which is 0.5 µm per pixel
 
 
@@ -37,55 +39,41 @@ def _coords_attrs(contents: Contents) -> Any:
     return contents.arrays["coords"].attrs if "coords" in contents else {}
 
 
-def _claims_patches(contents: Contents) -> bool:
-    about = _coords_attrs(contents)
-    return "patch_level" in about and not {"patch_size_level0", "patch_spacing_um_px"} & set(about)
-
-
-def _claims_features(contents: Contents) -> bool:
-    named = contents.kind == "h5" and "features" in contents and "coords" in contents
-    about = set(_coords_attrs(contents))
-    foreign = {"patch_size_level0", "patch_spacing_um_px", "patch_level"}  # TRIDENT, WSInfer, CLAM's patches
-    return named and not about & foreign and "imgs" not in contents
-
-
-def _claims_tensor(contents: Contents) -> bool:
-    if (
-        contents.kind != "pt"
-        or list(contents.arrays) != [TENSOR]
-        or index_beside(contents.path)
-        or patch_table(contents.path)
-    ):
+def _claims(contents: Contents) -> bool:
+    """Features with corners that no other tool describes, or a tensor with such a file beside it."""
+    if contents.kind == "h5":
+        foreign = {*_FOREIGN, "patch_level"} & set(_coords_attrs(contents))
+        return "features" in contents and "coords" in contents and not foreign and "imgs" not in contents
+    if list(contents.arrays) != [TENSOR] or index_beside(contents.path) or patch_table(contents.path):
         return False
     return _h5_beside(contents.path) is not None
 
 
-@reader("clam-patches", kinds=("h5",), claims=_claims_patches)
+@reader(
+    "clam-patches",
+    kinds=("h5",),
+    claims=lambda contents: "patch_level" in (about := set(_coords_attrs(contents))) and not about & _FOREIGN,
+)
 def read_patches(contents: Contents, ask: Ask) -> Header:
     """Corners only: level-0 pixels, the edge at `patch_level` times the whole part of the downsample."""
     features = contents.rows("features") if "features" in contents else None
     header = Header(contents.path, "clam-patches", features, slide_id=slide_name(contents.path))
-    edge, note = _patch_edge(_coords_attrs(contents), contents.path)
-    header = replace(header, inferred=(note,) if note else ())
-    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
+    edge, notes = _patch_edge(_coords_attrs(contents), contents.path)
+    return place(header, corners(contents), edge=edge, ask=ask, notes=notes)
 
 
-@reader(
-    "clam", kinds=("h5", "pt"), claims=lambda contents: _claims_features(contents) or _claims_tensor(contents)
-)
+@reader("clam", kinds=("h5", "pt"), claims=_claims)
 def read_features(contents: Contents, ask: Ask) -> Header:
     """Features and level-0 corners; the edge comes from `patches/`, or from the coordinate gap."""
+    rows = contents.rows(TENSOR if contents.kind == "pt" else "features")
+    header = Header(contents.path, "clam", rows, slide_id=slide_name(contents.path))
     if contents.kind == "pt":
-        return _join_h5(
-            Header(contents.path, "clam", contents.rows(TENSOR), slide_id=slide_name(contents.path)), ask
-        )
-    header = Header(contents.path, "clam", contents.rows("features"), slide_id=slide_name(contents.path))
-    edge = _stored_edge(_coords_attrs(contents))
-    if edge is None or ask.patch_size is not None:
+        return _join_h5(header, ask)
+    edge = int(positive(_coords_attrs(contents).get("patch_size")) or 0)  # its pixels have no pyramid level
+    if not edge or ask.patch_size is not None:
         return _with_edge(header, corners(contents), ask=ask)
     note = f"patch edge {edge} from the attribute patch_size, taken as level-0 pixels"
-    header = replace(header, inferred=(note,))
-    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
+    return place(header, corners(contents), edge=edge, ask=ask, notes=[note])
 
 
 @reader("gigapath", kinds=("h5",), claims=lambda _: False)
@@ -95,20 +83,19 @@ def read_gigapath(contents: Contents, ask: Ask) -> Header:
     if ask.mpp is None or ask.patch_size is not None:
         return _with_edge(header, corners(contents), ask=ask)
     edge = round(_GIGAPATH_EDGE_UM / ask.mpp)
-    header = replace(header, inferred=(f"patch edge {edge} from 256 px at 20x and mpp {ask.mpp:g}",))
-    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
+    note = f"patch edge {edge} from 256 px at 20x and mpp {ask.mpp:g}"
+    return place(header, corners(contents), edge=edge, ask=ask, notes=[note])
 
 
 @reader("clam-images", kinds=("h5",), claims=lambda contents: "imgs" in contents and "coords" in contents)
 def read_images(contents: Contents, ask: Ask) -> Header:
     """Old CLAM files with the patch images inside: corners are divided by the downsample."""
-    about = contents.arrays["imgs"].attrs
-    scale = _pair(about.get("downsample"), contents.path)
-    shape = contents.arrays["imgs"].shape
-    edge = shape[1] * scale[0] if len(shape) == 4 else None
+    images = contents.arrays["imgs"]
+    scale = _pair(images.attrs.get("downsample"), contents.path)
+    edge = images.shape[1] * scale[0] if len(images.shape) == 4 else None
     header = Header(contents.path, "clam-images", None, slide_id=slide_name(contents.path))
-    header = replace(header, inferred=(f"level-0 corners: stored ones times the downsample {scale[0]:g}",))
-    return replace(header, **placed(header, corners(contents) * scale, "px", edge=edge, ask=ask))
+    note = f"level-0 corners: stored ones times the downsample {scale[0]:g}"
+    return place(header, corners(contents) * scale, edge=edge, ask=ask, notes=[note])
 
 
 def _join_h5(header: Header, ask: Ask) -> Header:
@@ -137,23 +124,21 @@ def _h5_beside(path: Path) -> Path | None:
 
 def _with_edge(header: Header, coords: npt.NDArray[Any], *, ask: Ask) -> Header:
     if ask.patch_size is not None:
-        return replace(header, **placed(header, coords, "px", edge=None, ask=ask))
-    edge, note = _sibling_edge(header.path, coords)
+        return place(header, coords, ask=ask)
+    edge, notes = _sibling_edge(header.path, coords)
     if edge is None:
-        edge = smallest_gap(coords)
-        note = f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)" if edge else None
-    header = replace(header, inferred=(*header.inferred, *([note] if note else [])))
-    return replace(header, **placed(header, coords, "px", edge=edge, ask=ask))
+        edge, notes = grid_edge(coords)
+    return place(header, coords, edge=edge, ask=ask, notes=notes)
 
 
-def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, str | None]:
+def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, list[str]]:
     """The edge from `patches/<slide>.h5`, if its corners are the same."""
     from xmil.data.containers import open_contents
 
     name = slide_name(path)
     beside = find_beside(path, [f"patches/{name}.h5", f"patches/{name}_patches.h5"], levels=2)
     if beside is None or beside.resolve() == path.resolve():
-        return None, None
+        return None, []
     try:
         contents = open_contents(beside)
         same = np.array_equal(corners(contents), coords)
@@ -164,31 +149,21 @@ def _sibling_edge(path: Path, coords: npt.NDArray[Any]) -> tuple[float | None, s
             else _patch_edge(about, beside)[0]
         )
     except (FileError, KeyError, TypeError, ValueError):
-        return None, None
-    return (edge, f"patch edge {edge:g} from patches/{beside.name}") if same and edge else (None, None)
+        return None, []
+    return (edge, [f"patch edge {edge:g} from patches/{beside.name}"]) if same and edge else (None, [])
 
 
-def _patch_edge(about: Any, path: Path) -> tuple[float | None, str | None]:
+def _patch_edge(about: Any, path: Path) -> tuple[float | None, list[str]]:
     try:
         size = int(about["patch_size"])
         scale = int(_pair(about.get("downsample", 1), path)[0])
         custom = int(about.get("custom_downsample") or 1)
     except (KeyError, TypeError, ValueError):
-        return None, None
+        return None, []
     edge = size * scale * custom
     how = f"{size} px at level {about.get('patch_level')} times the downsample {scale}"
-    return edge, f"patch edge {edge} from {how}" + (
-        f" and the custom downsample {custom}" if custom > 1 else ""
-    )
-
-
-def _stored_edge(about: Any) -> int | None:
-    """The patch edge beside the corners, where no pyramid level says what its pixels are."""
-    try:
-        edge = int(np.asarray(about["patch_size"]).reshape(-1)[0])
-    except (KeyError, TypeError, ValueError, IndexError):
-        return None
-    return edge if edge > 0 else None
+    more = f" and the custom downsample {custom}" if custom > 1 else ""
+    return edge, [f"patch edge {edge} from {how}{more}"]
 
 
 def _pair(value: Any, path: Path) -> npt.NDArray[np.float64]:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.core.text import parse_json
-from xmil.data.containers import Contents, Rows
+from xmil.data.containers import Contents
 from xmil.data.containers.arrays import TENSOR, NpzContents
 from xmil.data.containers.stores import FolderContents, read_csv
-from xmil.data.header import Ask, Header, index_beside, patch_table, placed, slide_name
+from xmil.data.header import Ask, Header, index_beside, patch_table, place, slide_name
 from xmil.data.readers import reader
 
 Columns = dict[str, list[str | None]]
@@ -41,38 +41,29 @@ def _claims(contents: Contents) -> bool:
 @reader("xmil", kinds=("pt", "npz", "folder"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
     """Vectors in ascending patch number, with boxes and annotations where the patch table is near."""
-    rows, numbers = _rows(contents)
-    header = Header(contents.path, "xmil", rows, slide_id=slide_name(contents.path))
-    if numbers is not None:
-        header = replace(header, columns={"patch_id": numbers})
-    table = patch_table(contents.path)
-    if table is None:
-        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
-    return _with_table(header, table, ask=ask)
-
-
-def _rows(contents: Contents) -> tuple[Rows, npt.NDArray[np.int64] | None]:
+    stored: list[int] | None = None
     if isinstance(contents, NpzContents):
         names = sorted(contents.arrays, key=int)
-        return contents.stacked(names), np.array([int(name) for name in names])
-    if isinstance(contents, FolderContents):
-        return contents.rows("vectors"), np.array(contents.ids)
-    return contents.rows(TENSOR), None
-
-
-def _with_table(header: Header, table: Path, *, ask: Ask) -> Header:
+        rows, stored = contents.stacked(names), [int(name) for name in names]
+    elif isinstance(contents, FolderContents):
+        rows, stored = contents.rows("vectors"), contents.ids
+    else:
+        rows = contents.rows(TENSOR)
+    header = Header(contents.path, "xmil", rows, slide_id=slide_name(contents.path))
+    table = patch_table(contents.path)
+    if table is None:
+        numbered = {} if stored is None else {"patch_id": np.array(stored)}
+        return place(replace(header, columns=numbered), None, ask=ask)
     columns = _ascending(read_csv(table), table)
-    numbers = np.array([int(value or 0) for value in columns["patch_id"]])
-    stored = header.columns.get("patch_id")
-    if len(numbers) != len(header) or (stored is not None and not np.array_equal(stored, numbers)):
+    numbers = [int(value or 0) for value in columns["patch_id"]]
+    if len(numbers) != len(header) or (stored is not None and stored != numbers):
         raise FileError(
             f"{header.path}: has {len(header)} vectors, but {table} lists {len(numbers)} other patches."
         )
-    header = replace(header, columns={"patch_id": numbers, **_annotations(columns, table)})
+    header = replace(header, columns={"patch_id": np.array(numbers), **_annotations(columns, table)})
     xy, edge = _boxes(columns, table)
     note = f"boxes of {table.parent.parent.name}/metadata/df.csv, joined in ascending patch_id"
-    header = replace(header, inferred=(*header.inferred, note))
-    return replace(header, **placed(header, xy, "px", edge=edge, ask=ask))
+    return place(header, xy, edge=edge, ask=ask, notes=[note])
 
 
 def _ascending(columns: Columns, path: Path) -> Columns:

@@ -11,7 +11,7 @@ from xmil.core.errors import FileError
 from xmil.data.containers import Contents
 from xmil.data.containers.arrays import ARRAY, TENSOR
 from xmil.data.containers.container import ArrayRows
-from xmil.data.header import Ask, Header, named_graphs, placed, slide_name, smallest_gap
+from xmil.data.header import Ask, Header, grid_edge, named_graphs, place, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
@@ -35,17 +35,14 @@ def read(contents: Contents, ask: Ask) -> Header:
     """Features, and level-0 corners where an array is named `coords`."""
     name = _features(contents) or next(iter(contents.arrays), TENSOR)
     header = Header(contents.path, "plain", contents.rows(name), slide_id=slide_name(contents.path))
-    if name not in (TENSOR, ARRAY):
-        header = replace(header, inferred=(f"features from the array {name!r}",))
+    notes = [] if name in (TENSOR, ARRAY) else [f"features from the array {name!r}"]
     header = replace(header, extras=named_graphs(contents, len(header)))
     if "coords" not in contents:
-        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
+        return place(header, None, ask=ask, notes=notes)
     coords = corners(contents)
-    notes = [*header.inferred, "coordinates taken as level-0 top-left corners"]
-    edge = None if ask.patch_size is not None else smallest_gap(coords)
-    notes += [f"patch edge {edge} from the smallest coordinate gap (no overlap assumed)"] if edge else []
-    header = replace(header, inferred=tuple(notes))
-    return replace(header, **placed(header, coords, "px", edge=edge, ask=ask))
+    edge, from_grid = grid_edge(coords) if ask.patch_size is None else (None, [])
+    notes += ["coordinates taken as level-0 top-left corners", *from_grid]
+    return place(header, coords, edge=edge, ask=ask, notes=notes)
 
 
 VECTORS = ("slide_embedding", "slide_features", "embedding", *NAMES)

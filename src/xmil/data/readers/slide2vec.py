@@ -6,7 +6,6 @@ spacing in `tiles/<slide>.coordinates.meta.json`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import numpy.typing as npt
 
 from xmil.core.bag import LEVEL0
 from xmil.core.errors import FileError
-from xmil.core.text import parse_json
 from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.arrays import TENSOR
-from xmil.data.header import Ask, Header, find_beside, placed, slide_name
+from xmil.data.header import Ask, Header, find_beside, place, read_json, slide_name
 from xmil.data.readers import reader
 
 TILES, REGIONS = "tile_embeddings", "hierarchical_embeddings"
@@ -32,8 +30,7 @@ def _claims(contents: Contents) -> bool:
 @reader("slide2vec", kinds=("pt", "npz"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
     """Features with level-0 corners; edge, mpp and slide size from the files of the tiling."""
-    beside = _beside(contents.path, "coordinates.meta.json")
-    about, tiling = _about(contents.path), {} if beside is None else _json(beside)
+    about, tiling = _about(contents.path), read_json(_beside(contents.path, "coordinates.meta.json"))
     if about.get("artifact_type") == REGIONS:
         raise FileError(
             f"{contents.path}: holds features of regions (regions, tiles, width), not of patches; embed "
@@ -52,7 +49,7 @@ def read(contents: Contents, ask: Ask) -> Header:
         extra=dict(zip(LEVEL0, size, strict=True)) if sized else {},
     )
     edge = _number(about.get("tile_size_lv0") or (tiling.get("tiling") or {}).get("tile_size_lv0"))
-    return replace(header, **placed(header, _corners(contents), "px", edge=edge, ask=ask))
+    return place(header, _corners(contents), edge=edge, ask=ask)
 
 
 def _corners(contents: Contents) -> npt.NDArray[np.int64] | None:
@@ -75,22 +72,13 @@ def _corners(contents: Contents) -> npt.NDArray[np.int64] | None:
 
 def _about(path: Path) -> dict[str, Any]:
     """What slide2vec says of the features."""
-    beside = find_beside(path, [f"{slide_name(path)}.meta.json"], levels=0)
-    return {} if beside is None else _json(beside)
+    return read_json(find_beside(path, [f"{slide_name(path)}.meta.json"], levels=0))
 
 
 def _beside(path: Path, ending: str) -> Path | None:
     name = f"{slide_name(path)}.{ending}"
     by_class = path.absolute().parent.parent.name == TILES  # tile_embeddings/<annotation>/
     return find_beside(path, [name, f"tiles/{name}"], levels=2 if by_class else 1)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        loaded = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: not readable JSON ({type(error).__name__}).") from None
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _number(value: Any) -> float | None:

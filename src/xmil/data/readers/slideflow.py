@@ -6,15 +6,13 @@ and `bags_config.json` with the tile size in microns, or as a magnification such
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import FileError
-from xmil.core.text import parse_json
 from xmil.data.containers import Contents, open_contents
 from xmil.data.containers.arrays import TENSOR
-from xmil.data.header import Ask, Header, find_beside, index_beside, placed, slide_name
+from xmil.data.header import Ask, Header, find_beside, index_beside, place, read_json, slide_name
 from xmil.data.readers import reader
 
 
@@ -25,7 +23,7 @@ def _claims(contents: Contents) -> bool:
 @reader("slideflow", kinds=("pt",), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
     """Corners are the centres less half an edge, and the edge is the tile's microns by the slide's mpp."""
-    config = _config(contents.path)
+    config = read_json(find_beside(contents.path, ["bags_config.json"], levels=0))
     extractor = config.get("extractor")
     if isinstance(extractor, dict):
         extractor = extractor.get("tag") or extractor.get("class")
@@ -38,9 +36,14 @@ def read(contents: Contents, ask: Ask) -> Header:
         version=_text(config.get("slideflow_version")),
         extra={key: config[key] for key in ("tile_px", "tile_um") if key in config},
     )
-    edge, note = _edge_um(config)
-    header = replace(header, inferred=(note,) if note else ())
-    return replace(header, **placed(header, _centres(contents.path), "px-centre", edge=edge, ask=ask))
+    size, edge, notes = config.get("tile_um"), None, []
+    if isinstance(size, int | float) and size > 0:
+        edge = float(size)
+    elif size is not None:
+        notes = [f"tile size given as {size!r}: a magnification, from which no level-0 edge follows"]
+    elif not config:
+        notes = ["no bags_config.json with the tile size beside the bag"]
+    return place(header, _centres(contents.path), "px-centre", edge=edge, ask=ask, notes=notes)
 
 
 def _centres(path: Path) -> Any:
@@ -52,26 +55,6 @@ def _centres(path: Path) -> Any:
     if name is None:
         raise FileError(f"{beside}: holds no array; Slideflow stores the tile locations as 'arr_0'.")
     return index.read("arr_0" if "arr_0" in index else name)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    beside = find_beside(path, ["bags_config.json"], levels=0)
-    if beside is None:
-        return {}
-    try:
-        loaded = parse_json(beside.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{beside}: not readable JSON ({error}); write the bags again.") from None
-    return loaded if isinstance(loaded, dict) else {}
-
-
-def _edge_um(config: dict[str, Any]) -> tuple[float | None, str | None]:
-    size = config.get("tile_um")
-    if isinstance(size, int | float) and size > 0:
-        return float(size), None
-    if size is None:
-        return None, "no bags_config.json with the tile size beside the bag" if not config else None
-    return None, f"tile size given as {size!r}: a magnification, from which no level-0 edge follows"
 
 
 def _text(value: Any) -> str | None:

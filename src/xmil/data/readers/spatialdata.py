@@ -7,7 +7,6 @@ tiles are level-0 polygons in `shapes/<tiles>/shapes.parquet`, specified in the 
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from xmil.core.budget import read_parquet
 from xmil.core.errors import FileError
 from xmil.data.containers.container import Contents
 from xmil.data.containers.stores import ZarrContents
-from xmil.data.header import Ask, Header, placed, slide_name
+from xmil.data.header import Ask, Header, place, slide_name
 from xmil.data.readers import reader
 
 Boxes = npt.NDArray[np.float64]
@@ -33,8 +32,7 @@ def _claims(contents: Contents) -> bool:
 def read(contents: Contents, ask: Ask) -> Header:
     """The one feature table of the store; where there are several, its folder is named in the path."""
     store, table = _table(contents)
-    about = store.group_attrs(table)
-    tiles = _region(store, table, about)
+    tiles = _region(store, table)
     spec = _tile_spec(store, tiles)
     header = Header(
         store.path,
@@ -48,18 +46,16 @@ def read(contents: Contents, ask: Ask) -> Header:
     )
     notes = [f"encoder {header.encoder!r} from the table's name"]
     notes += [f"mpp {header.mpp:g} from tile_spec"] if header.mpp and ask.mpp is None else []
-    header = replace(header, inferred=tuple(notes))
-    boxes = _matched(store, table, tiles=tiles, n=len(header))
+    boxes = _read_boxes(store, table, tiles=tiles, n=len(header))
     if boxes is None:
-        return replace(header, **placed(header, None, "px", edge=None, ask=ask))
+        return place(header, None, ask=ask, notes=notes)
     edges = np.unique(np.rint(boxes[:, 2:] - boxes[:, :2]))
     if len(edges) > 1:
         raise FileError(
             f"{store.path}: its tiles must be squares of one size. Got edges {edges[:6].tolist()}."
         )
-    return replace(
-        header, **placed(header, boxes[:, :2], "px", edge=float(edges[0]) if len(edges) else None, ask=ask)
-    )
+    edge = float(edges[0]) if len(edges) else None
+    return place(header, boxes[:, :2], edge=edge, ask=ask, notes=notes)
 
 
 def _tables(contents: Contents) -> list[str]:
@@ -81,9 +77,9 @@ def _table(contents: Contents) -> tuple[ZarrContents, str]:
     return ZarrContents(contents.path), tables[0]
 
 
-def _region(store: ZarrContents, table: str, about: dict[str, Any]) -> str:
+def _region(store: ZarrContents, table: str) -> str:
     """The shapes a table is of: stored with it, else the one whose name ends the table's."""
-    region = about.get("region")
+    region = store.group_attrs(table).get("region")
     if isinstance(region, list) and len(region) == 1:
         region = region[0]
     if isinstance(region, str):
@@ -115,12 +111,12 @@ def _version(store: ZarrContents) -> str | None:
     return None if version is None else str(version)
 
 
-def _matched(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes | None:
+def _read_boxes(store: ZarrContents, table: str, *, tiles: str, n: int) -> Boxes | None:
     """Boxes in the table's row order, joined by tile number."""
-    contents = _polygons(store.path, tiles)
-    if contents is None:
+    polygons = _polygons(store.path, tiles)
+    if polygons is None:
         return None
-    numbers, boxes = contents
+    numbers, boxes = polygons
     key = f"{table}/obs/tile_id"
     wanted = store.read(key).astype(np.int64) if key in store else np.arange(n)
     order = np.argsort(numbers, kind="stable")

@@ -6,15 +6,13 @@ before, coordinates had a stride of 224 for tiles of 256 µm, and `augmented` ma
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from xmil.core.bag import IntArray
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed, slide_name, smallest_gap
+from xmil.data.header import Ask, Header, place, positive, slide_name, smallest_gap
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
@@ -30,40 +28,45 @@ def read(contents: Contents, ask: Ask) -> Header:
             f"{contents.path}: holds one {level}-level embedding, not a bag; give the tile features."
         )
     header = _header(contents, "stamp", version=str(contents.attrs["stamp_version"]))
-    edge = contents.attrs.get("tile_size_um", contents.attrs.get("tile_size"))
     if "coords" not in contents:
-        return replace(header, **placed(header, None, "um", edge=None, ask=ask))
+        return place(header, None, ask=ask)
+    edge = positive(contents.attrs.get("tile_size_um", contents.attrs.get("tile_size")))
     unit = "um" if contents.attrs.get("unit", "um") == "um" else "unknown"
-    return replace(
-        header, **placed(header, _original_corners(contents, header), unit, edge=_number(edge), ask=ask)
-    )
+    return place(header, _original_corners(contents, header), unit, edge=edge, ask=ask)
 
 
-def _claims_old(contents: Contents) -> bool:
-    return "feats" in contents and "stamp_version" not in contents.attrs
-
-
-@reader("marugoto", kinds=("h5",), claims=_claims_old)
+@reader(
+    "marugoto",
+    kinds=("h5",),
+    claims=lambda contents: "feats" in contents and "stamp_version" not in contents.attrs,
+)
 def read_old(contents: Contents, ask: Ask) -> Header:
     """STAMP 1 and marugoto: a stride of about 224 stands for 256 µm; augmented rows are left out."""
     header = _header(contents, "marugoto", version=None)
     if "coords" not in contents:
-        return replace(header, **placed(header, None, "um", edge=None, ask=ask))
+        return place(header, None, ask=ask)
     coords = _original_corners(contents, header)
     stride = smallest_gap(coords)
     if stride is None or abs(stride - _OLD_STRIDE) > 2:
         note = f"coordinates of an unknown unit (stride {stride}, not about 224)"
-        header = replace(header, inferred=(*header.inferred, note))
-        return replace(header, **placed(header, coords, "unknown", edge=None, ask=ask))
+        return place(header, coords, "unknown", ask=ask, notes=[note])
     note = f"microns from the stride of {stride}: 224 stands for 256 µm"
-    header = replace(header, inferred=(*header.inferred, note))
     microns = coords / _OLD_STRIDE * _OLD_TILE_UM
-    return replace(header, **placed(header, microns, "um", edge=_OLD_TILE_UM, ask=ask))
+    return place(header, microns, "um", edge=_OLD_TILE_UM, ask=ask, notes=[note])
 
 
 def _header(contents: Contents, name: str, *, version: str | None) -> Header:
-    rows = contents.rows("feats")
-    keep, note = _originals(contents, rows.shape[0])
+    rows, keep, notes = contents.rows("feats"), None, []
+    n = rows.shape[0]
+    if "augmented" in contents:
+        flags = contents.read("augmented")
+        if flags.shape != (n,):
+            raise FileError(
+                f"{contents.path}: 'augmented' must have {n} rows. Got shape {flags.shape} instead."
+            )
+        if flags.any():
+            keep = np.flatnonzero(flags == 0).astype(np.int64)
+            notes = [f"left out {n - len(keep)} augmented rows of {n}"]
     extractor = contents.attrs.get("extractor")
     return Header(
         contents.path,
@@ -73,20 +76,9 @@ def _header(contents: Contents, name: str, *, version: str | None) -> Header:
         encoder=None if extractor is None else str(extractor),
         version=version,
         keep=keep,
-        inferred=(note,) if note else (),
+        inferred=tuple(notes),
         extra={key: contents.attrs[key] for key in ("tile_size_px", "code_hash") if key in contents.attrs},
     )
-
-
-def _originals(contents: Contents, n: int) -> tuple[IntArray | None, str | None]:
-    if "augmented" not in contents:
-        return None, None
-    flags = contents.read("augmented")
-    if flags.shape != (n,):
-        raise FileError(f"{contents.path}: 'augmented' must have {n} rows. Got shape {flags.shape} instead.")
-    keep = np.flatnonzero(flags == 0).astype(np.int64)
-    dropped = n - len(keep)
-    return (keep, f"left out {dropped} augmented rows of {n}") if dropped else (None, None)
 
 
 def _original_corners(contents: Contents, header: Header) -> Any:
@@ -98,11 +90,3 @@ def _original_corners(contents: Contents, header: Header) -> Any:
             "they must match."
         )
     return coords if header.keep is None else coords[header.keep]
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if 0 < number < np.inf else None

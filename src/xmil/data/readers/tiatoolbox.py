@@ -6,13 +6,11 @@ level-0 pixels, given by the user, settles the scale.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from xmil.core.errors import FileError
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed, slide_name
+from xmil.data.header import Ask, Header, place, slide_name
 from xmil.data.readers import reader
 
 
@@ -37,4 +35,4 @@ def read(contents: Contents, ask: Ask) -> Header:
             f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
         )
     edge = float(edges[0]) if len(edges) else None
-    return replace(header, **placed(header, boxes[:, :2], "px-read", edge=edge, ask=ask))
+    return place(header, boxes[:, :2], "px-read", edge=edge, ask=ask)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from xmil.core.errors import FileError
 from xmil.core.text import parse_json
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed, slide_name, stored_extras
+from xmil.data.header import Ask, Header, place, positive, slide_name, stored_extras
 from xmil.data.readers import reader
 
 OURS = "xmil"  # the root attribute that carries what TRIDENT's layout has no place for
+STATED = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
 
 
 def _claims(contents: Contents) -> bool:
@@ -35,8 +35,7 @@ def read(contents: Contents, ask: Ask) -> Header:
     features = contents.rows("features") if "features" in contents else None
     stored = contents.arrays["features"].attrs if features is not None else {}
     names = [name for name in contents.arrays if name.startswith("columns/")]
-    stated = ("level0_magnification", "target_magnification", "overlap", "level0_width", "level0_height")
-    extra = {key: about[key] for key in (*stated, "patch_size") if about.get(key) is not None}
+    extra = {key: about[key] for key in (*STATED, "patch_size") if about.get(key) is not None}
     encoder = stored.get("encoder")
     header = Header(
         path=contents.path,
@@ -44,29 +43,21 @@ def read(contents: Contents, ask: Ask) -> Header:
         features=features,
         slide_id=ours.get("slide_id") or slide_name(contents.path),
         encoder=str(encoder) if encoder not in (None, "") else None,
-        mpp=_positive(about.get("mpp") or ours.get("mpp")),
+        mpp=positive(about.get("mpp") or ours.get("mpp")),
         version=ours.get("version"),
         inferred=tuple(map(str, ours.get("inferred", ()))),
         columns={name.removeprefix("columns/"): contents.read(name) for name in names},
         extra={**extra, **(ours.get("extra") or {})},
     )
     header = replace(header, extras=stored_extras(contents, len(header)))
-    return replace(header, **_place(contents, header, ours=ours, ask=ask))
-
-
-def _place(contents: Contents, header: Header, *, ours: dict[str, Any], ask: Ask) -> dict[str, Any]:
+    raw = contents.read("raw_coords") if "raw_coords" in contents else None
     if "coords" not in contents:
-        if "raw_coords" in contents:
-            edge = _positive(ours.get("raw_edge"))
-            return placed(header, contents.read("raw_coords"), str(ours.get("unit")), edge=edge, ask=ask)
-        return placed(header, None, "px", edge=None, ask=ask)
-    edge = _positive(contents.arrays["coords"].attrs.get("patch_size_level0"))
-    fields = placed(header, corners(contents), "px", edge=edge, ask=ask)
-    if "raw_coords" in contents:
-        raw, unit = contents.read("raw_coords"), ours.get("unit")
-        where = replace(fields["patches"], raw_coords=raw, unit=unit, raw_edge=ours.get("raw_edge"))
-        fields["patches"] = where
-    return fields
+        return place(header, raw, str(ours.get("unit")), edge=positive(ours.get("raw_edge")), ask=ask)
+    header = place(header, corners(contents), edge=positive(about.get("patch_size_level0")), ask=ask)
+    if raw is None:
+        return header
+    unit, edge = ours.get("unit"), ours.get("raw_edge")
+    return replace(header, patches=replace(header.patches, raw_coords=raw, unit=unit, raw_edge=edge))
 
 
 def corners(contents: Contents) -> npt.NDArray[Any]:
@@ -86,12 +77,3 @@ def _ours(contents: Contents) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise FileError(f"{contents.path}: the attribute {OURS!r} is damaged; write the bag again.") from None
     return loaded if isinstance(loaded, dict) else {}
-
-
-def _positive(value: Any) -> float | None:
-    """A stored number above zero, or None for anything else."""
-    try:
-        number = float(np.asarray(value, dtype=np.float64).reshape(-1)[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    return number if 0 < number < np.inf else None

@@ -6,14 +6,12 @@ or `model-outputs-csv/<slide>.csv` with `minx, miny, width, height`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from xmil.core.errors import FileError
 from xmil.core.text import bare_name
 from xmil.data.containers import Contents
-from xmil.data.header import Ask, Header, placed, slide_name
+from xmil.data.header import Ask, Header, place, slide_name
 from xmil.data.readers import reader
 from xmil.data.readers.trident import corners
 
@@ -29,17 +27,13 @@ def _claims(contents: Contents) -> bool:
 @reader("wsinfer", kinds=("h5", "csv"), claims=_claims)
 def read(contents: Contents, ask: Ask) -> Header:
     """Boxes without features."""
-    if contents.kind == "csv":
-        return _read_csv(contents, ask)
-    about = contents.arrays["coords"].attrs
-    header = Header(contents.path, "wsinfer", None, slide_id=slide_name(contents.path))
-    edge = about.get("patch_size")
-    edge = float(edge) if isinstance(edge, int | float) and edge > 0 else None
-    header = replace(header, extra={"patch_mpp": about.get("patch_spacing_um_px")})
-    return replace(header, **placed(header, corners(contents), "px", edge=edge, ask=ask))
-
-
-def _read_csv(contents: Contents, ask: Ask) -> Header:
+    if contents.kind == "h5":
+        about = contents.arrays["coords"].attrs
+        edge = about.get("patch_size")
+        edge = float(edge) if isinstance(edge, int | float) and edge > 0 else None
+        extra = {"patch_mpp": about.get("patch_spacing_um_px")}
+        header = Header(contents.path, "wsinfer", None, slide_id=slide_name(contents.path), extra=extra)
+        return place(header, corners(contents), edge=edge, ask=ask)
     x, y, width, height = (contents.read(name) for name in _BOX)
     edges = np.unique(np.concatenate([width, height]))
     if len(edges) != 1 or not edges[0] > 0:
@@ -47,4 +41,4 @@ def _read_csv(contents: Contents, ask: Ask) -> Header:
             f"{contents.path}: its boxes must be squares of one size. Got edges {edges[:6].tolist()}."
         )
     header = Header(contents.path, "wsinfer", None, slide_id=bare_name(contents.path.stem))
-    return replace(header, **placed(header, np.stack([x, y], axis=1), "px", edge=float(edges[0]), ask=ask))
+    return place(header, np.stack([x, y], axis=1), edge=float(edges[0]), ask=ask)

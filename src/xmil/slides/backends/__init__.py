@@ -28,22 +28,15 @@ def resolution_mpp(per_unit: float, unit: str) -> float | None:
     return None if microns is None or not per_unit > 0 else plausible(microns / per_unit)
 
 
-def mean_mpp(x: float | None, y: float | None) -> float | None:
-    """One mpp from that of both axes; None where they are far apart, as pixels are square in our maps."""
-    x, y = plausible(x), plausible(y)
-    if x is None or y is None:
-        return x or y
-    return (x + y) / 2 if abs(x - y) <= 0.05 * max(x, y) else None
+def square_mpp(x: float | None, y: float | None, source: str) -> tuple[float | None, str | None]:
+    """One mpp from that of both axes, and its source; without mpp and with the reason if they are far apart.
 
-
-def told_mpp(x: float | None, y: float | None, source: str) -> tuple[float | None, str | None]:
-    """One mpp and its source; without mpp and with the reason where the pixels are not square.
-
-    >>> told_mpp(0.5, 0.5, "tags"), told_mpp(0.5, 0.25, "tags"), told_mpp(None, None, "tags")
+    >>> square_mpp(0.5, 0.5, "tags"), square_mpp(0.5, 0.25, "tags"), square_mpp(None, None, "tags")
     ((0.5, 'tags'), (None, '0.5 µm wide and 0.25 µm high, not square'), (None, None))
     """
-    mpp = mean_mpp(x, y)
-    if mpp is not None:
-        return mpp, source
     x, y = plausible(x), plausible(y)
-    return None, None if x is None or y is None else f"{x:.4g} µm wide and {y:.4g} µm high, not square"
+    if x is None or y is None:
+        return x or y, source if x or y else None
+    if abs(x - y) <= 0.05 * max(x, y):
+        return (x + y) / 2, source
+    return None, f"{x:.4g} µm wide and {y:.4g} µm high, not square"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends.tiff import ADOBE_RGB, JPEG, RGB, TiffSlide, _bytes
+from xmil.slides.backends.tiff import JPEG, RGB, TiffSlide
 from xmil.slides.slide import Pixels, Size, Slide
 
 VENDORS = ("OpenSlide, aperio", "OpenSlide, generic-tiff")
@@ -57,35 +57,6 @@ class DirectSlide(Slide):
         """Close both files."""
         self._tiff.close()
         self._slide.close()
-
-
-def jpeg_level(slide: Slide, level: int) -> JpegLevel | None:
-    """The raw tiles of a level, where they are plain JPEG and decoded here."""
-    if isinstance(slide, TiffSlide):
-        return JpegLevel(slide, level) if _is_plain_jpeg(slide._pages[level]) else None
-    at = slide.direct.get(level) if isinstance(slide, DirectSlide) else None
-    return JpegLevel(slide._tiff, at) if isinstance(slide, DirectSlide) and at is not None else None
-
-
-class JpegLevel:
-    """The compressed tiles of a level, each as a JPEG file of its own."""
-
-    def __init__(self, tiff: TiffSlide, level: int) -> None:
-        self._tiff, self._page = tiff, tiff._pages[level]
-        self.tile: Size = (int(self._page.tilewidth), int(self._page.tilelength))
-        width, height = int(self._page.imagewidth), int(self._page.imagelength)
-        self.across, self.down = -(-width // self.tile[0]), -(-height // self.tile[1])
-        self._tables = (self._page.jpegtables or b"")[2:-2]  # without start and end of image
-        self._mark = ADOBE_RGB if int(self._page.photometric) == RGB else b""
-        self.is_rgb = bool(self._mark)
-
-    def stream(self, index: int) -> bytes:
-        """A tile with the page's tables in it; RGB is marked as such."""
-        with self._tiff._lock:
-            data = _bytes(self._tiff._file, self._page, index)
-        if data is None:
-            raise ValueError(f"tile {index} was never written")
-        return data[:2] + self._mark + self._tables + data[2:]
 
 
 def with_direct_tiles(slide: Slide) -> Slide:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends import UnreadableSlideError, resolution_mpp, told_mpp
+from xmil.slides.backends import UnreadableSlideError, resolution_mpp, square_mpp
 from xmil.slides.backends.tiff import check_brightfield, check_pages
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
@@ -74,13 +74,13 @@ def open_(path: Path) -> Slide:
 
 def _mpp(about: Mapping[str, str]) -> tuple[float | None, str | None]:
     x, y = (_number(about, f"openslide.mpp-{axis}") for axis in "xy")
-    stored = told_mpp(x, y, "openslide.mpp-x")
+    stored = square_mpp(x, y, "openslide.mpp-x")
     if stored[1] is not None:
         return stored
     unit = about.get("tiff.ResolutionUnit", "")
     tags = [_number(about, f"tiff.{axis}Resolution") for axis in "XY"]
     x, y = (None if tag is None else resolution_mpp(tag, unit) for tag in tags)
-    return told_mpp(x, y, "TIFF resolution tags")
+    return square_mpp(x, y, "TIFF resolution tags")
 
 
 def _bounds(about: Mapping[str, str]) -> tuple[int, int, int, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,11 @@ def open_(path: Path) -> Slide:
                         f"Pillow: pixels of mode {picture.mode}; a slide has 8-bit RGB"
                     )
                 check_budget(7 * picture.width * picture.height, "the picture", path)  # pixels and colours
-                pixels = _opaque(picture)
+                pixels = np.empty((picture.height, picture.width, 3), dtype=np.uint8)
+                for top in range(0, picture.height, STRIP):
+                    bottom = min(top + STRIP, picture.height)
+                    strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
+                    pixels[top:bottom] = on_white(np.asarray(strip))
     except Image.DecompressionBombError:
         raise FileError(f"{path}: too large for a plain picture; convert it to a tiled TIFF.") from None
     except UnidentifiedImageError:
@@ -53,14 +56,3 @@ def open_(path: Path) -> Slide:
     except Exception as error:  # damaged pictures raise almost any type
         raise UnreadableSlideError(f"Pillow: {' '.join(str(error).split())}") from None
     return PictureSlide(path, pixels, kind=kind)
-
-
-def _opaque(picture: Any) -> Pixels:
-    """The picture over white, strip by strip."""
-    width, height = picture.size
-    pixels = np.empty((height, width, 3), dtype=np.uint8)
-    for top in range(0, height, STRIP):
-        bottom = min(top + STRIP, height)
-        strip = picture.crop((0, top, width, bottom)).convert("RGBA")
-        pixels[top:bottom] = on_white(np.asarray(strip))
-    return pixels

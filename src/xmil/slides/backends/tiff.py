@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from xmil.core.budget import check_budget
 from xmil.core.errors import FileError
 from xmil.core.text import parse_xml
-from xmil.slides.backends import UnreadableSlideError, mean_mpp, resolution_mpp, told_mpp
+from xmil.slides.backends import UnreadableSlideError, resolution_mpp, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide, on_white
 
 logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # damaged files are told by our own errors
@@ -46,7 +47,7 @@ class TiffSlide(Slide):
             levels=[(int(page.imagewidth), int(page.imagelength)) for page in pages],
             mpp=mpp[0],
             mpp_source=mpp[1],
-            magnification=_ome_magnification(file),
+            magnification=_ome_magnification(file.ome_metadata if file.is_ome else ""),
             backend=f"tifffile, {series.kind}",
         )
         self._file, self._pages = file, pages
@@ -56,30 +57,20 @@ class TiffSlide(Slide):
 
     def _read(self, level: int, x: int, y: int, size: Size) -> Pixels:
         page = self._pages[level]
-        if page.is_memmappable and page.planarconfig == 1:
-            return self._mapped(page, x, y, size)
-        samples = int(page.samplesperpixel)
-        pixels = np.full((size[1], size[0], samples), 255, dtype=np.uint8)
-        for index in _touched(page, x, y, size):
-            self._paste(pixels, level, index, x, y)
+        if page.is_memmappable and page.planarconfig == 1:  # one strip may hold the whole picture
+            with self._lock:
+                rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
+            return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
+        pixels = np.full((size[1], size[0], int(page.samplesperpixel)), 255, dtype=np.uint8)
+        for index, top, left, plane in _touched(page, x, y, size):
+            segment = self._segment(level, index)  # (length, width, samples)
+            above, before = max(y - top, 0), max(x - left, 0)
+            part = segment[above : above + size[1], before : before + size[0]]
+            row, column = max(top - y, 0), max(left - x, 0)
+            part = part[: size[1] - row, : size[0] - column]
+            channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
+            pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
         return _as_rgb(pixels, page)
-
-    def _mapped(self, page: Any, x: int, y: int, size: Size) -> Pixels:
-        """Uncompressed rows straight from the file: one strip may hold the whole picture."""
-        with self._lock:
-            rows = page.asarray(out="memmap").reshape(page.imagelength, page.imagewidth, -1)
-        return _as_rgb(np.array(rows[y : y + size[1], x : x + size[0]]), page)
-
-    def _paste(self, pixels: Pixels, level: int, index: int, x: int, y: int) -> None:
-        page = self._pages[level]
-        top, left, plane = _place(page, index)
-        segment = self._segment(level, index)  # (length, width, samples)
-        above, before = max(y - top, 0), max(x - left, 0)
-        part = segment[above : above + pixels.shape[0], before : before + pixels.shape[1]]
-        row, column = max(top - y, 0), max(left - x, 0)
-        part = part[: pixels.shape[0] - row, : pixels.shape[1] - column]
-        channels = slice(None) if page.planarconfig == 1 else slice(plane, plane + 1)
-        pixels[row : row + part.shape[0], column : column + part.shape[1], channels] = part
 
     def _segment(self, level: int, index: int) -> npt.NDArray[Any]:
         key = (level, index)
@@ -107,7 +98,7 @@ def open_ome(path: Path) -> Slide:
     """Open an OME-TIFF, whose levels lie where OpenSlide does not look; other files are passed on."""
     if not path.name.lower().endswith((".tif", ".tiff", ".btf")):
         raise UnreadableSlideError("")
-    return _open(path, ome=True)
+    return open_(path, ome=True)
 
 
 def stored_ome_mpp(path: Path) -> float | None:
@@ -117,17 +108,13 @@ def stored_ome_mpp(path: Path) -> float | None:
     try:
         check_pages(path)
         with tifffile.TiffFile(path) as file:
-            return mean_mpp(*_ome_sizes(file.ome_metadata or ""))
+            return square_mpp(*_ome_sizes(file.ome_metadata or ""), "")[0]
     except Exception:  # damaged TIFFs raise almost any type
         return None
 
 
-def open_(path: Path) -> Slide:
-    """Open by tifffile."""
-    return _open(path, ome=False)
-
-
-def _open(path: Path, *, ome: bool) -> Slide:
+def open_(path: Path, *, ome: bool = False) -> Slide:
+    """Open by tifffile; with `ome`, OME-TIFFs alone."""
     import tifffile
 
     try:
@@ -144,7 +131,13 @@ def _open(path: Path, *, ome: bool) -> Slide:
             raise UnreadableSlideError("")
         if file.is_ome:
             _check_parts(path, file.ome_metadata or "")
-        return _slide(path, file)
+        if not file.series or file.series[0].keyframe.dtype is None:
+            raise UnreadableSlideError("tifffile: the file holds no picture")
+        series = file.series[0]
+        _check_pixels(path, series)
+        slide = TiffSlide(path, file, series, mpp=_mpp(file, series.keyframe))
+        slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
+        return slide
     except (UnreadableSlideError, FileError):
         file.close()
         raise
@@ -155,19 +148,6 @@ def _open(path: Path, *, ome: bool) -> Slide:
         ) from None
 
 
-def _slide(path: Path, file: Any) -> Slide:
-    if not file.series:
-        raise UnreadableSlideError("tifffile: the file holds no picture")
-    series = file.series[0]
-    page = series.keyframe
-    if page.dtype is None:
-        raise UnreadableSlideError("tifffile: the file holds no picture")
-    _check_pixels(path, series)
-    slide = TiffSlide(path, file, series, mpp=_mpp(file, page))
-    slide._read(0, 0, 0, (1, 1))  # a codec that is missing shows here, and another backend is tried
-    return slide
-
-
 def check_brightfield(path: Path) -> None:
     """Refuse a plain TIFF of other pixels, of which OpenSlide would show the first page in eight bits."""
     try:
@@ -175,8 +155,7 @@ def check_brightfield(path: Path) -> None:
 
         check_pages(path)
         with tifffile.TiffFile(path) as file:
-            series = file.series[0]
-            _check_pixels(path, series)
+            _check_pixels(path, file.series[0])
     except FileError:
         raise
     except Exception:  # not for this library to judge
@@ -184,40 +163,31 @@ def check_brightfield(path: Path) -> None:
 
 
 def _check_pixels(path: Path, series: Any) -> None:
+    """Refuse a TIFF that is not a brightfield slide, and say what it is."""
     page = series.keyframe
     brightfield = series.axes in ("YX", "YXS", "SYX") and page.samplesperpixel in (1, 3, 4)
-    if page.dtype != np.uint8 or not brightfield:
-        kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
-        raise FileError(f"{path}: {_named_kind(series, page)} ({kind}); a brightfield slide has 8-bit RGB.")
-
-
-def _named_kind(series: Any, page: Any) -> str:
-    """What a TIFF is that is no brightfield slide."""
+    if page.dtype == np.uint8 and brightfield:
+        return
+    what = "a TIFF of other pixels"
     if "Z" in series.axes:
-        return "a Z-stack; save one focal plane as a slide of its own"
-    if "T" in series.axes:
-        return "a series in time"
-    if "C" in series.axes or (page.dtype != np.uint8 and page.samplesperpixel == 1):
-        return "a fluorescence image, or channels apart"
-    return "a TIFF of other pixels"
+        what = "a Z-stack; save one focal plane as a slide of its own"
+    elif "T" in series.axes:
+        what = "a series in time"
+    elif "C" in series.axes or (page.dtype != np.uint8 and page.samplesperpixel == 1):
+        what = "a fluorescence image, or channels apart"
+    kind = f"{page.dtype} with the axes {series.axes}, shape {series.shape}"
+    raise FileError(f"{path}: {what} ({kind}); a brightfield slide has 8-bit RGB.")
 
 
-def _touched(page: Any, x: int, y: int, size: Size) -> list[int]:
-    """The indices of the segments that a region touches, in every plane."""
+def _touched(page: Any, x: int, y: int, size: Size) -> Iterator[tuple[int, int, int, int]]:
+    """Index, top, left and plane of the segments that a region touches, in every plane."""
     width, length = _segment_size(page)
     across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
     columns = range(x // width, (x + size[0] - 1) // width + 1)
     rows = range(y // length, (y + size[1] - 1) // length + 1)
     planes = range(1 if page.planarconfig == 1 else page.samplesperpixel)
-    return [(plane * down + row) * across + column for plane in planes for row in rows for column in columns]
-
-
-def _place(page: Any, index: int) -> tuple[int, int, int]:
-    """Row, column and plane of a segment."""
-    width, length = _segment_size(page)
-    across, down = -(-page.imagewidth // width), -(-page.imagelength // length)
-    plane, place = divmod(index, across * down)
-    return place // across * length, place % across * width, plane
+    for plane, row, column in product(planes, rows, columns):
+        yield (plane * down + row) * across + column, row * length, column * width, plane
 
 
 def _segment_size(page: Any) -> Size:
@@ -249,14 +219,13 @@ def _decoded(page: Any, data: bytes | None, index: int) -> npt.NDArray[Any]:
     check_budget(width * length * channels, "a tile", page.parent.filehandle.path)
     if data is None:
         return np.full((length, width, channels), 255, dtype=np.uint8)
-    if int(page.compression) == JPEG and find_spec("imagecodecs") is None:
-        return _jpeg(page, data)
+    if find_spec("imagecodecs") is None:
+        if int(page.compression) == JPEG:
+            return _jpeg(page, data)
+        if int(page.compression) in NEEDS_CODECS:
+            raise ValueError("JPEG 2000 and WebP need imagecodecs: pip install 'xmil[dicom]'")
     tables = {"jpegtables": page.jpegtables} if page.jpegtables is not None else {}
-    if int(page.compression) in NEEDS_CODECS and find_spec("imagecodecs") is None:
-        raise ValueError("JPEG 2000 and WebP need imagecodecs: pip install 'xmil[dicom]'")
-    segment: npt.NDArray[Any] = np.asarray(
-        page.decode(data, index, **tables)[0]
-    )  # (depth, length, width, samples)
+    segment = np.asarray(page.decode(data, index, **tables)[0])  # (depth, length, width, samples)
     return segment.reshape(segment.shape[1:])
 
 
@@ -267,9 +236,7 @@ def _jpeg(page: Any, data: bytes) -> npt.NDArray[Any]:
     head = (page.jpegtables or b"")[2:-2]  # without start and end of image
     mark = ADOBE_RGB if int(page.photometric) == RGB else b""
     with Image.open(BytesIO(data[:2] + mark + head + data[2:])) as picture:
-        pixels: npt.NDArray[Any] = np.asarray(
-            picture if page.samplesperpixel == 1 else picture.convert("RGB")
-        )
+        pixels = np.asarray(picture if page.samplesperpixel == 1 else picture.convert("RGB"))
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -285,44 +252,35 @@ def _as_rgb(pixels: Pixels, page: Any) -> Pixels:
 def _mpp(file: Any, page: Any) -> tuple[float | None, str | None]:
     """Microns per pixel from OME's metadata, else from the resolution tags where they are a microscope's."""
     if file.is_ome:
-        stored = told_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
+        stored = square_mpp(*_ome_sizes(file.ome_metadata), "OME PhysicalSize")
         if stored[1] is not None:
             return stored
-    unit = {2: "inch", 3: "centimeter"}.get(_tag(page, "ResolutionUnit") or 2, "")
-    x, y = (_per_unit(_tag(page, f"{axis}Resolution")) for axis in "XY")
-    across, down = (None if value is None else resolution_mpp(value, unit) for value in (x, y))
-    return told_mpp(across, down, "TIFF resolution tags")
-
-
-def _tag(page: Any, name: str) -> Any:
-    tag = page.tags.get(name)
-    return None if tag is None else tag.value
-
-
-def _per_unit(value: Any) -> float | None:
-    """A rational tag as a number."""
-    if isinstance(value, tuple) and len(value) == 2 and value[1]:
-        return float(value[0]) / float(value[1])
-    return None
+    names = ("ResolutionUnit", "XResolution", "YResolution")
+    unit, *rationals = (None if (tag := page.tags.get(name)) is None else tag.value for name in names)
+    unit_name = {2: "inch", 3: "centimeter"}.get(unit or 2, "")
+    x, y = (
+        resolution_mpp(float(value[0]) / float(value[1]), unit_name)
+        if isinstance(value, tuple) and len(value) == 2 and value[1]
+        else None
+        for value in rationals
+    )
+    return square_mpp(x, y, "TIFF resolution tags")
 
 
 def _ome_sizes(text: str) -> tuple[float | None, float | None]:
     """Microns per pixel across and down."""
-    pixels = _ome(text, "Pixels")
+    pixels = next(_ome_nodes(text, "Pixels"), None)
     if pixels is None:
         return None, None
-    sizes: list[float | None] = []
-    for axis in "XY":
-        scale = _MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
-        value = pixels.get(f"PhysicalSize{axis}")
-        sizes.append(None if scale is None or value is None else float(value) * scale)
-    return sizes[0], sizes[1]
+    values = [pixels.get(f"PhysicalSize{axis}") for axis in "XY"]
+    scales = [_MICRONS.get(pixels.get(f"PhysicalSize{axis}Unit", "µm")) for axis in "XY"]
+    x, y = (None if v is None or s is None else float(v) * s for v, s in zip(values, scales, strict=True))
+    return x, y
 
 
-def _ome_magnification(file: Any) -> float | None:
-    objective = _ome(file.ome_metadata, "Objective") if file.is_ome else None
-    with suppress(TypeError, ValueError):
-        return float(objective.get("NominalMagnification", "")) if objective is not None else None
+def _ome_magnification(text: str) -> float | None:
+    with suppress(StopIteration, TypeError, ValueError):
+        return float(next(_ome_nodes(text, "Objective")).get("NominalMagnification", ""))
     return None
 
 
@@ -337,12 +295,8 @@ def _check_parts(path: Path, text: str) -> None:
             )
 
 
-def _ome(text: str, element: str) -> Any:
-    """The first element of a name, whatever the schema's version."""
-    return next(_ome_nodes(text, element), None)
-
-
 def _ome_nodes(text: str, element: str) -> Iterator[Any]:
+    """The elements of a name, whatever the schema's version."""
     try:
         root = parse_xml(text)
     except ValueError:
@@ -369,11 +323,10 @@ def check_pages(path: Path) -> None:
     """Refuse a TIFF whose pages cannot be what they claim; other files pass."""
     with path.open("rb") as stream:
         head = stream.read(16).ljust(16, b"\0")
+        end = "<" if head[:1] == b"I" else ">"
         if head[:4] in (b"II*\0", b"MM\0*"):
-            end = "<" if head[:1] == b"I" else ">"
             kind = _Kind(f"{end}H", f"{end}I", 12, 8, 4)
         elif head[:4] in (b"II+\0", b"MM\0+"):
-            end = "<" if head[:1] == b"I" else ">"
             kind = _Kind(f"{end}Q", f"{end}Q", 20, 12, 8)
         else:
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from xmil.slides.backends import UnreadableSlideError, told_mpp
+from xmil.slides.backends import UnreadableSlideError, square_mpp
 from xmil.slides.slide import Pixels, Size, Slide
 
 
@@ -18,7 +18,7 @@ class WsiDicomSlide(Slide):
     def __init__(self, path: Path, handle: Any) -> None:
         levels = sorted(handle.levels, key=lambda level: level.level)
         spacing = levels[0].mpp
-        mpp, source = told_mpp(float(spacing.width), float(spacing.height), "DICOM PixelSpacing")
+        mpp, source = square_mpp(float(spacing.width), float(spacing.height), "DICOM PixelSpacing")
         super().__init__(
             path,
             levels=[(int(level.size.width), int(level.size.height)) for level in levels],
