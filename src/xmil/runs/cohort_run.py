@@ -60,6 +60,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
+    grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
     marks: ClassVar[tuple[str, ...]] = ()  # files that tell a folder from before such runs had a run.json
 
     @abstractmethod
@@ -121,7 +122,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     @property
     def folder(self) -> RunFolder:
         """The folder, known by the settings."""
-        return RunFolder(self.out, self.kind, self.settings(), self.marks)
+        return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
 
     def execute(
         self,
