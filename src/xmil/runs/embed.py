@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -118,14 +118,11 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
 
     `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
     a folder beside the patches. `readers` processes read and decode (-1: one per core for a GPU, none for a
-    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features.
+    CPU, where threads do); `compile` compiles the network, which changes the last digits of features.
     """
     from xmil.encoders.load import short_name
 
-    listener, device = listener or Listener(), find_device(request.device)
-    for name in ("mean", "std"):
-        if (numbers := getattr(request, name)) is not None and len(numbers) != 3:
-            raise bad_parameter(name, "embed", "three numbers", numbers)
+    listener, device = listener or Listener(), find_device(request.place)
     many = (
         device.startswith("cuda") and os.name == "posix"
     )  # a GPU takes more than threads of one process decode
@@ -136,19 +133,19 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
         device=device,
         precision=request.precision,
         input_size=request.input_size,
-        mean=request.mean,
-        std=request.std,
+        mean=None if request.normalise is None else request.normalise[:3],
+        std=None if request.normalise is None else request.normalise[3:],
         random=request.random,
         stain_norm=request.stain_norm,
         patch_px=request.patch_px,
         batch=request.batch,
-        threads=request.threads or min(16, max(2, os.cpu_count() or 2)),
+        threads=min(16, max(2, os.cpu_count() or 2)),
         readers=readers if request.readers < 0 else request.readers,
         compile=request.compile,
     )
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
-    run, workers = EmbedRun(folder, settings), replace(request.pool, gpus=request.gpus)
+    run, workers = EmbedRun(folder, settings), request.pool
     items = [(name, *pair) for name, pair in pairs.items()]
     tally = run.execute(items, workers=workers, restart=request.restart, refused=refused, listener=listener)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")

@@ -159,15 +159,13 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
     Where other processes work, the models stay on the CPU here: they load their own from the same files.
     """
     workers = request.pool
-    device = cluster_device(request) if workers.kind == "ray" else find_device(request.device)
+    if workers.kind == "ray":  # this machine cannot ask the cluster's
+        device = "cpu" if request.place == "auto" else request.place
+    else:
+        device = find_device(request.place)
     names = request.class_names or None
     files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
     return files.load(device if in_process(workers) else "cpu"), device
-
-
-def cluster_device(request: CohortRequest) -> str:
-    """The device of a cluster's workers: this machine cannot ask theirs."""
-    return ("cuda" if request.gpus else "cpu") if request.device == "auto" else request.device
 
 
 def with_background(

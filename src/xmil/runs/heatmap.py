@@ -29,6 +29,7 @@ from xmil.heatmaps import (
     make_drawer,
     with_targets,
 )
+from xmil.heatmaps.panel import FORMATS
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import named_slides
@@ -46,18 +47,20 @@ SHOWN = 3  # outdated files in a sentence
 def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Run:
     """Draw the scores of a run's slides, as `xmil heatmap` does, into RUN/heatmaps or the folder `out`.
 
-    `pictures` and `exports` may be empty, not both.
+    `to` names the files: formats of pictures, and exports. Without a format there are no pictures.
     """
     listener = listener or Listener()
+    formats = tuple(name for name in request.to if name in FORMATS)
+    exports = tuple(name for name in request.to if name not in FORMATS)
     region = None if request.region is None else cast(Region, request.region)
     look = Look(
-        request.clip, request.percentile, request.alpha, request.tissue, request.size, region, request.top,
+        *_clip(request.clip), request.alpha, request.tissue, request.size, region, request.top,
         pairs=request.pairs,
     )  # fmt: skip
     order = Order(
-        request.pictures, request.formats, request.exports, methods=request.methods, targets=request.target,
-        look=look, mpp=request.mpp, patch_size=request.patch_size, frame=request.frame,
-        downsample=request.downsample,
+        request.pictures if formats else (), formats, exports, methods=request.methods,
+        targets=request.target, look=look, mpp=request.mpp, patch_size=request.patch_size,
+        frame=request.frame, downsample=request.downsample,
     )  # fmt: skip
     run = request.run
     saved = open_explanations(run.path if isinstance(run, Run) else run)
@@ -83,6 +86,14 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     for line in _outdated(out, saved):
         listener.say(line)
     return drawing.saved()
+
+
+def _clip(text: str) -> tuple[str, float]:
+    """The kind of clipping, and the percentile where it is one."""
+    try:
+        return "percentile", float(text)
+    except ValueError:
+        return text, 99.0
 
 
 def clipped(shares: Mapping[str, float]) -> list[str]:

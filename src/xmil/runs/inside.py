@@ -40,15 +40,15 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
 
     Relevance per feature comes from stored vectors, else from the `model` on the `features`; without features
-    every patch is encoded again. `method` names the maps; see `xmil.explain_inside`. `tiff` writes
+    every patch is encoded again. `map` says how maps are made; see `xmil.explain_inside`. `tiff` writes
     the maps as OME-TIFF as well.
     """
     listener = listener or Listener()
     run = request.run if isinstance(request.run, Run) else explained_run(request.run)
     pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
     choice = InsideChoice(
-        request.encoder, None if request.weights is None else str(request.weights), request.method,
-        request.patches, request.target, request.patch_px, find_device(request.device), request.random,
+        request.encoder, None if request.weights is None else str(request.weights), request.map,
+        request.patches, request.target, request.patch_px, find_device(request.place), request.random,
         request.tiff,
     )  # fmt: skip
     features = {}

@@ -32,15 +32,14 @@ Item = tuple[str, Path]
 def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Run:
     """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
 
-    Patches with pen marks are left out unless `pen`; those with a fold, blur or the coverslip's edge are kept
-    unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn. `keep_edge` adds the
-    patches that reach over the slide's right and lower border, white beyond it.
+    Patches with what `drop` names are left out: pen, fold, blur, coverslip (its edge). All of them are
+    counted and drawn. `keep_edge` adds the patches that reach over the slide's right and lower border, white
+    beyond it.
     """
     listener = listener or Listener()
-    drop = tuple(kind for kind in ("pen", "fold", "blur", "coverslip") if not getattr(request, kind))
     settings = TileSettings(
         request.size, request.mpp, request.overlap, request.min_tissue, request.min_std, request.slide_mpp,
-        request.magnification, drop, request.keep_edge,
+        request.magnification, request.drop, request.keep_edge,
     )  # fmt: skip
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     run = TileRun(request.out, settings, listing.slides, restarts=request.restart)
@@ -141,9 +140,8 @@ def _left_out(results: Sequence[dict[str, Any]]) -> str:
     slides = sum(any(each.get("dropped", {}).values()) for each in results)
     if not slides:
         return ""
-    keep = " and ".join(f"{kind}=True" for kind, n in every.items() if n)
     dropped = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
-    return f"Patches left out for what they show: {dropped}; {keep} keeps them."
+    return f"Patches left out for what they show: {dropped}; drop=none keeps them."
 
 
 def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     clean = ~dropped_mask(artefacts, settings.drop, len(corners))
     if not clean.any():
         kinds = " and ".join(settings.drop)
-        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with {settings.drop[0]}=True.")
+        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with drop=none.")
     return Tiling(
         slide.name,
         corners[clean],
