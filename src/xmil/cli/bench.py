@@ -90,6 +90,7 @@ def bench(
     if compare is not None:
         return _compare(*compare, as_json=as_json)
     from xmil.bench import Request
+    from xmil.runs.workers.pool import find_device
     from xmil.storage import RUN
 
     positive, _, against = classes.partition(",")
@@ -104,7 +105,7 @@ def bench(
         repetitions=repetitions,
         seed=seed,
         data=data,
-        device=device,
+        device=find_device(device),
         minutes=minutes,
         tissue=tuple(
             {

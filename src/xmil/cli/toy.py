@@ -51,12 +51,13 @@ def toy(
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
     from xmil.bench import SETUPS, SUITES, Folder, OurModel, Plan, Referee, method_entry
+    from xmil.runs.workers.pool import find_device
     from xmil.storage import RunFolder
 
     names = _names(task, model, methods, table1=table1, quick=quick)
     changes = {"repetitions": repetitions, "seed": seed, "pooled": released, "shared_bags": released}
     protocol = _protocol(quick, bags, epochs, changes)
-    _check_device(device)
+    device = find_device(device)
     if quick and "OMP_NUM_THREADS" not in os.environ:  # small models: threads only wait for each other
         import torch
 
@@ -134,17 +135,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     if len(sizes) != 3:
         raise InputError(f"The numbers of bags must look like 2000,500,1000. Got {text!r} instead.")
     return sizes
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {device!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {device!r} is not there; use cpu.")
 
 
 def _device_name(device: str) -> str:

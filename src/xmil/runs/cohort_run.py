@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from xmil.core.task import TASKS, Task, references
 from xmil.data.cases import Case
 from xmil.runs import Listener
 from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
-from xmil.storage import Run, RunFolder, read_run
+from xmil.storage import SLIDES, Run, RunFolder, read_rows, read_run
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
@@ -60,6 +61,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
+    adds: ClassVar[bool] = False  # whether rows of earlier runs stay in it
     grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
     marks: ClassVar[tuple[str, ...]] = ()  # files that tell a folder from before such runs had a run.json
 
@@ -106,9 +108,10 @@ class CohortRun(ABC, Generic[Item, Result]):
     def begin(self, *, again: bool) -> None:
         """Make the folder ready; `again` says that it holds an earlier run of these settings."""
 
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Rows of earlier runs that stay in the table, where slides are added to a folder."""
-        return {}
+    @cached_property
+    def before(self) -> Mapping[str, TableRow]:
+        """The rows that slides.csv has from earlier runs."""
+        return read_rows(self.out / SLIDES)
 
     def finish(
         self,
@@ -216,9 +219,10 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     def _write_tables(self, folder: RunFolder, items: Sequence[Item], tally: Tally[Result]) -> None:
         slides = [slide for item in items for slide in self.slides_of(item)]
-        every = {**self.earlier(), **tally.rows}
-        rows = [every[slide] for slide in dict.fromkeys([*self.earlier(), *slides]) if slide in every]
         if self.tabled:
+            before = self.before if self.adds else {}
+            every = {**before, **tally.rows}
+            rows = [every[slide] for slide in dict.fromkeys([*before, *slides]) if slide in every]
             folder.write_slides(self.header(rows), rows)
         folder.write_failures(dict(sorted(tally.failed.items())))
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import Full, Queue
@@ -45,7 +45,7 @@ from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
 from xmil.slides.tiling import in_blocks, read_patch
-from xmil.storage import SLIDES, Run, read_rows
+from xmil.storage import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -185,6 +185,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     chosen: EmbedSettings
     kind = "embed"
     verb = "used"
+    adds = True
 
     def settings(self) -> dict[str, Any]:
         """What changes features."""
@@ -234,14 +235,6 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
             return {"patches": len(ours)}
         same = ours.patch_size == tiled.patch_size and np.array_equal(ours.coords, tiled.coords)
         return {"patches": len(ours)} if same else None
-
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
 
     def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
         """The slide and its patches."""

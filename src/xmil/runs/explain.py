@@ -46,10 +46,11 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, Row, TableRow, Tally, columns, in_process, slide_row, stopping
+from xmil.runs.cohort_run import Row, TableRow, Tally, in_process, slide_row, stopping
 from xmil.runs.ensemble import (
     Ensemble,
     ModelFiles,
+    ModelRun,
     average,
     bins_warning,
     ensemble_warning,
@@ -58,7 +59,6 @@ from xmil.runs.ensemble import (
     with_background,
 )
 from xmil.runs.inputs import (
-    Missing,
     features_mismatch_warning,
     join_names,
     task_cases,
@@ -68,14 +68,12 @@ from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
 from xmil.runs.workers.pool import MakeWorker, Stages, Workers
 from xmil.storage import (
-    SLIDES,
     Run,
     interactions_file,
     make_folder,
     other_settings,
     read_explanations,
     read_provenance,
-    read_rows,
     read_run,
     write_explanations,
 )
@@ -116,8 +114,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     if "lrp" in (*request.methods, *earlier):
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
     run = ExplainRun(out, models, request, device, missing, earlier)
-    what = "slides" if request.by == "slide" else "cases"
-    tally = run.execute(cases, workers=request.pool, restart=request.restart, listener=listener, what=what)
+    tally = run.run_over(cases, listener)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
@@ -282,13 +279,10 @@ class ExplainedCase:
 
 
 @dataclass(frozen=True)
-class ExplainRun(CohortRun[Case, Explained]):
+class ExplainRun(ModelRun[Explained]):
     """A run's folder, models and settings."""
 
-    models: Ensemble
     request: ExplainRequest
-    device: str = "cpu"
-    missing: Missing = field(default_factory=Missing)
     present: Parameters = field(default_factory=dict)  # the methods that the folder has already
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
@@ -335,14 +329,6 @@ class ExplainRun(CohortRun[Case, Explained]):
         """What a worker needs to know."""
         return ExplainJob(self.request, self.models.files, self.out, self.folder.fingerprint, self.device)
 
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Save the background that the models were given."""
-        self.models.save_background(self.out)
-
-    def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
-        return item.slides
-
     def make_worker(self, workers: Workers) -> MakeWorker[Case, Explained]:
         """Workers in other processes load the models from the files that were hashed here."""
         return partial(make_explainer, self.job, self.models if in_process(workers) else None)
@@ -353,10 +339,6 @@ class ExplainRun(CohortRun[Case, Explained]):
             self.summaries.update(result.summaries)
         result.summaries.clear()
         return result.rows
-
-    def header(self, rows: Sequence[TableRow]) -> list[str]:
-        """Names first, outputs between, the rest last."""
-        return columns(rows)
 
     def find_result(self, item: Case) -> Explained | None:
         """The rows of a case whose files are all there, of these settings and of these feature files."""
@@ -419,19 +401,13 @@ class ExplainRun(CohortRun[Case, Explained]):
             "brings them back."
         )
 
-    @cached_property
-    def _seconds(self) -> dict[str, float]:
-        """The times of slides explained earlier."""
-        try:
-            rows = read_rows(self.out / SLIDES)
-            return {slide: float(row["seconds"]) for slide, row in rows.items() if row.get("seconds")}
-        except (FileError, ValueError):
-            return {}
-
     def _row(self, case: Case, place: int, header: dict[str, Any], n: int) -> TableRow:
         columns = list(header["columns"].values())
         logits = header["provenance"]["logits"] if len(self.models.models) > 1 else columns[0]["logits"]
-        seconds = self._seconds.get(case.slides[place])
+        try:
+            seconds = float(self.before[case.slides[place]]["seconds"])
+        except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
+            seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
         sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
         return {**row, "warnings": " ".join(sentences) or None}

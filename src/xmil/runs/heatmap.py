@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from xmil.runs.inputs import named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides.open import SlideListing
-from xmil.storage import SLIDES, Run, list_interactions, open_explanations, read_rows
+from xmil.storage import Run, list_interactions, open_explanations
 
 STYLE = "style.json"
 Region = tuple[float, float, float, float]
@@ -149,6 +149,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     restarts: bool = False
     kind = "heatmap"
     verb = "drawn"
+    adds = True
     marks = (STYLE,)
 
     def settings(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
 
     def jobs(self, names: Sequence[str], *, follow_links: bool, listener: Listener) -> list[DrawingJob]:
         """The run's slides, or those asked for, each with its file where the folder has it."""
-        files, rows, earlier = self.held.files, self.held.rows, self.earlier()
+        files, rows = self.held.files, self.held.rows
         pairs = list_interactions(self.held.path)
         for name in names:
             if name not in files:
@@ -173,7 +174,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return [
             DrawingJob(
                 name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
-                drawn=str(earlier.get(name, {}).get("source") or ""),
+                drawn=str(self.before.get(name, {}).get("source") or ""),
                 pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
             )
             for name in names or files
@@ -204,14 +205,6 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             make_drawer, self.order, self.out,
             restart=self.restarts, slides=self.slides,
         )  # fmt: skip
-
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
 
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""

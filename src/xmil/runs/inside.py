@@ -30,7 +30,7 @@ from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
 from xmil.runs.workers.pool import MakeWorker, Workers, find_device
-from xmil.storage import SLIDES, Run, explained_run, pick_explanation, read_rows
+from xmil.storage import Run, explained_run, pick_explanation
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
 
@@ -111,13 +111,9 @@ class InsideRun(CohortRun[str, TableRow]):
         """A worker loads encoder and model once."""
         return partial(_make_worker, self)
 
-    @cached_property
-    def _earlier(self) -> dict[str, dict[str, str]]:
-        return read_rows(self.out / SLIDES)
-
     def find_result(self, item: str) -> TableRow | None:
         """The row of a slide whose maps are there and were made of the same explanation."""
-        row = self._earlier.get(item)
+        row = self.before.get(item)
         if row is None or row.get("source") != identity(self.run.file(item)):
             return None
         try:

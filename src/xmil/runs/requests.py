@@ -1,9 +1,13 @@
-"""The requests of every command over slides: each option, with its type, default and help, once."""
+"""The requests of every command over slides: each option, with its type, default and help, once.
+
+A `Listener` hears what a command says while it works on a request.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,28 @@ from xmil.runs.workers.pool import Workers
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
 COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
 PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
+
+
+class Listener:
+    """Hears what a run says; this one keeps it to itself."""
+
+    def say(self, sentence: str) -> None:
+        """A line on what was found, left out or inferred."""
+
+    def warn(self, sentence: str) -> None:
+        """A sentence on what is doubtful about the results."""
+
+    def failures(self, failed: Mapping[str, str]) -> None:
+        """The slides that have no result, and why."""
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+        """A count of `total` things; what it gives is called for each that is done."""
+        return _uncounted(what, total)
+
+
+@contextmanager
+def _uncounted(what: str, total: int) -> Iterator[Callable[[], None]]:  # noqa: ARG001 - the listener's
+    yield lambda: None
 
 
 def parse_size(text: str) -> int:

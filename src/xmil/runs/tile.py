@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import FOLDERS, TileSettings, patches_file, tile_slide, write_tiling
-from xmil.storage import SLIDES, Run, read_rows, read_run
+from xmil.storage import Run, read_run
 
 Item = tuple[str, Path]
 
@@ -69,6 +69,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     kind = "tile"
     folders = FOLDERS
     verb = "used"
+    adds = True
 
     @property
     def items(self) -> list[Item]:
@@ -117,14 +118,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
         if self.chosen.slide_mpp is not None and not own and header.mpp != self.chosen.slide_mpp:
             return None
         return {"patches": len(header), "mpp": header.mpp, "inferred": list(header.inferred)}
-
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
 
     def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
         """The slide, its patches and its mpp."""
