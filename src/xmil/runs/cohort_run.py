@@ -20,7 +20,7 @@ from xmil.core.task import TASKS, Task, references
 from xmil.data.cases import Case
 from xmil.runs import Listener
 from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
-from xmil.storage import SLIDES, Run, RunFolder, read_rows, read_run
+from xmil.storage import SLIDES, RunFolder, read_rows, read_run
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
@@ -164,10 +164,6 @@ class CohortRun(ABC, Generic[Item, Result]):
             folder.write({**about, **summary, "warnings": [*warnings, *later]})
         return tally
 
-    def saved(self) -> Run:
-        """The folder, to be read."""
-        return Run(self.out)
-
     def _waiting(
         self, items: Sequence[Item], tally: Tally[Result], advance: Callable[[], None]
     ) -> Iterator[Item]:
@@ -259,6 +255,9 @@ def slide_row(
     task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
     names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
     columns = prediction(task, with_reference(each, spec), names)
+    if task.truth == "time":  # as `xmil predict` writes them
+        days, event = case.label if isinstance(case.label, tuple) else (None, None)
+        columns |= {"time": days, "event": event}
     return {
         "slide_id": case.slides[place],
         "case_id": case.case_id or case.name,
@@ -266,7 +265,6 @@ def slide_row(
         "predicted": columns.pop("predicted", None),
         "correct": task.correct(each[None], [case.label])[0],
         **columns,
-        **_beside(task, case.label),
         "n": n,
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
@@ -304,11 +302,3 @@ def columns(rows: Sequence[Row]) -> list[str]:
     between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
     last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
     return [*FIRST, *between, *last]
-
-
-def _beside(task: Task, label: Any) -> Row:
-    """The columns `time` and `event` of models of risks, as `xmil predict` writes them."""
-    if task.truth != "time":
-        return {}
-    time, event = label if isinstance(label, tuple) else (None, None)
-    return {"time": time, "event": event}

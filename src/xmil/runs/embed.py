@@ -150,7 +150,7 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
     tally = run.execute(items, workers=workers, restart=request.restart, refused=refused, listener=listener)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
-    return run.saved()
+    return Run(run.out)
 
 
 def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
@@ -256,14 +256,25 @@ def _make_worker(
         return PatchStream(item[1], item[2], encoder.transform, settings)
 
     def work(item: Item, patches: PatchStream) -> dict[str, Any]:
-        with patches:
-            about: dict[str, Any] = {"encoder": encoder, "settings": settings}
-            write = partial(write_features, slide_id=item[0], patches=patches, **about)
-            write = partial(write, encoded=_vectors(encoder, patches))
-            stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
-        return {"patches": len(patches)}
+        return _write(out, item, patches, encoder, settings, _vectors(encoder, patches))
 
     return Stages(read, work)
+
+
+def _write(
+    out: Path,
+    item: Item,
+    patches: SlidePatches,
+    encoder: Encoder,
+    settings: EmbedSettings,
+    encoded: Iterator[Encoded],
+) -> Result:
+    """Write the features of a slide as they come."""
+    about: dict[str, Any] = {"encoder": encoder, "settings": settings, "encoded": encoded}
+    with patches:
+        write = partial(write_features, slide_id=item[0], patches=patches, **about)
+        stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
+    return {"patches": len(patches)}
 
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
@@ -388,12 +399,7 @@ class Embedder:
         self, item: Item, patches: SlidePatches, encoded: Queue[Encoded | BaseException | None]
     ) -> Result:
         """Write a slide's features as they come; runs in a thread."""
-        about: dict[str, Any] = {"encoder": self._encoder, "settings": self._settings}
-        with patches:
-            write = partial(write_features, slide_id=item[0], patches=patches, **about)
-            write = partial(write, encoded=_until_end(encoded))
-            stopping(partial(write_atomically, self._out / f"{item[0]}.h5", write))
-        return {"patches": len(patches)}
+        return _write(self._out, item, patches, self._encoder, self._settings, _until_end(encoded))
 
 
 class _Slides:

@@ -112,7 +112,7 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 def _truth(request: EvaluateRequest) -> Truth | None:

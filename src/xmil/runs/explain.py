@@ -121,7 +121,7 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
         listener.say(line)
-    return run.saved()
+    return Run(run.out)
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:

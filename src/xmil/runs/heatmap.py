@@ -85,7 +85,7 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     listener.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
     for line in _outdated(out, saved):
         listener.say(line)
-    return drawing.saved()
+    return Run(drawing.out)
 
 
 def _clip(text: str) -> tuple[str, float]:

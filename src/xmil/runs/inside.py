@@ -62,7 +62,7 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
         list(inside.items), workers=request.pool, restart=request.restart, listener=listener
     )
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
-    return inside.saved()
+    return Run(inside.out)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
         listener.say(line)
     several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
     listener.say(f"{len(tally.results)} predicted{several}, {len(tally.failed)} failed. Written to {out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 @dataclass(frozen=True)

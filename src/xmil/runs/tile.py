@@ -53,7 +53,7 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
         listener.say(left_out)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {request.out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 @dataclass(frozen=True)
