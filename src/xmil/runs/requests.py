@@ -111,14 +111,10 @@ class RunRequest(Request):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Full digests are a matter of the machine; workers are named by number and engine."""
+        """Full digests are a matter of the machine."""
         advice = "set the environment variable XMIL_FULL_DIGESTS=1."
         if pop_old(values, "full_digests", advice):
             os.environ["XMIL_FULL_DIGESTS"] = "1"
-        if isinstance(workers := values.get("workers"), Workers):
-            address = f":{workers.address}" if workers.address else ""
-            values |= {"workers": workers.workers, "engine": f"{workers.kind}{address}"}
-            values |= {"device": f"cuda/{1 / workers.gpus:g}"} if workers.gpus else {}
         return values
 
     def as_dict(self) -> dict[str, Any]:
