@@ -3,7 +3,7 @@
     python benchmarks/table1.py --data FEATURES --device cuda --out DIR
 
 fills DIR with `units/` and `models/` as `xmil bench --suite evidence` does; a second call goes on where the
-first one stopped. Afterwards, on a machine with the package's dependencies, `xmil bench --report --out DIR`
+first one stopped. Afterwards, on a machine with the package's dependencies, `xmil bench --out DIR`
 writes the page.
 """
 

@@ -9,7 +9,7 @@ mkdir -p "$out" "$work"
 {
   case $stage in
     speed) python3 benchmarks/toy.py --data "$data" --device cuda --many 30 --rounds 3 ;;
-    bench) # the nine columns by the referee; the page: xmil bench --report --out BENCH
+    bench) # the nine columns by the referee; the page: xmil bench --out BENCH
       export OMP_NUM_THREADS=1
       nvidia-cuda-mps-control -d 2>/dev/null && echo "several processes share the GPU (MPS)"
       python3 benchmarks/table1.py --data "$data" --device cuda --minutes 8 --out "$work/bench"

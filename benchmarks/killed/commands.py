@@ -108,7 +108,7 @@ def _evaluate(folder: Path) -> list[str]:
 
 
 def _heatmap(folder: Path) -> list[str]:
-    small = ["--size", "60", "--top", "1", "--pictures", "map", "--exports", "geojson,csv"]
+    small = ["--size", "60", "--top", "1", "--pictures", "map", "--to", "png,geojson,csv"]
     return ["heatmap", f"{folder}/done_explain", *small]
 
 

@@ -25,7 +25,7 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     (folder / "mine.py").write_text(OWN)
     (folder / "net.py").write_text(NET)
-    entries = ["--method", f"{folder / 'mine.py'}:score", "--method", "lrp"]
+    entries = ["--methods", f"{folder / 'mine.py'}:score", "--methods", "lrp"]
     entries += ["--model", f"{folder / 'net.py'}:build", "--out", str(folder / "out")]
     with redirect_stdout(StringIO()) as text:
         code = _app.run(["bench", "--suite", "evidence", *ONE, *entries])
@@ -86,7 +86,7 @@ def test_foreign_scores_enter_with_their_checksums(out, capsys, tmp_path):
     assert (tmp_path / "standard--attnmil--0.safetensors").is_file()
     rows = scored_elsewhere(tmp_path)
     write_scores(tmp_path / "theirs.parquet", rows)
-    arguments = ("bench", "--suite", "evidence", *ONE, "--out", tmp_path / "o", "--method")
+    arguments = ("bench", "--suite", "evidence", *ONE, "--out", tmp_path / "o", "--methods")
     code, _, _ = run(*arguments, tmp_path / "theirs.parquet", capsys=capsys)
     assert code == 0
     table = pq.read_table(tmp_path / "o" / "bags.parquet").to_pylist()
@@ -112,10 +112,10 @@ def test_two_runs_are_compared(out, capsys):
 def test_a_report_is_written_again(out, capsys):
     before = (out / "results.json").read_text()
     (out / "index.html").unlink()
-    code, _, _ = run("bench", "--report", "--out", out, capsys=capsys)
+    code, _, _ = run("bench", "--out", out, capsys=capsys)
     assert (code, (out / "results.json").read_text()) == (0, before)
     assert (out / "index.html").is_file()
-    _, text, _ = run("bench", "--report", "--out", out, "--json", capsys=capsys)
+    _, text, _ = run("bench", "--out", out, "--json", capsys=capsys)
     told = json.loads(text)
     assert told["finished"]
     assert [suite["title"] for suite in told["suites"]] == [s["title"] for s in json.loads(before)["suites"]]
@@ -128,13 +128,12 @@ def test_a_report_is_written_again(out, capsys):
         (("--suite", "evidense"), "Did you mean 'evidence'?"),
         (("--suite", "evidence", "--task", "standart"), "Did you mean 'standard'?"),
         (("--suite", "evidence", "--model", "atnmil"), "Did you mean 'attnmil'?"),
-        (("--suite", "evidence", "--method", "lpr"), "Did you mean 'lrp'?"),
-        (("--suite", "evidence", "--method", "absent.py:f"), "absent.py: no such file"),
-        (("--suite", "evidence", "--method", "absent.parquet"), "absent.parquet: no such file"),
+        (("--suite", "evidence", "--methods", "lpr"), "Did you mean 'lrp'?"),
+        (("--suite", "evidence", "--methods", "absent.py:f"), "absent.py: no such file"),
+        (("--suite", "evidence", "--methods", "absent.parquet"), "absent.parquet: no such file"),
         (("--suite", "evidence", "--model", "absent.pt"), "absent.pt: no such file"),
         (("--suite", "tissue", "--tissue", "absent"), "absent: no such folder"),
         (("--compare", "a", "b"), "holds no results"),
-        (("--report",), "nothing was measured yet"),
     ],
 )
 def test_bad_input_takes_one_line(arguments, message, tmp_path, capsys):

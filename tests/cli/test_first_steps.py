@@ -117,7 +117,7 @@ def test_hdf5_without_coords_is_explained_and_not_drawn(
         file["features"] = p.features()
     assert np.array_equal(xmil.read_bag(bag).features, p.features())
     assert run("explain", "--model", model, "--features", bag, "--out", "r", capsys=capsys)[0] == 0
-    code, out, err = run("heatmap", "r", "--pictures", "overlay", "--exports", "none", capsys=capsys)
+    code, out, err = run("heatmap", "r", "--pictures", "overlay", "--to", "png", capsys=capsys)
     assert code == 2
     assert "no coordinates" in out + err
 

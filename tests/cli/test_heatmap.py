@@ -55,7 +55,7 @@ def heat(place: Path, *more: str, run: str = "run") -> int:
 
 
 def test_pictures_of_an_earlier_run_are_named(place, capsys):
-    wanted = ("--pictures", "map", "--exports", "none", "--methods", "lrp")
+    wanted = ("--pictures", "map", "--to", "png", "--methods", "lrp")
     heat(place, *wanted)
     assert "earlier run" not in capsys.readouterr().out
     for path in (place / "run" / "slides").iterdir():  # explained again, with the classes named otherwise
@@ -71,8 +71,8 @@ def test_pictures_of_an_earlier_run_are_named(place, capsys):
 
 def test_a_run(place, capsys):
     code = heat(
-        place, "--slides", str(place / "wsi"), "--exports", "geojson,scores,colours,csv,parquet",
-        "--pictures", "panel,overlay,side,patches,map", "--formats", "png,svg",
+        place, "--slides", str(place / "wsi"), "--to", "geojson,scores,colours,csv,parquet,png,svg",
+        "--pictures", "panel,overlay,side,patches,map",
     )  # fmt: skip
     told = capsys.readouterr().out
     assert code == 1
@@ -115,7 +115,7 @@ def test_a_run(place, capsys):
 
 
 def test_without_slides(place, capsys):
-    assert heat(place, "--exports", "geojson,scores") == 0
+    assert heat(place, "--to", "png,geojson,scores") == 0
     out = place / "run" / "heatmaps"
     assert (out / "panel" / "b.png").is_file()
     assert not (out / "patches").exists()  # they are cut from slides
@@ -152,7 +152,7 @@ def test_one_scale_for_the_cohort(place):
     big = explanation(XY, EDGE, scores=np.linspace(-50, 50, len(XY)), bag="b")
     write_explanations([big], place / "run/slides/b.parquet")
     (place / "run/slides/c.parquet").unlink()
-    common = ["--pictures", "map", "--exports", "none", "--methods", "lrp", "--clip", "none"]
+    common = ["--pictures", "map", "--to", "png", "--methods", "lrp", "--clip", "none"]
     assert heat(place, *common, "--out", str(place / "own")) == 0
     assert heat(place, *common, "--out", str(place / "all"), "--scale", "cohort") == 0
     strength = {}
@@ -179,7 +179,7 @@ def test_one_explanation_file(place):
 
 def test_two_workers_draw_the_same(place):
     for workers in ("1", "2"):
-        assert heat(place, "--out", str(place / workers), "--workers", workers, "--exports", "none") == 0
+        assert heat(place, "--out", str(place / workers), "--workers", workers, "--to", "png") == 0
     for path in (place / "1").rglob("*.png"):
         assert path.read_bytes() == (place / "2" / path.relative_to(place / "1")).read_bytes()
 
@@ -188,7 +188,7 @@ def test_choosing(place, capsys):
     held = explanation(XY, EDGE, bag="c")
     other = replace(held, target=Target(0, name="HPV-"))
     write_explanations([held, other], place / "run/slides/c.parquet")
-    common = ["--pictures", "overlay", "--exports", "none"]
+    common = ["--pictures", "overlay", "--to", "png"]
     assert heat(place, *common, "--names", "a", "--methods", "attention") == 0
     assert [p.name for p in (place / "run/heatmaps/overlay").iterdir()] == ["a.attention.HPV+.png"]
     assert heat(place, *common, "--out", str(place / "neg"), "--target", "HPV-") == 0
@@ -207,14 +207,14 @@ def test_choosing(place, capsys):
         (["--size", "0"], "--size must be"),
         (["--region", "1,2,3"], "--region must be"),
         (["--pictures", "poster"], "Unknown picture"),
-        (["--formats", "bmp"], "Unknown format"),
-        (["--exports", "xml"], "Unknown export"),
-        (["--pictures", "none", "--exports", "none"], "nothing to draw"),
+        (["--to", "bmp"], "Unknown export"),
+        (["--to", "png,xml"], "Unknown export"),
+        (["--to", "none"], "nothing to draw"),
         (["--frame", "x"], "Unknown frame"),
         (["--slides", "/nowhere"], "no such file or folder"),
         (["--methods", "lrpp"], "Unknown method 'lrpp'. Did you mean"),
         (
-            ["--pictures", "side,patches", "--exports", "none"],
+            ["--pictures", "side,patches", "--to", "png"],
             "side and patches cannot be drawn without --slides",
         ),
     ],
@@ -233,7 +233,7 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
         write_explanations(
             [explanation(XY, EDGE, scores=tailed, bag=name)], place / "run" / "slides" / f"{name}.parquet"
         )
-    drawn = ("--pictures", "map", "--exports", "none")
+    drawn = ("--pictures", "map", "--to", "png")
     told = "a, c: up to 25 % of the patches lie beyond the colour scale and share its full colour"
     for _ in range(2):  # also where the pictures are there already
         assert heat(place, *drawn) == 0
@@ -241,12 +241,12 @@ def test_patches_beyond_the_scale_are_told_once(place, capsys):
     with (place / "run" / "heatmaps" / "slides.csv").open() as handle:
         assert [float(row["beyond_scale"]) for row in csv.DictReader(handle)] == [0.25, 0.0, 0.25]
     assert heat(place, *drawn, "--clip", "none", "--restart") == 0
-    assert heat(place, "--pictures", "none", "--exports", "csv", "--out", str(place / "tables")) == 0
+    assert heat(place, "--pictures", "none", "--to", "csv", "--out", str(place / "tables")) == 0
     assert "patches lie beyond" not in capsys.readouterr().out
 
 
 def test_pictures_that_need_the_slide_are_not_dropped_in_silence(place, capsys):
-    assert heat(place, "--pictures", "panel,patches,side", "--exports", "none") == 0
+    assert heat(place, "--pictures", "panel,patches,side", "--to", "png") == 0
     assert "patches and side cannot be drawn without --slides; left out." in capsys.readouterr().out
     assert not (place / "run/heatmaps/patches").exists()
 
@@ -265,7 +265,7 @@ def test_the_predicted_class(place, capsys):
     for name, logits in (("a", (0.1, 2.0)), ("b", (2.0, 0.1))):
         _all_targets(place, name, logits)
     write_explanations([explanation(XY, EDGE, bag="c")], place / "run/slides/c.parquet")
-    common = ["--pictures", "overlay", "--exports", "none", "--methods", "lrp"]
+    common = ["--pictures", "overlay", "--to", "png", "--methods", "lrp"]
     assert heat(place, *common, "--target", "predicted") == 0
     found = sorted(path.name for path in (place / "run/heatmaps/overlay").iterdir())
     assert found == ["a.lrp.HPV+.png", "b.lrp.HPV-.png", "c.lrp.HPV+.png"]
@@ -283,7 +283,7 @@ def test_tiles_are_classed_by_the_predicted_class(place):
 
 def test_attention_for_every_class_is_drawn_once(place):
     _all_targets(place, "a", (0.1, 2.0))
-    assert heat(place, "--pictures", "overlay", "--exports", "geojson,parquet", "--names", "a") == 0
+    assert heat(place, "--pictures", "overlay", "--to", "png,geojson,parquet", "--names", "a") == 0
     columns = {"lrp:HPV-", "lrp:HPV+", "attention:all classes"}
     out = place / "run/heatmaps"
     assert set(read_geojson(out / "geojson/a.geojson").measurements) == columns
@@ -298,7 +298,7 @@ def test_a_slide_of_another_size_is_refused(place, capsys):
     held = replace(explanation(XY, EDGE, bag="a"), slide_size=(600, 480))
     path = place / "run/slides/a.parquet"
     write_explanations([held], path)
-    common = ["--slides", str(place / "wsi"), "--pictures", "overlay", "--exports", "none", "--names", "a"]
+    common = ["--slides", str(place / "wsi"), "--pictures", "overlay", "--to", "png", "--names", "a"]
     assert heat(place, *common) == 0
     write_explanations([replace(held, slide_size=(500, 480))], path)
     assert heat(place, *common, "--restart") == 2
@@ -314,7 +314,7 @@ def test_two_slides_of_one_name_take_a_line(place, capsys):
     write_explanations([explanation(XY, EDGE, bag="a")], place / "run/slides/b2.parquet")
     write_tiff(place / "wsi/b2.tif", (600, 480), boxes_of(XY, EDGE), mpp=0.5, steps=(2,))
     (place / "wsi/a.svs").write_text("not a slide")
-    common = ["--pictures", "overlay", "--exports", "none"]
+    common = ["--pictures", "overlay", "--to", "png"]
     assert heat(place, "--slides", str(place / "wsi"), *common) == 1
     told = capsys.readouterr().out
     assert told.count("the slide 'a' is at") == 1
@@ -329,7 +329,7 @@ def test_no_run(tmp_path, capsys):
 
 def test_a_damaged_file_does_not_stop_the_rest(place, capsys):
     (place / "run/slides/b.parquet").write_bytes(b"PAR1 nonsense")
-    assert heat(place, "--scale", "cohort", "--exports", "none", "--target", "HPV+") == 1
+    assert heat(place, "--scale", "cohort", "--to", "png", "--target", "HPV+") == 1
     assert "b.parquet: not a readable Parquet file" in capsys.readouterr().out
 
 
@@ -358,7 +358,7 @@ def test_exports_count_as_qupath_does(place, frame, corner):
     bounds, size = (101, 57, 603, 481), (900, 800)
     write_scn(place / "wsi/a.scn", size, boxes_of(xy, EDGE), mpp=0.25, bounds=bounds)
     out = place / frame
-    options = ["--slides", str(place / "wsi"), "--exports", "geojson,scores,csv", "--pictures", "none"]
+    options = ["--slides", str(place / "wsi"), "--to", "geojson,scores,csv"]
     assert heat(place, *options, "--frame", frame, "--out", str(out)) == 0
     held = json.loads((out / "geojson/a.geojson").read_text())
     assert held["features"][0]["geometry"]["coordinates"][0][0] == list(corner)

@@ -181,9 +181,9 @@ def test_options_of_embed(slides: Path, tmp_path: Path, capsys: pytest.CaptureFi
     tile(slides, out, capsys=capsys)
     (slides / "two.tif").unlink()
     common = ("embed", "--tiles", out, "--slides", slides, "--encoder", MEAN)
-    code, _, err = run(*common, "--mean", "1,2", capsys=capsys)
-    assert (code, "--mean must be three numbers" in err) == (2, True)
-    options = ("--mean", "0,0,0", "--std", "1,1,1", "--input-size", 32, "--batch", 4, "--threads", 2)
+    code, _, err = run(*common, "--normalise", "1,2", capsys=capsys)
+    assert (code, "--normalise must be six numbers" in err) == (2, True)
+    options = ("--normalise", "0,0,0,1,1,1", "--input-size", 32, "--batch", 4)
     code, text, _ = run(*common, *options, "--out", tmp_path / "f", capsys=capsys)
     assert code == 1
     assert "two: failed: no slide of this name" in text

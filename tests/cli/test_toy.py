@@ -66,7 +66,6 @@ def bad(*arguments, capsys):
             "--repetitions must be an int in the range [1, inf). Got 0",
         ),
         (("--epochs", "0"), "'epochs' parameter of Training"),
-        (("--threads", "0"), "--threads must be an int"),
         (("--bags", "10,10"), "must look like 2000,500,1000"),
         (("--bags", "10,1,10"), "at least two bags"),
         (("--device", "tpu"), "Unknown device 'tpu'"),

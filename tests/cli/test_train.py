@@ -94,7 +94,7 @@ def test_unknown_keys_and_other_settings(folder, capsys):
     refused(["train", config, "--set", "train.epoch=3"], capsys, "Did you mean 'epochs'", config)
     refused(["train", str(folder / "no.toml")], capsys, "no.toml", "no such file")
     assert run(["train", config]) == 0
-    refused(["train", config, "--epochs", "2"], capsys, "train.epochs was 1, now 2", "--restart")
+    refused(["train", config, "--set", "train.epochs=2"], capsys, "train.epochs was 1, now 2", "--restart")
     refused(["train", config, "--device", "warp"], capsys, "Unknown device 'warp'")
 
 
@@ -158,7 +158,7 @@ def test_cohort_and_features_that_do_not_join(folder, capsys):
 
 
 def test_splits_that_leak_or_lack_a_side(folder, capsys):
-    refused(["train", write_config(folder), "--split", "splt"], capsys, "Did you mean 'split'")
+    refused(["train", write_config(folder), "--set", "data.split=splt"], capsys, "Did you mean 'split'")
     edit(folder, lambda row: {**row, "split": "train" if row["split"] == "val" else row["split"]})
     refused(["train", write_config(folder)], capsys, "no bag for data.validation")
     edit(folder, lambda row: {**row, "case_id": "c0"})
@@ -203,7 +203,7 @@ def test_two_processes_train_the_model_of_one(folder, full):
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
     if full:
         refused_now = subprocess.run(
-            [*command, "--epochs", "2"], capture_output=True, text=True, env=environment
+            [*command, "--set", "train.epochs=2"], capture_output=True, text=True, env=environment
         )
         assert refused_now.returncode == 2
         assert refused_now.stderr.count("train.epochs was 3, now 2") == 1
@@ -243,7 +243,7 @@ def test_numbers_that_are_names_ask_for_class_names(folder, capsys):
     ("flags", "words"),
     [
         (["--label", "labels"], "Did you mean 'label'"),
-        (["--split", "splt"], "Did you mean 'split'"),
+        (["--set", "data.split=splt"], "Did you mean 'split'"),
         (["--set", "task='survival'", "--set", "data.time='tme'"], "Did you mean 'time'"),
     ],
 )

@@ -305,12 +305,12 @@ def heatmap(workspace: Workspace) -> Record:
     told = w.command(
         "heatmap", "explained", "--slides", "slides", "--names", "s01", "--target", "predicted", "--methods",
         "lrp,attention", "--pictures", "panel,overlay,side,patches,map", "--size", "300", "--top", "3",
-        "--exports", "geojson,scores,colours,csv,parquet", "--out", "drawn",
+        "--to", "png,geojson,scores,colours,csv,parquet", "--out", "drawn",
     )  # fmt: skip
     record = within(w.printed(told), "slides") | within(w.folder("drawn"), "slides")
     w.command(
         "heatmap", "explained", "--names", "s00,s02", "--target", "pos", "--methods", "lrp", "--pictures",
-        "map", "--scale", "cohort", "--exports", "none", "--out", "maps",
+        "map", "--scale", "cohort", "--to", "png", "--out", "maps",
     )  # fmt: skip
     record |= within(w.folder("maps"), "maps")
     told = w.command(
@@ -381,7 +381,7 @@ def python_doors(workspace: Workspace) -> Record:
     record |= flatten(of_run(run), "evaluate", root=w.root)
     run = xmil.predict_slides(models / "transmil.safetensors", features, out=w.root / "p", draws=20, **common)
     record |= flatten(of_run(run), "predict", root=w.root)
-    run = xmil.draw_slides(w.root / "e", out=w.root / "h", pictures=["map"], exports=["csv"], names=["s00"])
+    run = xmil.draw_slides(w.root / "e", out=w.root / "h", pictures=["map"], to=["png", "csv"], names=["s00"])
     record |= flatten(of_run(run), "heatmap", root=w.root) | within(
         record_folder(w.root / "h", root=w.root), "heatmap"
     )
@@ -411,7 +411,7 @@ def tile_and_embed(workspace: Workspace) -> Record:
     (w.cohort / "few").mkdir()
     for name in ("s00", "s03"):
         (w.cohort / "few" / f"{name}.tif").symlink_to(w.cohort / "slides" / f"{name}.tif")
-    told = w.command("tile", "few", "--size", "32", "--pen", "--out", "tiles")
+    told = w.command("tile", "few", "--size", "32", "--drop", "none", "--out", "tiles")
     record = within(w.printed(told), "tile") | within(w.folder("tiles"), "tile")
     told = w.command(
         "embed",
@@ -485,7 +485,7 @@ def bench(workspace: Workspace) -> Record:
         "bench",
     )
     suites = ("--suite", "evidence", "--suite", "faithfulness")
-    told = w.command("bench", *suites, *common, "--only", "--method", "lrp", "--method", "attention")
+    told = w.command("bench", *suites, *common, "--only", "--methods", "lrp,attention")
     return {"printed": sorted(told)} | w.folder("bench", skip=("units",))
 
 
@@ -501,7 +501,7 @@ def toy(workspace: Workspace) -> Record:
     for name, options in runs.items():
         epochs = "15" if name == "learned" else "2"
         told = w.command(
-            "toy", *options, "--data", "onehot", "--epochs", epochs, "--repetitions", "2", "--threads", "1",
+            "toy", *options, "--data", "onehot", "--epochs", epochs, "--repetitions", "2",
             "--methods", methods, "--no-plots", "--out", f"toy_{name}",
         )  # fmt: skip
         record |= within(w.printed(told), name) | within(w.folder(f"toy_{name}", skip=("units",)), name)

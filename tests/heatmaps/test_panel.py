@@ -308,7 +308,7 @@ def test_names_in_any_script_are_drawn(tmp_path: Path) -> None:
     )  # fmt: skip
     (tmp_path / "slides").mkdir()
     e.save(tmp_path / "slides" / "スライド.parquet")
-    drawn = xmil.draw_slides(tmp_path, pictures=["panel", "overlay"], exports=())
+    drawn = xmil.draw_slides(tmp_path, pictures=["panel", "overlay"], to=["png"])
     assert not drawn.failed
     names = [path.name for path in (tmp_path / "heatmaps" / "overlay").iterdir()]
     assert names == ["スライド.lrp.腫瘍_\N{SLIGHTLY SMILING FACE}.png"]

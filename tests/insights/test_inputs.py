@@ -127,7 +127,7 @@ def test_what_does_not_fit_the_run_is_one_line(
     assert "takes 4 features, and the run explained 6" in refused(
         capsys, *given, "--model", tmp_path / "m4.safetensors"
     )
-    assert "Unknown method" in refused(capsys, *given, "--method", "ig")
+    assert "Unknown method" in refused(capsys, *given, "--methods", "ig")
     assert "Unknown target" in refused(capsys, *given, "--target", "0")
     (tmp_path / "marks").mkdir()
     (tmp_path / "marks" / "x.geojson").write_text("[]")

@@ -69,7 +69,7 @@ def test_slides_to_pictures_without_the_command_line(tmp_path: Path) -> None:
         methods=["lrp"], modes="remove", steps=5, orders=2,
     )  # fmt: skip
     assert (measured.kind, sorted(measured)) == ("evaluate", ["s6", "s7"])
-    drawn = xmil.draw_slides(run, slides=slides, pictures="overlay", exports=())
+    drawn = xmil.draw_slides(run, slides=slides, pictures="overlay", to=["png"])
     assert (drawn.kind, drawn.path, list(drawn)) == ("heatmap", run.path / "heatmaps", ["s6", "s7"])
     assert len(list((drawn.path / "overlay").iterdir())) == 2
 

@@ -171,9 +171,9 @@ def test_other_settings_are_refused_by_name_and_restart_begins_anew(
     folder = make_cohort(tmp_path, 3, models=2)
     assert run(command(folder)) == 0
     kept = bytes_of(folder / "run")
-    assert run(command(folder, "--methods", "gxi")) == 2
+    assert run(command(folder, "--seed", "3")) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert 'methods ["lrp"], not ["gxi"]' in error
+    assert "seed 0, not 3" in error
     assert run(command(folder, models=2)) == 2
     assert "models" in capsys.readouterr().err
     assert bytes_of(folder / "run") == kept

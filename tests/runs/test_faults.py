@@ -126,7 +126,7 @@ def test_a_clock_set_back_does_not_keep_an_old_picture(study: Study, tmp_path: P
     """Pictures of a run that was killed, and explanations that were replaced while the clock was wrong."""
     source, out = tmp_path / "run", tmp_path / "pictures"
     shutil.copytree(study.folder / "data" / "done_explain", source)
-    draw = ["heatmap", str(source), "--pictures", "", "--exports", "csv", "--out", str(out)]
+    draw = ["heatmap", str(source), "--to", "csv", "--out", str(out)]
     assert run(draw) == 0
     (out / "slides.csv").unlink()  # as a kill leaves it
     before = (out / "csv" / "s0.csv").read_bytes()

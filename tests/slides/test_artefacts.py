@@ -88,12 +88,12 @@ def test_the_command_says_what_it_left_out(
     given = ("tile", tmp_path / "s.png", "--slide-mpp", "0.5")
     code, out, _ = run(*given, "--out", tmp_path / "a", capsys=capsys)
     assert code == 0
-    assert "Patches left out for what they show: 6 pen on 1 slide; --pen keeps them." in out
+    assert "Patches left out for what they show: 6 pen on 1 slide; --drop none keeps them." in out
     kept = xmil.read_bag(tmp_path / "a" / "patches" / "s_patches.h5")
     assert kept.coords[:, 0].min() >= 512  # 44 of the second column's 256 px are inked: a sixth
     drawn = np.asarray(Image.open(tmp_path / "a" / "visualization" / "s.png"))
     assert np.any(np.all(drawn == (230, 80, 0), axis=2))
-    assert run(*given, "--out", tmp_path / "b", "--pen", capsys=capsys)[0] == 0
+    assert run(*given, "--out", tmp_path / "b", "--drop", "none", capsys=capsys)[0] == 0
     assert len(xmil.read_bag(tmp_path / "b" / "patches" / "s_patches.h5")) == len(kept) + 6
 
 
@@ -101,5 +101,5 @@ def test_a_slide_of_ink_alone_is_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     ink = np.clip(rng.normal((20, 40, 150), 15, (300, 300, 3)), 0, 255).astype(np.uint8)
     Image.fromarray(np.pad(ink, ((20, 20), (20, 20), (0, 0)), constant_values=240)).save(tmp_path / "s.png")
-    with pytest.raises(FileError, match="every patch shows pen; keep them with pen=True"):
+    with pytest.raises(FileError, match="every patch shows pen; keep them with drop=none"):
         tile_slide(xmil.open_slide(tmp_path / "s.png"), TileSettings(slide_mpp=0.5))

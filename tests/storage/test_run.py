@@ -69,7 +69,7 @@ def test_models_of_an_earlier_training_are_used(tmp_path: Path) -> None:
 def test_pictures_of_an_earlier_version_are_kept_or_redrawn(tmp_path: Path) -> None:
     run = shutil.copytree(OLD / "explain", tmp_path / "run")
     out = shutil.copytree(OLD / "heatmaps", tmp_path / "heatmaps")
-    drawn = xmil.draw_slides(run, out=out, pictures=(), exports=("csv",), names=["s0"])
+    drawn = xmil.draw_slides(run, out=out, to=["csv"], names=["s0"])
     assert (drawn.kind, list(drawn)) == ("heatmap", ["s0"])
 
 

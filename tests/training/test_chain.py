@@ -57,7 +57,16 @@ def test_one_command_each(root, monkeypatch, capsys):
     assert run(["tile", "slides", "--out", "luad/tiles"]) == 0
     embed = ["embed", "--tiles", "luad/tiles", "--slides", "slides", "--encoder", "resnet18", "--random"]
     assert run([*embed, "--out", "luad/features_ctranspath", "--input-size", "64", "--device", "cpu"]) == 0
-    small = ["--set", "train.epochs=30", "--set", "optim.lr=0.02", "--set", "train.batch=4", "--repeats", "1"]
+    small = [
+        "--set",
+        "train.epochs=30",
+        "--set",
+        "optim.lr=0.02",
+        "--set",
+        "train.batch=4",
+        "--set",
+        "train.repeats=1",
+    ]
     assert run(["train", str(CONFIG), *small, "--device", "cpu"]) == 0
     out = Path("runs/luad_tp53_attnmil")
     best = json.loads((out / "best.json").read_text())

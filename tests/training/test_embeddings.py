@@ -1,4 +1,4 @@
-"""A probe trained on slide embeddings by `xmil train --from embeddings`, explained down to patches."""
+"""A probe trained on slide embeddings by `xmil train`, explained down to patches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_from_embeddings_to_patches(tmp_path: Path) -> None:
     made["train"]["epochs"] = 30
     made["optim"]["lr"] = 0.1
     (folder / "config.toml").write_text(dumps(made))
-    assert run(["train", str(folder / "config.toml"), "--from", "embeddings"]) == 0
+    assert run(["train", str(folder / "config.toml"), "--set", "data.source=embeddings"]) == 0
     (path,) = (folder / "out").rglob("*.safetensors")
     probe = xmil.load_model(path)
     assert probe.spec.name == "meanpool"

@@ -223,7 +223,7 @@ def test_item_14_a_runs_folder_is_read_without_links(tmp_path: Path) -> None:
     stolen.symlink_to(folder / "away.parquet")
     with pytest.raises(FileError, match="without following links"):
         xmil.open_run(folder / "run").explanation("s000")
-    assert run(["heatmap", str(folder / "run"), "--pictures", "map", "--exports", "none"]) == 1
+    assert run(["heatmap", str(folder / "run"), "--pictures", "map", "--to", "png"]) == 1
     assert "without following links" in xmil.open_run(folder / "run" / "heatmaps").failed["s000"]
 
 
@@ -342,7 +342,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "explain": ["explain", *places],
         "predict": ["predict", *places],
         "evaluate": ["evaluate", *places, "--methods", "lrp", "--steps", "4", "--orders", "2"],
-        "heatmap": ["heatmap", str(folder / "explain"), "--pictures", "map", "--exports", "csv"],
+        "heatmap": ["heatmap", str(folder / "explain"), "--pictures", "map", "--to", "png,csv"],
         "train": ["train", str(folder / "train.toml")],
     }
 
@@ -497,7 +497,7 @@ def test_item_21_a_replaced_slide_is_tiled_and_embedded_again(
 def test_item_21_pictures_of_replaced_explanations_are_drawn_again(tmp_path: Path) -> None:
     folder = make_cohort(tmp_path, 2)
     assert run(command(folder)) == 0
-    draw = ["heatmap", str(folder / "run"), "--pictures", "map", "--exports", "csv"]
+    draw = ["heatmap", str(folder / "run"), "--pictures", "map", "--to", "png,csv"]
     assert run(draw) == 0
     before = (folder / "run" / "heatmaps" / "csv" / "s000.csv").read_bytes()
     path = folder / "run" / "slides" / "s000.parquet"

@@ -113,17 +113,14 @@ def test_an_answer_under_way_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None
     server.stop()
 
 
-def test_tokens_from_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tokens_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("a long secret\nmore\n")
-    assert _token(None, tmp_path / "token") == "a long secret"
+    assert _token(tmp_path / "token") == "a long secret"
     (tmp_path / "empty").write_text("")
     for name, words in {"empty": "holds no token", "none": "no such file", ".": "a folder, where"}.items():
         with pytest.raises(InputError, match=words):
-            _token(None, tmp_path / name)
+            _token(tmp_path / name)
     monkeypatch.setenv("XMIL_TOKEN", "from the shell")
-    assert _token("from the shell", None) == "from the shell"
-    assert capsys.readouterr().err == ""
-    assert _token("seen by all", None) == "seen by all"
-    assert "list of processes" in capsys.readouterr().err
+    assert _token(None) == "from the shell"
+    monkeypatch.delenv("XMIL_TOKEN")
+    assert _token(None) is None

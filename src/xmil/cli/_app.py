@@ -110,7 +110,7 @@ def _options(
     """Options before the command; `run` has looked at them already."""
 
 
-REMOVED = {  # options of the version before, and what to use instead
+REMOVED = {  # options of the version before, of all commands or of one, and what to use instead
     "--time": "use --label TIME,EVENT",
     "--event": "use --label TIME,EVENT",
     "--keep": "use --param lrp.keep=0.5",
@@ -119,16 +119,44 @@ REMOVED = {  # options of the version before, and what to use instead
     "--full-digests": "set the environment variable XMIL_FULL_DIGESTS=1",
     "--address": "use --engine ray:ADDRESS",
     "--cpus": "a worker takes one CPU",
+    "--gpus": "use --device cuda/4 for four workers on a GPU, --device cuda/1 for one each",
     "--decode": "JPEG tiles are decoded by the CPU, which was no slower",
     "--best": "the best method is always named",
     "--top": "sufficiency and necessity use a tenth of the instances",
+    "--method": "use --methods",
+    "inside --method": "use --map",
+    "--threads": "set the environment variable OMP_NUM_THREADS",
+    "embed --threads": "there are as many as cores, at most 16",
+    "--mean": "use --normalise, with mean and standard deviation",
+    "--std": "use --normalise, with mean and standard deviation",
+    "--pen": "use --drop none",
+    "--no-pen": "use --drop pen",
+    "--no-fold": "use --drop fold",
+    "--no-blur": "use --drop blur",
+    "--no-coverslip": "use --drop coverslip",
+    "--formats": "use --to, such as --to png,geojson",
+    "--exports": "use --to, such as --to png,geojson",
+    "--percentile": "use --clip with the number, such as --clip 99",
+    "--pooled": "use --released, which draws images and bags as the released code does",
+    "--shared-bags": "use --released, which draws images and bags as the released code does",
+    "--report": "leave out --suite, and the page is written from the results in --out",
+    "--positive": "use --classes POSITIVE,AGAINST",
+    "--against": "use --classes POSITIVE,AGAINST",
+    "bench --features": "use --encoder FILE.npz",
+    "--token": "set the environment variable XMIL_TOKEN, or use --token-file",
+    "train --workers": "use --set train.workers=N",
+    "train --repeats": "use --set train.repeats=N",
+    "train --epochs": "use --set train.epochs=N",
+    "train --split": "use --set data.split=COLUMN",
+    "train --from": "use --set data.source=embeddings",
 }
 
 
 def _usage(error: Any) -> str:
-    if (instead := REMOVED.get(getattr(error, "option_name", ""))) is not None:
-        return f"The option {error.option_name} is gone: {instead}."
-    context = getattr(error, "ctx", None)
+    context, name = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    command = getattr(context, "info_name", None)
+    if (instead := REMOVED.get(f"{command} {name}", REMOVED.get(name))) is not None:
+        return f"The option {name} is gone: {instead}."
     hint = " Try 'xmil --help'." if context is None else f" Try '{context.command_path} --help'."
     message = str(error.format_message()).rstrip()
     return message + ("" if message.endswith((".", "?", "!")) else ".") + hint

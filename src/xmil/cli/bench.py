@@ -12,6 +12,7 @@ import typer
 
 from xmil.cli import _command
 from xmil.core.errors import InputError
+from xmil.core.text import listed
 
 if TYPE_CHECKING:
     from xmil.bench import Request
@@ -24,9 +25,9 @@ def bench(
         list[str] | None,
         typer.Option(help="evidence, tissue, confounder, faithfulness, or all; may be repeated."),
     ] = None,
-    method: Annotated[
+    methods: Annotated[
         list[str] | None,
-        typer.Option(help="A row: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
+        typer.Option(help="Rows: file.py:function, a Parquet file of scores, or a name such as lrp:paper."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -57,12 +58,13 @@ def bench(
             help="How to tell the patient of an image: a regular expression for its file name, or 'folder'."
         ),
     ] = "",
-    positive: Annotated[str, typer.Option(help="The tissue class to detect.")] = "",
-    against: Annotated[str, typer.Option(help="The tissue class that is evidence against it.")] = "",
+    classes: Annotated[
+        str, typer.Option(help="The tissue class to detect, and the one that is evidence against it: A,B.")
+    ] = "",
     encoder: Annotated[
-        str, typer.Option(help="Encoder of the tissue images, or 'statistics' for plain colour statistics.")
+        str,
+        typer.Option(help="Encoder of the tissue images, 'statistics' (of colours), or features (.npz)."),
     ] = "statistics",
-    features: Annotated[Path | None, typer.Option(help="Cached features of the colon nuclei (.npz).")] = None,
     device: _command.Device = "cpu",
     minutes: Annotated[
         float | None, typer.Option(help="Start nothing new after this many minutes; the next call continues.")
@@ -70,9 +72,6 @@ def bench(
     out: Annotated[
         Path, typer.Option(help="Folder for results; an interrupted run continues where it stopped.")
     ] = Path("bench-out"),
-    report: Annotated[
-        bool, typer.Option("--report", help="Measure nothing; write the page from the results in --out.")
-    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(help="Write bags and trained models to this folder, to be scored elsewhere."),
@@ -85,15 +84,20 @@ def bench(
 ) -> int:
     """Referee explanations: methods and models, ours and yours, against tasks whose answers are known.
 
-    Writes results.json, bags.parquet and a page, index.html. The speed measurements are `make bench`.
+    Writes results.json, bags.parquet and a page, index.html; without --suite, the page alone from the results
+    in --out. The speed measurements are `make bench`.
     """
     if compare is not None:
         return _compare(*compare, as_json=as_json)
     from xmil.bench import Request
+    from xmil.runs.workers.pool import find_device
+    from xmil.storage import RUN
 
+    positive, _, against = classes.partition(",")
+    cached = encoder if encoder.endswith(".npz") else ""
     request = Request(
         suites=tuple(suite or ()),
-        methods=tuple(method or ()),
+        methods=tuple(name for text in methods or () for name in listed(text)),
         models=tuple(model or ()),
         only=only,
         quick=quick,
@@ -101,24 +105,24 @@ def bench(
         repetitions=repetitions,
         seed=seed,
         data=data,
-        device=device,
+        device=find_device(device),
         minutes=minutes,
         tissue=tuple(
             {
                 "source": tissue,
                 "patient": patient,
-                "positive": positive,
-                "against": against,
-                "encoder": encoder,
-                "features": str(features or ""),
+                "positive": positive.strip(),
+                "against": against.strip(),
+                "encoder": "statistics" if cached else encoder,
+                "features": cached,
             }.items()
         ),
     )
     if export is not None:
         return _export(request, out, export, as_json=as_json)
-    if not report and not suite:
+    if not suite and not (out / RUN).is_file():
         raise InputError("Name a suite: --suite evidence, tissue, confounder, faithfulness or all.")
-    done = True if report else _measure(request, out, as_json=as_json)
+    done = _measure(request, out, as_json=as_json) if suite else True
     _report(out, done=done, as_json=as_json)
     if not done and not as_json:
         print(f"Time is up; run the command again with the same --out to continue. So far: {out}.")

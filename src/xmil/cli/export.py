@@ -18,7 +18,7 @@ def export(request: ExportRequest, screen: Screen) -> int:
         slides=request.slides,
         out=request.out or folder / "export",
         pictures=(),
-        exports=request.to,
+        to=request.to,
         methods=request.methods,
         target=request.target,
         mpp=request.mpp,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from xmil.cli import _command
-from xmil.core.errors import InputError, bad_parameter
+from xmil.core.errors import InputError
 
 if TYPE_CHECKING:
     from xmil.bench import Configuration, DigitProblem, Folder, Plan, Protocol, Referee, Suite, Unit
@@ -37,30 +38,30 @@ def toy(
         int | None, typer.Option(help="Maximum number of epochs, instead of the paper's.")
     ] = None,
     bags: Annotated[str, typer.Option(help="Numbers of training, validation and test bags.")] = "",
-    pooled: Annotated[
-        bool, typer.Option("--pooled", help="One pool of images for all splits, as in the released code.")
-    ] = False,
-    shared_bags: Annotated[
+    released: Annotated[
         bool,
-        typer.Option("--shared-bags", help="The same bags for all repetitions, as in the released code."),
+        typer.Option("--released", help="Draw images and bags as the released code does, shared by all."),
     ] = False,
     table1: Annotated[bool, typer.Option("--table1", help="The paper's tasks, models and methods.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Every task in a minute: fewer bags, faster training.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; one with --quick.")] = None,
     plots: Annotated[bool, typer.Option(help="Draw bar plots and example bags.")] = True,
     as_json: _command.Json = False,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
     from xmil.bench import SETUPS, SUITES, Folder, OurModel, Plan, Referee, method_entry
+    from xmil.runs.workers.pool import find_device
     from xmil.storage import RunFolder
 
     names = _names(task, model, methods, table1=table1, quick=quick)
-    changes = {"repetitions": repetitions, "seed": seed, "pooled": pooled, "shared_bags": shared_bags}
+    changes = {"repetitions": repetitions, "seed": seed, "pooled": released, "shared_bags": released}
     protocol = _protocol(quick, bags, epochs, changes)
-    _check_device(device)
-    _set_threads(threads if threads is not None else 1 if quick else None)
+    device = find_device(device)
+    if quick and "OMP_NUM_THREADS" not in os.environ:  # small models: threads only wait for each other
+        import torch
+
+        torch.set_num_threads(1)
     suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
     problems = _problems(names, plan)
     entries = [method_entry(name) for name in names["methods"]]
@@ -136,32 +137,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InputError(f"Unknown device {device!r}; use cpu, cuda or cuda:N.") from None
-    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise InputError(f"The device {device!r} is not there; use cpu.")
-
-
 def _device_name(device: str) -> str:
     import torch
 
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     return f"{device}, {torch.get_num_threads()} threads"
-
-
-def _set_threads(threads: int | None) -> None:
-    import torch
-
-    if threads is not None:
-        if threads < 1:
-            raise bad_parameter("threads", "toy", "an int in the range [1, inf)", threads)
-        torch.set_num_threads(threads)
 
 
 def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:

@@ -28,32 +28,19 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder for models; an interrupted run continues where it stopped.")
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option("--from", help="patches, or embeddings (one vector per slide, for a linear probe)."),
-    ] = None,
     features: Annotated[
         list[Path] | None, typer.Option(help="Folder of feature files; may be repeated.")
     ] = None,
     cohort: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
     label: Annotated[str | None, typer.Option(help="Label column.")] = None,
-    split: Annotated[str | None, typer.Option(help="Column of splits: train, val, test.")] = None,
     folds: Annotated[
         int | None, typer.Option(help="Cross-validate over this many folds, made by case.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="Models per fold, from different seeds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Most epochs.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for weights, sampling and order.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that read bags that do not fit into memory.")
-    ] = None,
     follow_links: Annotated[
         bool | None, typer.Option(help="Follow links in the folders of feature files.")
     ] = None,
-    full_digests: Annotated[
-        bool, typer.Option("--full-digests", help="Detect changed feature files from every byte.")
-    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the models in the folder and train again.")
     ] = False,
@@ -70,19 +57,13 @@ def train(
     folders = [str(folder) for folder in features or ()]
     flags: dict[str, Any] = {
         "out": out,
-        "data.source": source,
         "data.features": folders[0] if len(folders) == 1 else folders or None,
         "data.cohort": cohort,
         "data.label": label,
-        "data.split": split,
         "data.folds": folds,
         "data.follow_links": follow_links,
-        "data.full_digests": full_digests or None,
-        "train.repeats": repeats,
-        "train.epochs": epochs,
         "train.device": device,
         "train.seed": seed,
-        "train.workers": workers,
     }
     settings = load_config(config, [*(change or ()), *_as_changes(flags)])
     if dry_run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,6 @@ from xmil.core.errors import InputError, unreadable
 
 if TYPE_CHECKING:
     from xmil.viewer.collection import Collection
-
-SEEN = (
-    "Every user of this machine can read the token in the list of processes; use XMIL_TOKEN or --token-file."
-)
 
 
 def view(
@@ -40,14 +35,9 @@ def view(
         str, typer.Option(help="Address to listen on; any other than loopback requires a token.")
     ] = ("127.0.0.1"),
     port: Annotated[int | None, typer.Option(help="Port; by default the first free one from 8787.")] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="XMIL_TOKEN",
-            help="Access token; generated if needed. Give it in XMIL_TOKEN: others see command lines.",
-        ),
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the access token; or XMIL_TOKEN.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File whose first line is the token.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write a static folder instead of serving.")] = None,
     export_px: Annotated[
         int | None, typer.Option(help="Longest edge of exported pictures in pixels; full size by default.")
@@ -87,20 +77,16 @@ def view(
         _tell(shown, slides)
     if export is not None:
         return _export(shown, export, longest=export_px, as_json=as_json)
-    secret = _token(token, token_file)
+    secret = _token(token_file)
     return _serve(
         shown, models=model or [], host=host, port=port, token=secret, browser=browser, as_json=as_json
     )
 
 
-def _token(given: str | None, file: Path | None) -> str | None:
-    """The token from the file, the environment or the command line, where any user could read it."""
+def _token(file: Path | None) -> str | None:
+    """The token from the file or the environment; other users can read command lines."""
     if file is None:
-        from xmil.viewer.server import MIN_TOKEN
-
-        if given is not None and len(given) >= MIN_TOKEN and given != os.environ.get("XMIL_TOKEN"):
-            print(SEEN, file=sys.stderr)
-        return given
+        return os.environ.get("XMIL_TOKEN")
     try:
         return file.read_text(encoding="utf-8").splitlines()[0].strip()
     except OSError as error:

@@ -174,7 +174,7 @@ class TissueDemo:
             out=self.out / "heatmap",
             pictures="patches",
             methods="lrp",
-            exports="geojson",
+            to="png,geojson",
         )
         drawn = "draw" if self.images is None else "list"
         yield DemoStage(f"{drawn} {n} sections of tissue", work=self.draw_sections)
@@ -518,7 +518,7 @@ def _pen(demo: TissueDemo) -> Html:
     caption = (
         f"Section {inked[0]} as `xmil tile` saw it. Only sections with tumour carry ink here, as where a "
         "pathologist marked it: a model that saw ink could answer by the ink. Patches with ink are left out "
-        "before the model sees anything; tiling with pen=True would keep them."
+        "before the model sees anything; tiling with drop=none would keep them."
     )
     return join([tag("h2", "A pen mark is not tissue"), figure(path, caption)])
 

@@ -92,7 +92,7 @@ def insight(request: InsightRequest, *, listener: Listener | None = None) -> Run
         list(analysis.items), workers=request.pool, restart=request.restart, listener=listener
     )
     listener.say(f"{len(tally.done)} slides analysed, {tally}. See {out / 'report.html'}.")
-    return analysis.saved()
+    return Run(analysis.out)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from xmil.core.task import TASKS, Task, references
 from xmil.data.cases import Case
 from xmil.runs import Listener
 from xmil.runs.workers.pool import MakeWorker, Outcome, Workers, process
-from xmil.storage import Run, RunFolder, read_run
+from xmil.storage import SLIDES, RunFolder, read_rows, read_run
 
 LOOKING = 16  # threads that look for slides done earlier: they wait for the disk
 AT_A_TIME = 10_000  # slides they are given: a million waiting answers would fill memory
@@ -60,6 +61,8 @@ class CohortRun(ABC, Generic[Item, Result]):
     folders: ClassVar[tuple[str, ...]] = ()
     verb: ClassVar[str] = "done"
     tabled: ClassVar[bool] = True  # whether there is a slides.csv
+    adds: ClassVar[bool] = False  # whether rows of earlier runs stay in it
+    grows: ClassVar[tuple[str, ...]] = ()  # settings that may be added to
     marks: ClassVar[tuple[str, ...]] = ()  # files that tell a folder from before such runs had a run.json
 
     @abstractmethod
@@ -105,9 +108,10 @@ class CohortRun(ABC, Generic[Item, Result]):
     def begin(self, *, again: bool) -> None:
         """Make the folder ready; `again` says that it holds an earlier run of these settings."""
 
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Rows of earlier runs that stay in the table, where slides are added to a folder."""
-        return {}
+    @cached_property
+    def before(self) -> Mapping[str, TableRow]:
+        """The rows that slides.csv has from earlier runs."""
+        return read_rows(self.out / SLIDES)
 
     def finish(
         self,
@@ -121,7 +125,7 @@ class CohortRun(ABC, Generic[Item, Result]):
     @property
     def folder(self) -> RunFolder:
         """The folder, known by the settings."""
-        return RunFolder(self.out, self.kind, self.settings(), self.marks)
+        return RunFolder(self.out, self.kind, self.settings(), self.marks, grows=self.grows)
 
     def execute(
         self,
@@ -159,10 +163,6 @@ class CohortRun(ABC, Generic[Item, Result]):
                 listener.warn(warning)
             folder.write({**about, **summary, "warnings": [*warnings, *later]})
         return tally
-
-    def saved(self) -> Run:
-        """The folder, to be read."""
-        return Run(self.out)
 
     def _waiting(
         self, items: Sequence[Item], tally: Tally[Result], advance: Callable[[], None]
@@ -215,9 +215,10 @@ class CohortRun(ABC, Generic[Item, Result]):
 
     def _write_tables(self, folder: RunFolder, items: Sequence[Item], tally: Tally[Result]) -> None:
         slides = [slide for item in items for slide in self.slides_of(item)]
-        every = {**self.earlier(), **tally.rows}
-        rows = [every[slide] for slide in dict.fromkeys([*self.earlier(), *slides]) if slide in every]
         if self.tabled:
+            before = self.before if self.adds else {}
+            every = {**before, **tally.rows}
+            rows = [every[slide] for slide in dict.fromkeys([*before, *slides]) if slide in every]
             folder.write_slides(self.header(rows), rows)
         folder.write_failures(dict(sorted(tally.failed.items())))
 
@@ -254,6 +255,9 @@ def slide_row(
     task, each = TASKS[str(spec.get("task") or "classification")], np.atleast_2d(np.asarray(logits, float))
     names = task.names(each.shape[1], spec.get("class_names"), spec.get("time_bins"))
     columns = prediction(task, with_reference(each, spec), names)
+    if task.truth == "time":  # as `xmil predict` writes them
+        days, event = case.label if isinstance(case.label, tuple) else (None, None)
+        columns |= {"time": days, "event": event}
     return {
         "slide_id": case.slides[place],
         "case_id": case.case_id or case.name,
@@ -261,7 +265,6 @@ def slide_row(
         "predicted": columns.pop("predicted", None),
         "correct": task.correct(each[None], [case.label])[0],
         **columns,
-        **_beside(task, case.label),
         "n": n,
         "features": str(case.paths[place].absolute()),
         "seconds": None if seconds is None else round(seconds, 4),
@@ -299,11 +302,3 @@ def columns(rows: Sequence[Row]) -> list[str]:
     between = dict.fromkeys(key for row in rows for key in row if key not in (*FIRST, *LAST))
     last = LAST if any(row.get(LAST[-1]) for row in rows) else LAST[:-1]
     return [*FIRST, *between, *last]
-
-
-def _beside(task: Task, label: Any) -> Row:
-    """The columns `time` and `event` of models of risks, as `xmil predict` writes them."""
-    if task.truth != "time":
-        return {}
-    time, event = label if isinstance(label, tuple) else (None, None)
-    return {"time": time, "event": event}

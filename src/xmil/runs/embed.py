@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import Full, Queue
@@ -45,7 +45,7 @@ from xmil.slides import Slide, open_slide
 from xmil.slides.slide import Pixels
 from xmil.slides.stain import Macenko
 from xmil.slides.tiling import in_blocks, read_patch
-from xmil.storage import SLIDES, Run, read_rows
+from xmil.storage import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,14 +118,11 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
 
     `tiles` is the folder of `tile_slides`, or of TRIDENT's or CLAM's patches; without `out` features go into
     a folder beside the patches. `readers` processes read and decode (-1: one per core for a GPU, none for a
-    CPU, where `threads` do); `compile` compiles the network, which changes the last digits of features.
+    CPU, where threads do); `compile` compiles the network, which changes the last digits of features.
     """
     from xmil.encoders.load import short_name
 
-    listener, device = listener or Listener(), find_device(request.device)
-    for name in ("mean", "std"):
-        if (numbers := getattr(request, name)) is not None and len(numbers) != 3:
-            raise bad_parameter(name, "embed", "three numbers", numbers)
+    listener, device = listener or Listener(), find_device(request.place)
     many = (
         device.startswith("cuda") and os.name == "posix"
     )  # a GPU takes more than threads of one process decode
@@ -136,24 +133,24 @@ def embed_slides(request: EmbedRequest, *, listener: Listener | None = None) -> 
         device=device,
         precision=request.precision,
         input_size=request.input_size,
-        mean=request.mean,
-        std=request.std,
+        mean=None if request.normalise is None else request.normalise[:3],
+        std=None if request.normalise is None else request.normalise[3:],
         random=request.random,
         stain_norm=request.stain_norm,
         patch_px=request.patch_px,
         batch=request.batch,
-        threads=request.threads or min(16, max(2, os.cpu_count() or 2)),
+        threads=min(16, max(2, os.cpu_count() or 2)),
         readers=readers if request.readers < 0 else request.readers,
         compile=request.compile,
     )
     pairs, refused = _pairs(request, listener)
     folder = request.out or request.tiles / f"features_{short_name(request.encoder)}"
-    run, workers = EmbedRun(folder, settings), replace(request.pool, gpus=request.gpus)
+    run, workers = EmbedRun(folder, settings), request.pool
     items = [(name, *pair) for name, pair in pairs.items()]
     tally = run.execute(items, workers=workers, restart=request.restart, refused=refused, listener=listener)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} of {counted(len(tally.done), 'slide')}, {tally}. Written to {folder}.")
-    return run.saved()
+    return Run(run.out)
 
 
 def _pairs(request: EmbedRequest, listener: Listener) -> tuple[dict[str, tuple[Path, Path]], dict[str, str]]:
@@ -188,6 +185,7 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
     chosen: EmbedSettings
     kind = "embed"
     verb = "used"
+    adds = True
 
     def settings(self) -> dict[str, Any]:
         """What changes features."""
@@ -238,14 +236,6 @@ class EmbedRun(CohortRun[Item, dict[str, Any]]):
         same = ours.patch_size == tiled.patch_size and np.array_equal(ours.coords, tiled.coords)
         return {"patches": len(ours)} if same else None
 
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
-
     def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
         """The slide and its patches."""
         return [{"slide_id": item[0], "n": result["patches"], "slide": str(item[1].absolute())}]
@@ -266,14 +256,25 @@ def _make_worker(
         return PatchStream(item[1], item[2], encoder.transform, settings)
 
     def work(item: Item, patches: PatchStream) -> dict[str, Any]:
-        with patches:
-            about: dict[str, Any] = {"encoder": encoder, "settings": settings}
-            write = partial(write_features, slide_id=item[0], patches=patches, **about)
-            write = partial(write, encoded=_vectors(encoder, patches))
-            stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
-        return {"patches": len(patches)}
+        return _write(out, item, patches, encoder, settings, _vectors(encoder, patches))
 
     return Stages(read, work)
+
+
+def _write(
+    out: Path,
+    item: Item,
+    patches: SlidePatches,
+    encoder: Encoder,
+    settings: EmbedSettings,
+    encoded: Iterator[Encoded],
+) -> Result:
+    """Write the features of a slide as they come."""
+    about: dict[str, Any] = {"encoder": encoder, "settings": settings, "encoded": encoded}
+    with patches:
+        write = partial(write_features, slide_id=item[0], patches=patches, **about)
+        stopping(partial(write_atomically, out / f"{item[0]}.h5", write))
+    return {"patches": len(patches)}
 
 
 def _vectors(encoder: Encoder, patches: PatchStream) -> Iterator[Encoded]:
@@ -398,12 +399,7 @@ class Embedder:
         self, item: Item, patches: SlidePatches, encoded: Queue[Encoded | BaseException | None]
     ) -> Result:
         """Write a slide's features as they come; runs in a thread."""
-        about: dict[str, Any] = {"encoder": self._encoder, "settings": self._settings}
-        with patches:
-            write = partial(write_features, slide_id=item[0], patches=patches, **about)
-            write = partial(write, encoded=_until_end(encoded))
-            stopping(partial(write_atomically, self._out / f"{item[0]}.h5", write))
-        return {"patches": len(patches)}
+        return _write(self._out, item, patches, self._encoder, self._settings, _until_end(encoded))
 
 
 class _Slides:

@@ -35,9 +35,9 @@ from xmil.models.base import ModelSpec
 from xmil.models.checkpoints.files import checkpoint_files, in_folder
 from xmil.network import declared_names, declared_references, open_network
 from xmil.network.network import frozen
-from xmil.runs.cohort_run import in_process
-from xmil.runs.inputs import Say
-from xmil.runs.requests import CohortRequest
+from xmil.runs.cohort_run import CohortRun, Result, TableRow, Tally, columns, in_process
+from xmil.runs.inputs import Missing, Say
+from xmil.runs.requests import CohortRequest, Listener
 from xmil.runs.workers.pool import find_device
 from xmil.storage import read_run
 
@@ -127,11 +127,6 @@ class Ensemble:
         """The ensemble with its models on a device."""
         return replace(self, models=tuple(model.to(device) for model in self.models))
 
-    def save_background(self, out: Path) -> None:
-        """Write the background that the models were given into a run's folder."""
-        if self.files.background is not None:
-            self.files.background.save(out / BACKGROUND)
-
     def about(self) -> dict[str, Any]:
         """What run.json says of the models."""
         every = [
@@ -141,6 +136,37 @@ class Ensemble:
         shared = self.spec
         first = {**every[0], "spec": asdict(shared)}
         return {"model": first, "models": every, "class_names": shared.class_names, "task": shared.task}
+
+
+@dataclass(frozen=True)
+class ModelRun(CohortRun[Case, Result]):
+    """A run of models over cases."""
+
+    models: Ensemble
+    request: CohortRequest
+    device: str = "cpu"
+    missing: Missing = field(default_factory=Missing)
+
+    def slides_of(self, item: Case) -> Sequence[str]:
+        """The slides of a case."""
+        return item.slides
+
+    def header(self, rows: Sequence[TableRow]) -> list[str]:
+        """Names first, outputs between, the rest last."""
+        return columns(rows)
+
+    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
+        """Save the background that the models were given."""
+        if self.models.files.background is not None:
+            self.models.files.background.save(self.out / BACKGROUND)
+
+    def run_over(self, cases: Sequence[Case], listener: Listener) -> Tally[Result]:
+        """Work on the cases as the request says."""
+        request = self.request
+        what = "slides" if request.by == "slide" else "cases"
+        return self.execute(
+            cases, workers=request.pool, restart=request.restart, listener=listener, what=what
+        )
 
 
 def load_models(model: StrPath | Sequence[StrPath], background: Background | None = None) -> Ensemble:
@@ -159,15 +185,13 @@ def open_models(request: CohortRequest) -> tuple[Ensemble, str]:
     Where other processes work, the models stay on the CPU here: they load their own from the same files.
     """
     workers = request.pool
-    device = cluster_device(request) if workers.kind == "ray" else find_device(request.device)
+    if workers.kind == "ray":  # this machine cannot ask the cluster's
+        device = "cpu" if request.place == "auto" else request.place
+    else:
+        device = find_device(request.place)
     names = request.class_names or None
     files = ModelFiles(model_paths(request.model), (), names, request.features, request.reading)
     return files.load(device if in_process(workers) else "cpu"), device
-
-
-def cluster_device(request: CohortRequest) -> str:
-    """The device of a cluster's workers: this machine cannot ask theirs."""
-    return ("cuda" if request.gpus else "cpu") if request.device == "auto" else request.device
 
 
 def with_background(

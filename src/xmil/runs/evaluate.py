@@ -48,11 +48,10 @@ from xmil.evaluate import (
 )
 from xmil.methods import list_methods
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, TableRow, Tally, columns, in_process, slide_row, stopping
-from xmil.runs.ensemble import Ensemble, model_paths, open_models, with_background
+from xmil.runs.cohort_run import TableRow, Tally, in_process, slide_row, stopping
+from xmil.runs.ensemble import Ensemble, ModelRun, model_paths, open_models, with_background
 from xmil.runs.explain import slide_share
 from xmil.runs.inputs import (
-    Missing,
     class_index,
     features_mismatch_warning,
     find_cases,
@@ -108,13 +107,12 @@ def evaluate_slides(request: EvaluateRequest, *, listener: Listener | None = Non
     cases, missing = find_cases(request, net.spec, labelled=decides, say=listener.say)
     if "lrp" in settings.methods:
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = EvaluateRun(out, models, settings, request, _truth(request), device, missing)
-    what = "slides" if request.by == "slide" else "cases"
-    tally = run.execute(cases, workers=request.pool, restart=request.restart, listener=listener, what=what)
+    run = EvaluateRun(out, models, request, device, missing, _truth(request), chosen=settings)
+    tally = run.run_over(cases, listener)
     for line in run.lines:
         listener.say(line)
     listener.say(f"{len(tally.done)} measured, {len(tally.found)} already done. Written to {out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 def _truth(request: EvaluateRequest) -> Truth | None:
@@ -129,15 +127,12 @@ def _truth(request: EvaluateRequest) -> Truth | None:
 
 
 @dataclass(frozen=True)
-class EvaluateRun(CohortRun[Case, list[Row]]):
+class EvaluateRun(ModelRun[list[Row]]):
     """A run's folder, model and settings."""
 
-    models: Ensemble
-    chosen: FaithfulnessSettings
     request: EvaluateRequest
+    chosen: FaithfulnessSettings = field(kw_only=True)
     truth: Truth | None = None
-    device: str = "cpu"
-    missing: Missing = field(default_factory=Missing)
     lines: list[str] = field(default_factory=list)  # of the summary, for the screen
     kind = "evaluate"
     folders = ("slides", "results", "certificates")
@@ -172,14 +167,6 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
     def fingerprint(self) -> str:
         """A name for the settings."""
         return self.folder.fingerprint
-
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Save the background that the model was given."""
-        self.models.save_background(self.out)
-
-    def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
-        return item.slides
 
     def make_worker(self, workers: Workers) -> MakeWorker[Case, list[Row]]:
         """Workers in other processes load the model from the file that was hashed here."""
@@ -220,10 +207,6 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             for i, n in enumerate(row["parts"])
         ]
 
-    def header(self, rows: Sequence[TableRow]) -> list[str]:
-        """Names first, outputs between, the rest last."""
-        return columns(rows)
-
     def finish(
         self,
         items: Sequence[Case],
@@ -235,7 +218,9 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
         rows = [row for own in measured for row in own]
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         write_atomically(self.out / "results.parquet", lambda part: pq.write_table(table, part))
-        summary = summarise(rows, cases=case_names(items), seed=self.chosen.seed)
+        cases = {case.name: case.case_id or case.name for case in items}
+        named = any(case.case_id is not None for case in items)
+        summary = summarise(rows, cases=cases if named else None, seed=self.chosen.seed)
         texts = {f"summary.{suffix}": render(summary) for suffix, render in FORMATS.items()}
         for name, text in {**texts, "statistics.csv": statistics_csv(summary)}.items():
             write_text(self.out / name, text)
@@ -288,9 +273,8 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
             several, every = len(bags) > 1, result.explanations
             own = [slide_share(e, bag, rows) for e in every] if several else every
             write_explanations(own, self.out / "slides" / f"{name}.parquet", provenance=about)
-            paper = self.out / "certificates" / name
-            write_json(_with(paper, ".json"), certificate)
-            draw_certificate(case.name, result, _with(paper, ".png"))
+            write_json(self.out / "certificates" / f"{name}.json", certificate)
+            draw_certificate(case.name, result, self.out / "certificates" / f"{name}.png")
         marks = {KEY: self.fingerprint, SOURCES: json.dumps(list(sources))}
         table = pa.Table.from_pylist(result.rows, schema=SCHEMA.with_metadata(marks))
         write_atomically(self._result(case), lambda part: pq.write_table(table, part, compression="zstd"))
@@ -299,18 +283,7 @@ class EvaluateRun(CohortRun[Case, list[Row]]):
         return self.out / "results" / f"{case.name}.parquet"
 
 
-def case_names(bags: Sequence[Case]) -> dict[str, str] | None:
-    """The case of each bag by its name; None where no bag has one."""
-    if all(bag.case_id is None for bag in bags):
-        return None
-    return {bag.name: bag.case_id or bag.name for bag in bags}
-
-
 def _make_measurer(run: EvaluateRun, loaded: Ensemble | None) -> Callable[[Case], list[Row]]:
     models = loaded or run.models.files.load(run.device)
     own = replace(run, models=models)
     return lambda case: own.measure_slide(models.models[0], case)
-
-
-def _with(path: Path, suffix: str) -> Path:
-    return path.parent / f"{path.name}{suffix}"  # names may hold dots

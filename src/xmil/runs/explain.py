@@ -46,10 +46,11 @@ from xmil.methods import (
 from xmil.models import MILModel
 from xmil.models.base import ModelSpec
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, Row, TableRow, Tally, columns, in_process, slide_row, stopping
+from xmil.runs.cohort_run import Row, TableRow, Tally, in_process, slide_row, stopping
 from xmil.runs.ensemble import (
     Ensemble,
     ModelFiles,
+    ModelRun,
     average,
     bins_warning,
     ensemble_warning,
@@ -58,7 +59,6 @@ from xmil.runs.ensemble import (
     with_background,
 )
 from xmil.runs.inputs import (
-    Missing,
     features_mismatch_warning,
     join_names,
     task_cases,
@@ -68,12 +68,12 @@ from xmil.runs.requests import ExplainRequest
 from xmil.runs.summary import MANY, SlideSummary, summarise_run, summarise_slide
 from xmil.runs.workers.pool import MakeWorker, Stages, Workers
 from xmil.storage import (
-    SLIDES,
     Run,
     interactions_file,
     make_folder,
+    other_settings,
+    read_explanations,
     read_provenance,
-    read_rows,
     read_run,
     write_explanations,
 )
@@ -92,10 +92,11 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
     The same as `xmil explain`, with the same options and files. `params` holds a method's own parameters by
     its name, as {"ig": {"steps": 100}}. With `contexts` the scores of lrp, ig and gxi are means over so many
     sub-bags; `interactions` asks for the pairs among so many of the strongest patches. A folder that a run
-    was stopped in is filled further. `mpp`, `patch_size`, `format` and `class_names` say what files do not; a
-    column `mpp` of the cohort does so for each slide. A model may be a function of yours that builds it, as
-    "mine:build" or "nets/mine.py:build". `background` is for models that have none of their own: "auto",
-    "none", or a folder of features whose mean patch lrp measures against.
+    was stopped in is filled further, and other `methods` add their columns to it. `mpp`, `patch_size`,
+    `format` and `class_names` say what files do not; a column `mpp` of the cohort does so for each slide. A
+    model may be a function of yours that builds it, as "mine:build" or "nets/mine.py:build". `background` is
+    for models that have none of their own: "auto", "none", or a folder of features whose mean patch lrp
+    measures against.
     """
     listener, out = listener or Listener(), request.out
     if out is None:
@@ -104,23 +105,23 @@ def explain_slides(request: ExplainRequest, *, listener: Listener | None = None)
         raise InputError("target='label' needs a cohort= with the labels.")
     models, device = open_models(request)
     spec = _check_models(request, models)
+    before = read_run(out) or {}
+    earlier = {} if request.restart else earlier_methods(request, out, before)
     if request.interactions and len(models.models) > 1:
         raise InputError("interactions= is for one model; an ensemble has none in common.")
     request.check_apart(out)
     cases, missing = task_cases(request, spec, say=listener.say)
-    if "lrp" in request.methods:
+    if "lrp" in (*request.methods, *earlier):
         models = with_background(models, request, request.background, cases=cases, out=out, say=listener.say)
-    run = ExplainRun(out, models, request, device, missing)
-    before = read_run(run.out) or {}
-    what = "slides" if request.by == "slide" else "cases"
-    tally = run.execute(cases, workers=request.pool, restart=request.restart, listener=listener, what=what)
+    run = ExplainRun(out, models, request, device, missing, earlier)
+    tally = run.run_over(cases, listener)
     if run.outliers:
         who = "1 slide stands" if len(run.outliers) == 1 else f"{len(run.outliers)} slides stand"
         listener.say(f"{who} out from the others: {join_names(run.outliers)} (summary/outliers.csv)")
     listener.say(f"{len(tally.done)} explained, {tally}. Written to {out}.")
     if (line := run.others(cases, before)) is not None:
         listener.say(line)
-    return run.saved()
+    return Run(run.out)
 
 
 def method_parameters(request: ExplainRequest) -> Parameters:
@@ -140,6 +141,23 @@ def method_parameters(request: ExplainRequest) -> Parameters:
         for name in taking:
             parameters[name] = {"contexts": request.contexts, "keep": KEEP, **parameters.get(name, {})}
     return parameters
+
+
+def earlier_methods(request: ExplainRequest, out: Path, before: Mapping[str, Any]) -> Parameters:
+    """The methods that the run in a folder has, with their own parameters; others can be added to them.
+
+    A method that the run has with other parameters is refused.
+    """
+    stored = before.get("settings", {})
+    if before.get("kind") != ExplainRun.kind or not any((out / "slides").glob("*.parquet")):
+        return {}
+    own = method_parameters(request)
+    earlier = {name: stored.get("params", {}).get(name, {}) for name in stored.get("methods", ())}
+    again = [name for name in request.methods if name in earlier]
+    old, new = {name: earlier[name] for name in again}, {name: own.get(name, {}) for name in again}
+    if old != json.loads(json.dumps(new, default=str)):
+        raise other_settings(out, {"params": old}, {"params": new})
+    return earlier
 
 
 def check_request(request: ExplainRequest, model: MILModel, spec: ModelSpec) -> None:
@@ -237,6 +255,7 @@ class Read:
     parts: list[Bag]
     rows: list[slice]
     sources: list[str]
+    earlier: list[list[Explanation]]  # of each slide: what its file has
     seconds: float
 
 
@@ -260,27 +279,32 @@ class ExplainedCase:
 
 
 @dataclass(frozen=True)
-class ExplainRun(CohortRun[Case, Explained]):
+class ExplainRun(ModelRun[Explained]):
     """A run's folder, models and settings."""
 
-    models: Ensemble
     request: ExplainRequest
-    device: str = "cpu"
-    missing: Missing = field(default_factory=Missing)
+    present: Parameters = field(default_factory=dict)  # the methods that the folder has already
     outliers: list[str] = field(default_factory=list)
     summaries: dict[str, list[SlideSummary]] = field(default_factory=dict)  # of slides explained now
     kind = "explain"
     folders = ("slides",)
     verb = "explained"
+    grows = ("methods", "params")
+
+    @property
+    def methods(self) -> Parameters:
+        """All methods of the folder with their own parameters: those it has, then those of the request."""
+        own = method_parameters(self.request)
+        return {**self.present, **{name: own.get(name, {}) for name in self.request.methods}}
 
     def settings(self) -> dict[str, Any]:
         """Methods, targets, parameters and the models' weights."""
-        request = self.request
+        request, methods = self.request, self.methods
         settings: dict[str, Any] = {
-            "methods": list(request.methods),
+            "methods": list(methods),
             "targets": list(request.target),
             "output": request.output,
-            "params": method_parameters(request),
+            "params": {name: own for name, own in methods.items() if own},
             "by": request.by,
             "seed": request.seed,
             "reading": request.reading,
@@ -292,7 +316,7 @@ class ExplainRun(CohortRun[Case, Explained]):
         """What run.json says beside the settings."""
         return {
             **self.models.about(),
-            "methods": list(self.request.methods),
+            "methods": list(self.methods),
             "targets": list(self.request.target),
             **self.request.places(),
             "request": self.request.as_dict(),
@@ -305,14 +329,6 @@ class ExplainRun(CohortRun[Case, Explained]):
         """What a worker needs to know."""
         return ExplainJob(self.request, self.models.files, self.out, self.folder.fingerprint, self.device)
 
-    def begin(self, *, again: bool) -> None:  # noqa: ARG002 - the base's signature
-        """Save the background that the models were given."""
-        self.models.save_background(self.out)
-
-    def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
-        return item.slides
-
     def make_worker(self, workers: Workers) -> MakeWorker[Case, Explained]:
         """Workers in other processes load the models from the files that were hashed here."""
         return partial(make_explainer, self.job, self.models if in_process(workers) else None)
@@ -324,16 +340,16 @@ class ExplainRun(CohortRun[Case, Explained]):
         result.summaries.clear()
         return result.rows
 
-    def header(self, rows: Sequence[TableRow]) -> list[str]:
-        """Names first, outputs between, the rest last."""
-        return columns(rows)
-
     def find_result(self, item: Case) -> Explained | None:
         """The rows of a case whose files are all there, of these settings and of these feature files."""
         try:
             stored = [read_provenance(slide_file(self.out, slide)) for slide in item.slides]
-            if not all(self._made_of(item, i, header) for i, (header, _) in enumerate(stored)):
-                return None
+            for place, (header, _) in enumerate(stored):
+                methods = {column["method"] for column in header["columns"].values()}
+                if not (
+                    methods.issuperset(self.request.methods) and is_of_job(self.job, item, place, header)
+                ):
+                    return None
             return Explained([self._row(item, i, *header) for i, header in enumerate(stored)])
         except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration):
             return None  # not there, or damaged: it is explained again
@@ -385,30 +401,25 @@ class ExplainRun(CohortRun[Case, Explained]):
             "brings them back."
         )
 
-    @cached_property
-    def _seconds(self) -> dict[str, float]:
-        """The times of slides explained earlier."""
-        try:
-            rows = read_rows(self.out / SLIDES)
-            return {slide: float(row["seconds"]) for slide, row in rows.items() if row.get("seconds")}
-        except (FileError, ValueError):
-            return {}
-
     def _row(self, case: Case, place: int, header: dict[str, Any], n: int) -> TableRow:
         columns = list(header["columns"].values())
         logits = header["provenance"]["logits"] if len(self.models.models) > 1 else columns[0]["logits"]
-        seconds = self._seconds.get(case.slides[place])
+        try:
+            seconds = float(self.before[case.slides[place]]["seconds"])
+        except (FileError, KeyError, ValueError):  # of slides explained earlier it may be unknown
+            seconds = None
         row = slide_row(case, place, logits=logits, spec=vars(self.models.spec), n=n, seconds=seconds)
         sentences = dict.fromkeys(text for column in columns for text in column.get("warnings", ()))
         return {**row, "warnings": " ".join(sentences) or None}
 
-    def _made_of(self, case: Case, place: int, header: dict[str, Any]) -> bool:
-        """Whether a file was made from what would be used again."""
-        stored, wanted = header.get("provenance", {}), file_provenance(self.job, case)
-        together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
-        if not together or any(stored.get(key) != value for key, value in wanted.items()):
-            return False
-        return unchanged(case.paths[place], stored.get("source"), times=True)
+
+def is_of_job(job: ExplainJob, case: Case, place: int, header: Mapping[str, Any]) -> bool:
+    """Whether the file of a case's slide was made from what would be used again."""
+    stored = header.get("provenance", {})
+    together = stored.get("case", {"slides": list(case.slides[:1])})["slides"] == list(case.slides)
+    if not together or any(stored.get(key) != value for key, value in file_provenance(job, case).items()):
+        return False
+    return unchanged(case.paths[place], stored.get("source"), times=True)
 
 
 def parse_target(text: str, names: Sequence[str] | None) -> Target:
@@ -474,13 +485,27 @@ class Explainer:
         bag, rows = join_bags(parts, name=case.name)
         if len(parts) > 1:  # views: the features are in memory once
             parts = [replace(part, features=bag.features[r]) for part, r in zip(parts, rows, strict=True)]
-        return Read(bag, parts, rows, sources, time.perf_counter() - start)
+        earlier = [self._earlier(case, place) for place in range(len(parts))]
+        return Read(bag, parts, rows, sources, earlier, time.perf_counter() - start)
+
+    def _earlier(self, case: Case, place: int) -> list[Explanation]:
+        """The explanations in a slide's file, if it is of this run: other methods join them."""
+        path = slide_file(self.job.out, case.slides[place])
+        if not path.exists():
+            return []
+        try:
+            ours = is_of_job(self.job, case, place, read_provenance(path)[0])
+            return read_explanations(path) if ours else []
+        except (FileError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            return []  # damaged: it is explained again
 
     def work(self, case: Case, read: Read) -> ExplainedCase:
         """Explain a case."""
         start = time.perf_counter()
-        explanations, logits = self._within_memory(case, read.bag)
-        if self.request.interactions:
+        has = [{e.method for e in own} for own in read.earlier]
+        methods = [name for name in self.request.methods if not all(name in own for own in has)]
+        explanations, logits = self._within_memory(case, read.bag, methods)
+        if self.request.interactions and not all(has):
             self._write_pairs(case, read.bag, explanations)
         seconds = (read.seconds + time.perf_counter() - start) / len(read.parts)
         return ExplainedCase(case, read, explanations, logits, seconds)
@@ -488,21 +513,24 @@ class Explainer:
     def write(self, work: ExplainedCase) -> Explained:
         """Write the files of a case's slides, while the next case is explained."""
         summaries = {slide: self._write(work, place) for place, slide in enumerate(work.case.slides)}
-        warnings = {"warnings": warnings_of(work.explanations)}
+        every = [e for own in (*work.read.earlier, work.explanations) for e in own]
+        warnings = {"warnings": " ".join(dict.fromkeys(text for e in every for text in e.warnings)) or None}
         about: dict[str, Any] = {"logits": work.logits, "spec": vars(self.spec), "seconds": work.seconds}
         parts = enumerate(work.read.parts)
         rows = [{**slide_row(work.case, i, n=len(part), **about), **warnings} for i, part in parts]
         return Explained(rows, summaries)
 
-    def explain(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
-        """Every method and target of a bag, over the models of an ensemble the mean; each model's logits."""
+    def explain(
+        self, case: Case, bag: Bag, methods: Sequence[str]
+    ) -> tuple[list[Explanation], list[list[float]]]:
+        """Explanations by methods for every target, an ensemble's the mean; and each model's logits."""
         request, predicted = self.request, None
         if len(self.models) > 1 and PREDICTED in request.target:
             predicted = predicted_by(self.models, bag)
         targets = case_targets(request, case, self.spec, predicted)
         explanations: list[Explanation] = []
         logits: list[list[float]] = []
-        for method in request.methods:
+        for method in methods:
             own = self.parameters.get(method, {})  # methods that draw at random get a draw of the bag's own
             params = {**seeds(method, case.name, request.seed, contexts="contexts" in own), **own}
             each = [
@@ -516,13 +544,15 @@ class Explainer:
             {e.column: e for e in explanations}.values()
         ), logits  # the predicted class may be the label
 
-    def _within_memory(self, case: Case, bag: Bag) -> tuple[list[Explanation], list[list[float]]]:
+    def _within_memory(
+        self, case: Case, bag: Bag, methods: Sequence[str]
+    ) -> tuple[list[Explanation], list[list[float]]]:
         """Explain with batches that fit the budget; where memory runs out, with smaller ones."""
         budget = self.request.memory
         while True:
             try:
                 with memory_budget(budget):
-                    return self.explain(case, bag)
+                    return self.explain(case, bag, methods)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
@@ -539,6 +569,8 @@ class Explainer:
         case, read, explanations, logits = work.case, work.read, work.explanations, work.logits
         part, rows = read.parts[place], read.rows[place]
         own = explanations if len(read.parts) == 1 else [slide_share(e, part, rows) for e in explanations]
+        there = {e.column for e in read.earlier[place]}
+        own = [*read.earlier[place], *(e for e in own if e.column not in there)]
         about = {**file_provenance(self.job, case), "source": read.sources[place]}
         if len(logits) > 1:
             about["logits"] = logits  # of each model: the risk of an ensemble is the mean of risks
@@ -582,12 +614,6 @@ def read_ahead(path: Path) -> None:
 def slide_file(out: Path, slide: str) -> Path:
     """The file of a slide's explanations."""
     return out / "slides" / f"{slide}.parquet"
-
-
-def warnings_of(explanations: Sequence[Explanation]) -> str | None:
-    """The sentences of a slide's explanations in one cell, each once."""
-    sentences = dict.fromkeys(text for e in explanations for text in e.warnings)
-    return " ".join(sentences) or None
 
 
 def file_provenance(job: ExplainJob, case: Case) -> dict[str, Any]:

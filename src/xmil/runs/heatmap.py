@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,13 +29,14 @@ from xmil.heatmaps import (
     make_drawer,
     with_targets,
 )
+from xmil.heatmaps.panel import FORMATS
 from xmil.runs import Listener
 from xmil.runs.cohort_run import CohortRun, TableRow
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import DrawRequest
 from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides.open import SlideListing
-from xmil.storage import SLIDES, Run, list_interactions, open_explanations, read_rows
+from xmil.storage import Run, list_interactions, open_explanations
 
 STYLE = "style.json"
 Region = tuple[float, float, float, float]
@@ -46,18 +47,20 @@ SHOWN = 3  # outdated files in a sentence
 def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Run:
     """Draw the scores of a run's slides, as `xmil heatmap` does, into RUN/heatmaps or the folder `out`.
 
-    `pictures` and `exports` may be empty, not both.
+    `to` names the files: formats of pictures, and exports. Without a format there are no pictures.
     """
     listener = listener or Listener()
+    formats = tuple(name for name in request.to if name in FORMATS)
+    exports = tuple(name for name in request.to if name not in FORMATS)
     region = None if request.region is None else cast(Region, request.region)
     look = Look(
-        request.clip, request.percentile, request.alpha, request.tissue, request.size, region, request.top,
+        *_clip(request.clip), request.alpha, request.tissue, request.size, region, request.top,
         pairs=request.pairs,
     )  # fmt: skip
     order = Order(
-        request.pictures, request.formats, request.exports, methods=request.methods, targets=request.target,
-        look=look, mpp=request.mpp, patch_size=request.patch_size, frame=request.frame,
-        downsample=request.downsample,
+        request.pictures if formats else (), formats, exports, methods=request.methods,
+        targets=request.target, look=look, mpp=request.mpp, patch_size=request.patch_size,
+        frame=request.frame, downsample=request.downsample,
     )  # fmt: skip
     run = request.run
     saved = open_explanations(run.path if isinstance(run, Run) else run)
@@ -82,7 +85,15 @@ def draw_slides(request: DrawRequest, *, listener: Listener | None = None) -> Ru
     listener.say(f"{counted(len(done), 'slide')}: {counted(written, 'file')} written{also}. See {out}.")
     for line in _outdated(out, saved):
         listener.say(line)
-    return drawing.saved()
+    return Run(drawing.out)
+
+
+def _clip(text: str) -> tuple[str, float]:
+    """The kind of clipping, and the percentile where it is one."""
+    try:
+        return "percentile", float(text)
+    except ValueError:
+        return text, 99.0
 
 
 def clipped(shares: Mapping[str, float]) -> list[str]:
@@ -138,6 +149,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
     restarts: bool = False
     kind = "heatmap"
     verb = "drawn"
+    adds = True
     marks = (STYLE,)
 
     def settings(self) -> dict[str, Any]:
@@ -151,7 +163,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
 
     def jobs(self, names: Sequence[str], *, follow_links: bool, listener: Listener) -> list[DrawingJob]:
         """The run's slides, or those asked for, each with its file where the folder has it."""
-        files, rows, earlier = self.held.files, self.held.rows, self.earlier()
+        files, rows = self.held.files, self.held.rows
         pairs = list_interactions(self.held.path)
         for name in names:
             if name not in files:
@@ -162,7 +174,7 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
         return [
             DrawingJob(
                 name, files[name], listing.slides.get(name), listing.twice.get(name, ""),
-                drawn=str(earlier.get(name, {}).get("source") or ""),
+                drawn=str(self.before.get(name, {}).get("source") or ""),
                 pairs=tuple(pairs.get(name, ())), row=rows.get(name, {}),
             )
             for name in names or files
@@ -193,14 +205,6 @@ class HeatmapRun(CohortRun[DrawingJob, Drawn]):
             make_drawer, self.order, self.out,
             restart=self.restarts, slides=self.slides,
         )  # fmt: skip
-
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
 
     def rows_of(self, item: DrawingJob, result: Drawn) -> list[TableRow]:
         """How many files there are of a slide, and what they were drawn from."""

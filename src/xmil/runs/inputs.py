@@ -94,7 +94,14 @@ def class_labels(
     labels = [cell for cell in cells if cell is not None]
     strange = [cell for cell in labels if not _is_whole(cell)]
     if names and (set(labels) <= set(names) or (strange and set(labels) & set(names))):
-        _tell_foreign(cohort, column, names, say)
+        pairs = zip(cohort.slides, cells, strict=True)
+        foreign = {slide: cell for slide, cell in pairs if cell is not None and cell not in names}
+        if foreign:
+            unknown = join_names([repr(cell) for cell in dict.fromkeys(foreign.values())])
+            say(
+                f"The column {column!r} has labels the model does not know ({', '.join(names)}): {unknown} "
+                f"of {join_names(list(foreign))}. They count as unlabelled."
+            )
         return [names.index(cell) if cell is not None and cell in names else None for cell in cells]
     if strange:
         raise _no_class(strange[0], column, names, n_classes)
@@ -123,18 +130,6 @@ def _no_class(label: str, column: str, names: tuple[str, ...] | None, n_classes:
         f"{sentence} has no class names; give its {most} names as class_names=, in the order of its "
         f"outputs, or class numbers (0 to {most - 1}) as labels."
     )
-
-
-def _tell_foreign(cohort: Cohort, column: str, names: tuple[str, ...], say: Say) -> None:
-    """A line on the slides whose label is not a class of the model."""
-    cells = zip(cohort.slides, cohort.column(column), strict=True)
-    foreign = {slide: cell for slide, cell in cells if cell is not None and cell not in names}
-    if foreign:
-        labels = join_names([repr(cell) for cell in dict.fromkeys(foreign.values())])
-        say(
-            f"The column {column!r} has labels the model does not know ({', '.join(names)}): {labels} "
-            f"of {join_names(list(foreign))}. They count as unlabelled."
-        )
 
 
 def join_names(slides: list[str], most: int = 5) -> str:
@@ -283,19 +278,13 @@ def _every_file(request: CohortRequest, say: Say) -> list[Case]:
     by_name: dict[str, Path] = {}
     for path in files:
         by_name.setdefault(slide_name(path), path)
-    _say_several(request, files, by_name, say)
+    if again := dict.fromkeys(name for path in files if by_name[name := slide_name(path)] != path):
+        used = [f"{name} ({by_name[name].relative_to(request.features)} is used)" for name in again]
+        several = counted(len(again), "slide")
+        say(f"{request.features}: {several} with several files: {join_names(used)}.")
     return [Case(name, (name,), (path,)) for name, path in by_name.items()]
 
 
-def _say_several(request: CohortRequest, files: list[Path], used: dict[str, Path], say: Say) -> None:
-    """Name the slides with several files, and the file of each that is used."""
-    again = dict.fromkeys(name for path in files if used[name := slide_name(path)] != path)
-    if again:
-        names = join_names([f"{name} ({used[name].relative_to(request.features)} is used)" for name in again])
-        say(f"{request.features}: {counted(len(again), 'slide')} with several files: {names}.")
-
-
-SHOWN = 5
 LOOKING = 16  # threads that read headers: they wait for the disk
 
 
@@ -318,16 +307,10 @@ class Missing:
         """
         if not self.incomplete:
             return None
-        named = [
-            f"{case} (without {', '.join(gone)})" for case, gone in list(self.incomplete.items())[:SHOWN]
-        ]
-        more = f" and {len(self.incomplete) - SHOWN} more" if len(self.incomplete) > SHOWN else ""
-        who = (
-            "1 case has slides without features; only its"
-            if len(self.incomplete) == 1
-            else (f"{len(self.incomplete)} cases have slides without features; only their")
-        )
-        return f"{who} other slides are used: {', '.join(named)}{more}. See run.json."
+        named = join_names([f"{case} (without {', '.join(gone)})" for case, gone in self.incomplete.items()])
+        n = len(self.incomplete)
+        who, whose = ("1 case has", "its") if n == 1 else (f"{n} cases have", "their")
+        return f"{who} slides without features; only {whose} other slides are used: {named}. See run.json."
 
 
 HELD_OUT = "test"
@@ -339,7 +322,7 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
     slides = {bare_name(slide) for slides_of_model in trained for slide in slides_of_model}
     owners = {owner for slides_of_model in trained for owner in slides_of_model.values()}
     trained_on = [case for case in cases if any(bare_name(slide) in slides for slide in case.slides)]
-    alike = [case for case in cases if _own_case(case) in owners]
+    alike = [case for case in cases if case.case_id not in case.slides and case.case_id in owners]
     if trained_on:
         return (
             f"{len(trained_on)} of {len(cases)} predictions are of cases that were in the training of a "
@@ -353,11 +336,6 @@ def training_overlap_warning(models: Sequence[object], cases: Sequence[Case]) ->
             "better than they are."
         )
     return None
-
-
-def _own_case(case: Case) -> str | None:
-    """The case's id, where it says more than the slide's name."""
-    return None if case.case_id in case.slides else case.case_id
 
 
 def training_slides(model: Path) -> dict[str, str]:

@@ -30,7 +30,7 @@ from xmil.runs.cohort_run import CohortRun, TableRow, stopping
 from xmil.runs.inputs import named_slides
 from xmil.runs.requests import InsideRequest
 from xmil.runs.workers.pool import MakeWorker, Workers, find_device
-from xmil.storage import SLIDES, Run, explained_run, pick_explanation, read_rows
+from xmil.storage import Run, explained_run, pick_explanation
 
 SUFFIXES = (".npz", ".png", ".geojson", ".ome.tif")
 
@@ -40,15 +40,15 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
     """Look inside the strongest patches of every slide of a run of `xmil explain`, into RUN/inside or `out`.
 
     Relevance per feature comes from stored vectors, else from the `model` on the `features`; without features
-    every patch is encoded again. `method` names the maps; see `xmil.explain_inside`. `tiff` writes
+    every patch is encoded again. `map` says how maps are made; see `xmil.explain_inside`. `tiff` writes
     the maps as OME-TIFF as well.
     """
     listener = listener or Listener()
     run = request.run if isinstance(request.run, Run) else explained_run(request.run)
     pictures = dict(named_slides(request.slides, follow_links=request.follow_links, say=listener.say).slides)
     choice = InsideChoice(
-        request.encoder, None if request.weights is None else str(request.weights), request.method,
-        request.patches, request.target, request.patch_px, find_device(request.device), request.random,
+        request.encoder, None if request.weights is None else str(request.weights), request.map,
+        request.patches, request.target, request.patch_px, find_device(request.place), request.random,
         request.tiff,
     )  # fmt: skip
     features = {}
@@ -62,7 +62,7 @@ def inside_slides(request: InsideRequest, *, listener: Listener | None = None) -
         list(inside.items), workers=request.pool, restart=request.restart, listener=listener
     )
     listener.say(f"{counted(len(tally.done), 'slide')} examined, {tally}. Written to {out}.")
-    return inside.saved()
+    return Run(inside.out)
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,9 @@ class InsideRun(CohortRun[str, TableRow]):
         """A worker loads encoder and model once."""
         return partial(_make_worker, self)
 
-    @cached_property
-    def _earlier(self) -> dict[str, dict[str, str]]:
-        return read_rows(self.out / SLIDES)
-
     def find_result(self, item: str) -> TableRow | None:
         """The row of a slide whose maps are there and were made of the same explanation."""
-        row = self._earlier.get(item)
+        row = self.before.get(item)
         if row is None or row.get("source") != identity(self.run.file(item)):
             return None
         try:

@@ -33,9 +33,9 @@ from xmil.models import MILModel
 from xmil.network import open_network
 from xmil.network.network import frozen
 from xmil.runs import Listener
-from xmil.runs.cohort_run import CohortRun, Tally, in_process, with_reference
-from xmil.runs.ensemble import Ensemble, ModelFiles, bins_warning, ensemble_warning, open_models
-from xmil.runs.inputs import Missing, features_mismatch_warning, task_cases, training_overlap_warning
+from xmil.runs.cohort_run import Tally, in_process, with_reference
+from xmil.runs.ensemble import Ensemble, ModelFiles, ModelRun, bins_warning, ensemble_warning, open_models
+from xmil.runs.inputs import features_mismatch_warning, task_cases, training_overlap_warning
 from xmil.runs.requests import PredictRequest
 from xmil.runs.workers.pool import MakeWorker, Stages, Workers
 from xmil.storage import Run, write_json
@@ -72,13 +72,12 @@ def predict_slides(request: PredictRequest, *, listener: Listener | None = None)
     request.check_apart(out)
     cases, missing = task_cases(request, models.spec, say=listener.say)
     run = PredictRun(out, models, request, device, missing, sample)
-    what = "slides" if request.by == "slide" else "cases"
-    tally = run.execute(cases, workers=request.pool, restart=request.restart, listener=listener, what=what)
+    tally = run.run_over(cases, listener)
     for line in run.lines:
         listener.say(line)
     several = f" by {len(models.models)} models" if len(models.models) > 1 else ""
     listener.say(f"{len(tally.results)} predicted{several}, {len(tally.failed)} failed. Written to {out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 @dataclass(frozen=True)
@@ -116,13 +115,10 @@ WHOLE = BagSample()  # every instance, once
 
 
 @dataclass(frozen=True)
-class PredictRun(CohortRun[Case, Answer]):
+class PredictRun(ModelRun[Answer]):
     """A run's folder, models and settings."""
 
-    models: Ensemble
     request: PredictRequest
-    device: str = "cpu"
-    missing: Missing = field(default_factory=Missing)
     sample: BagSample = WHOLE
     lines: list[str] = field(default_factory=list)  # of the measures, for the screen
     kind = "predict"
@@ -145,10 +141,6 @@ class PredictRun(CohortRun[Case, Answer]):
         """What run.json says beside the settings, with what the feature files held."""
         places = {"features": self.request.places()["features"], "request": self.request.as_dict()}
         return {**self.models.about(), **places, **self.missing.as_dict()}
-
-    def slides_of(self, item: Case) -> Sequence[str]:
-        """The slides of a case."""
-        return item.slides
 
     def make_worker(self, workers: Workers) -> MakeWorker[Case, Answer]:
         """Workers in other processes load the models from the files that were hashed here."""

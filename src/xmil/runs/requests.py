@@ -1,21 +1,47 @@
-"""The requests of every command over slides: each option, with its type, default and help, once."""
+"""The requests of every command over slides: each option, with its type, default and help, once.
+
+A `Listener` hears what a command says while it works on a request.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xmil.core.errors import InputError, bad_parameter
-from xmil.core.request import Request, option, pop_old
+from xmil.core.request import Request, option, owner, pop_old
 from xmil.core.text import parse_json
 from xmil.runs.workers.pool import Workers
 
 INPUT, WHAT, OUTPUT, COMPUTE, ADVANCED = "Input", "What to explain", "Output", "Compute", "Advanced"
-COMPUTING = ("out", "engine", "workers", "gpus", "device", "memory", "restart")  # changes no result
-PICTURES, EXPORTS = ("panel", "overlay", "patches"), ("geojson",)
+COMPUTING = ("out", "engine", "workers", "device", "memory", "restart")  # changes no result
+PICTURES, WRITTEN = ("panel", "overlay", "patches"), ("png", "geojson")
+
+
+class Listener:
+    """Hears what a run says; this one keeps it to itself."""
+
+    def say(self, sentence: str) -> None:
+        """A line on what was found, left out or inferred."""
+
+    def warn(self, sentence: str) -> None:
+        """A sentence on what is doubtful about the results."""
+
+    def failures(self, failed: Mapping[str, str]) -> None:
+        """The slides that have no result, and why."""
+
+    def counting(self, what: str, total: int) -> AbstractContextManager[Callable[[], None]]:
+        """A count of `total` things; what it gives is called for each that is done."""
+        return _uncounted(what, total)
+
+
+@contextmanager
+def _uncounted(what: str, total: int) -> Iterator[Callable[[], None]]:  # noqa: ARG001 - the listener's
+    yield lambda: None
 
 
 def parse_size(text: str) -> int:
@@ -85,14 +111,10 @@ class RunRequest(Request):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Full digests are a matter of the machine; workers are named by number and engine."""
+        """Full digests are a matter of the machine."""
         advice = "set the environment variable XMIL_FULL_DIGESTS=1."
         if pop_old(values, "full_digests", advice):
             os.environ["XMIL_FULL_DIGESTS"] = "1"
-        if isinstance(workers := values.get("workers"), Workers):
-            address = f":{workers.address}" if workers.address else ""
-            values |= {"workers": workers.workers, "engine": f"{workers.kind}{address}"}
-            values |= {"gpus": workers.gpus} if workers.gpus else {}
         return values
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,25 +131,54 @@ class RunRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRequest(RunRequest):
-    """A request whose work runs on a device, with draws of a seed."""
+    """A request whose work runs on a device."""
 
-    device: str = option("cpu, cuda or cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
-    gpus: float = option(
-        "GPUs per worker; 0.25 lets four workers share one. With ray and a GPU: 1 by default.",
-        0.0, panel=COMPUTE, least=0,
+    device: str = option(
+        "cpu, cuda or cuda:N; auto takes a GPU if there is one; cuda/4 lets four workers share a GPU.",
+        "auto", panel=COMPUTE,
     )  # fmt: skip
-    seed: int = option("Seed of everything that is drawn at random.", 0, panel=COMPUTE, decides=True)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A worker's share of a GPU belongs to the device."""
+        values = super().upgrade(values)
+        if gpus := pop_old(values, "gpus", "name the workers that share a GPU, as device='cuda/4'."):
+            values["device"] = f"cuda/{1 / gpus:g}"
+        return values
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _, slash, share = self.device.partition("/")
+        try:
+            if slash and not 0 < float(share) < float("inf"):
+                raise ValueError
+        except ValueError:
+            raise bad_parameter(
+                "device", owner(type(self)), "cpu, cuda, cuda:N or cuda/N", self.device
+            ) from None
+
+    @property
+    def place(self) -> str:
+        """The device without the share of it that a worker takes."""
+        return self.device.partition("/")[0]
 
     @property
     def pool(self) -> Workers:
-        """The workers, each with its share of the GPUs."""
-        base = super().pool
-        gpus = self.gpus or float(base.kind == "ray" and self.device.startswith("cuda"))
-        return Workers(base.kind, workers=base.workers, address=base.address, gpus=gpus)
+        """The workers, each with its share of the GPUs; on a cluster one each, unless they share."""
+        base, (place, slash, share) = super().pool, self.device.partition("/")
+        gpus = 1 / float(share) if slash else float(base.kind == "ray" and place.startswith("cuda"))
+        return replace(base, gpus=gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CohortRequest(DeviceRequest):
+class SeededRequest(DeviceRequest):
+    """A request whose work runs on a device, with draws of a seed."""
+
+    seed: int = option("Seed of everything that is drawn at random.", 0, panel=COMPUTE, decides=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortRequest(SeededRequest):
     """A request over the feature files of a folder, or of a cohort's rows, with a model."""
 
     model: tuple[Any, ...] = option(
@@ -302,19 +353,26 @@ class TileRequest(RunRequest):
     min_std: float = option(
         "Minimum standard deviation of a patch's grey values.", 8.0, panel=ADVANCED, decides=True
     )
-    pen: bool = option(
-        "Keep patches with pen marks.", False, panel=ADVANCED, flag="--pen/--no-pen", decides=True
-    )
-    fold: bool = option("Keep patches with folded tissue.", True, panel=ADVANCED, decides=True)
-    blur: bool = option("Keep patches out of focus.", True, panel=ADVANCED, decides=True)
-    coverslip: bool = option("Keep patches with the coverslip's edge.", True, panel=ADVANCED, decides=True)
+    drop: tuple[str, ...] = option(
+        "Leave out patches with any of pen, fold, blur, coverslip (its edge); or 'none'.",
+        ("pen",), panel=ADVANCED, choices=("pen", "fold", "blur", "coverslip"), decides=True,
+    )  # fmt: skip
     keep_edge: bool = option(
         "Also patches over the slide's right and lower border.", False, panel=ADVANCED, decides=True
     )
 
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What patches may show is one list."""
+        kinds = {"pen": False, "fold": True, "blur": True, "coverslip": True}  # whether they were kept
+        old = {kind: pop_old(values, kind, 'pass drop=["pen", ...].') for kind in kinds}
+        if any(keep is not None for keep in old.values()):
+            values["drop"] = [k for k, keep in kinds.items() if not (keep if old[k] is None else old[k])]
+        return super().upgrade(values)
+
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedRequest(RunRequest):
+class EmbedRequest(DeviceRequest):
     """Encode the patches of slides; features in TRIDENT's layout, one file per slide."""
 
     tiles: Path = option("Folder of patches written by xmil tile, TRIDENT or CLAM.", panel=INPUT)
@@ -328,10 +386,8 @@ class EmbedRequest(RunRequest):
     weights: Path | None = option(
         "Weights (a state dict) to use instead of the published ones.", None, panel=INPUT
     )
-    device: str = option("cpu, cuda, cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
     precision: str = option("float32, float16, bfloat16; auto is float16 on a GPU.", "auto", panel=COMPUTE)
     batch: int = option("Patches encoded at once.", 64, panel=COMPUTE)
-    threads: int = option("Threads that read and decode; 0 means one per core, at most 16.", 0, panel=COMPUTE)
     readers: int = option(
         "Processes that read and decode; 0: threads instead; -1: one per core for a GPU, threads for a CPU.",
         -1, panel=COMPUTE,
@@ -339,23 +395,37 @@ class EmbedRequest(RunRequest):
     compile: bool = option(
         "Compile the network: quicker on a GPU; the last digits of features differ.", False, panel=COMPUTE
     )
-    gpus: float = option("GPUs per worker; 0.25 lets four workers share one.", 0.0, panel=COMPUTE, least=0)
     stain_norm: bool = option(
         "Normalise each slide's stains to a reference (Macenko).", False, panel=ADVANCED
     )
     input_size: int | None = option(
         "Input size of the encoder in pixels, instead of its own.", None, panel=ADVANCED
     )
-    mean: tuple[float, ...] | None = option(
-        "Three numbers that replace the encoder's own.", None, panel=ADVANCED, parse=parse_numbers
-    )
-    std: tuple[float, ...] | None = option(
-        "Three numbers that replace the encoder's own.", None, panel=ADVANCED, parse=parse_numbers
-    )
+    normalise: tuple[float, ...] | None = option(
+        "Six numbers that replace the encoder's own: mean, then standard deviation, of red, green and blue.",
+        None, panel=ADVANCED, parse=parse_numbers,
+    )  # fmt: skip
     patch_px: int | None = option(
         "Patch size in pixels, if the file does not store it.", None, panel=ADVANCED
     )
     random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Mean and standard deviation are given together; threads follow the cores."""
+        pop_old(values, "threads", "there are as many as cores, at most 16.")
+        mean = pop_old(values, "mean", "pass normalise=[*mean, *std].")
+        std = pop_old(values, "std", "pass normalise=[*mean, *std].")
+        if mean is not None and std is not None:
+            values["normalise"] = [*mean, *std]
+        return super().upgrade(values)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.normalise is not None and len(self.normalise) != 6:
+            raise bad_parameter(
+                "normalise", "embed", "six numbers: mean and std of each colour", self.normalise
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,14 +441,14 @@ class DrawRequest(RunRequest):
     pictures: tuple[str, ...] = option(
         "Of panel, overlay, side, patches, map; 'none' for exports alone.", PICTURES, panel=OUTPUT
     )
-    formats: tuple[str, ...] = option("Of png, pdf, svg.", ("png",), panel=OUTPUT)
-    exports: tuple[str, ...] = option(
-        "Of geojson (QuPath), scores and colours (OME-TIFF), csv, parquet; or 'none'.", EXPORTS, panel=OUTPUT
-    )
+    to: tuple[str, ...] = option(
+        "Of png, pdf, svg (pictures), geojson (QuPath), scores and colours (OME-TIFF), csv, parquet.",
+        WRITTEN, panel=OUTPUT,
+    )  # fmt: skip
     clip: str = option(
-        "End of the colour scale: whiskers (1.5 IQR), percentile or none.", "whiskers", panel=OUTPUT
-    )
-    percentile: float = option("Where clip=percentile ends the scale.", 99.0, panel=ADVANCED)
+        "End of the colour scale: whiskers (1.5 IQR), none, or a percentile such as 99.", "whiskers",
+        panel=OUTPUT,
+    )  # fmt: skip
     scale: str = option(
         "slide: a colour scale per slide; cohort: one scale for all slides.", "slide", panel=OUTPUT,
         choices=("slide", "cohort"),
@@ -409,9 +479,24 @@ class DrawRequest(RunRequest):
 
     @classmethod
     def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The looks of pictures are options of their own."""
+        """The looks of pictures are options of their own; all files are named by `to`."""
         look = pop_old(values, "look", "pass clip=, alpha=, size= and the like by themselves.")
-        return super().upgrade({**(vars(look) if look is not None else {}), **values})
+        values = {**(vars(look) if look is not None else {}), **values}
+        formats = pop_old(values, "formats", 'pass to=["png", "geojson"].')
+        exports = pop_old(values, "exports", 'pass to=["png", "geojson"].')
+        if formats is not None or exports is not None:
+            values["to"] = [
+                *(("png",) if formats is None else formats),
+                *(("geojson",) if exports is None else exports),
+            ]
+        percentile = (
+            values.pop("percentile", 99.0)
+            if look is not None
+            else pop_old(values, "percentile", "pass it as clip='99'.")
+        )
+        if values.get("clip") == "percentile":
+            values["clip"] = f"{99 if percentile is None else percentile:g}"
+        return super().upgrade(values)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -444,11 +529,11 @@ class ExportRequest(Request):
     )
 
 
-INSIDE_METHODS = ("turned", "tokens", "lrp", "occlusion", "shifted")
+INSIDE_MAPS = ("turned", "tokens", "lrp", "occlusion", "shifted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InsideRequest(RunRequest):
+class InsideRequest(DeviceRequest):
     """Map where inside the strongest patches their scores come from; sheets and tiles for QuPath."""
 
     run: Any = option("Folder of a run of `xmil explain` with lrp.", argument=True)
@@ -463,13 +548,19 @@ class InsideRequest(RunRequest):
     )
     out: Path | None = option("Folder for the maps; RUN/inside by default.", None, panel=OUTPUT)
     patches: int = option("Number of strongest patches per slide.", 16, panel=WHAT)
-    method: str = option(f"{', '.join(INSIDE_METHODS[:-1])} or {INSIDE_METHODS[-1]}.", "turned", panel=WHAT)
+    map: str = option(f"{', '.join(INSIDE_MAPS[:-1])} or {INSIDE_MAPS[-1]}.", "turned", panel=WHAT)
     target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
     patch_px: int | None = option("Patch size in pixels, as given to the encoder.", None, panel=INPUT)
     format: str = option("Layout of the feature files, if it cannot be recognised.", "auto", panel=INPUT)
     random: bool = option("Use an untrained encoder, for testing.", False, panel=ADVANCED)
     tiff: bool = option("Write the maps as OME-TIFF as well.", False, panel=OUTPUT)
-    device: str = option("cpu, cuda or cuda:N; auto takes a GPU if there is one.", "auto", panel=COMPUTE)
+
+    @classmethod
+    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """How maps are made is not a method of explanation."""
+        if (kind := pop_old(values, "method", "pass map=.")) is not None:
+            values["map"] = kind
+        return super().upgrade(values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,7 +581,7 @@ class InsightRequest(RunRequest):
         panel=INPUT,
     )
     out: Path | None = option("Folder for the findings; RUN/insight by default.", None, panel=OUTPUT)
-    method: str = option("Method whose explanations are analysed.", "lrp", panel=WHAT)
+    method: str = option("The method whose explanations are analysed.", "lrp", panel=WHAT, flag="--methods")
     target: str | None = option("Explained class, if the run has several.", None, panel=WHAT)
     label: str = option("Label column; it is an outcome and never tested as a cause.", "label", panel=WHAT)
     concepts: int = option("Size of the dictionary.", 20, panel=WHAT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from xmil.runs.workers.pool import MakeWorker, Workers
 from xmil.slides import open_slide
 from xmil.slides.artefacts import counted_kinds
 from xmil.slides.tiling import FOLDERS, TileSettings, patches_file, tile_slide, write_tiling
-from xmil.storage import SLIDES, Run, read_rows, read_run
+from xmil.storage import Run, read_run
 
 Item = tuple[str, Path]
 
@@ -32,15 +32,14 @@ Item = tuple[str, Path]
 def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Run:
     """Lay patches on the tissue of slides, files or folders, into the folder `out`, as `xmil tile` does.
 
-    Patches with pen marks are left out unless `pen`; those with a fold, blur or the coverslip's edge are kept
-    unless `fold`, `blur` or `coverslip` is false. All of them are counted and drawn. `keep_edge` adds the
-    patches that reach over the slide's right and lower border, white beyond it.
+    Patches with what `drop` names are left out: pen, fold, blur, coverslip (its edge). All of them are
+    counted and drawn. `keep_edge` adds the patches that reach over the slide's right and lower border, white
+    beyond it.
     """
     listener = listener or Listener()
-    drop = tuple(kind for kind in ("pen", "fold", "blur", "coverslip") if not getattr(request, kind))
     settings = TileSettings(
         request.size, request.mpp, request.overlap, request.min_tissue, request.min_std, request.slide_mpp,
-        request.magnification, drop, request.keep_edge,
+        request.magnification, request.drop, request.keep_edge,
     )  # fmt: skip
     listing = named_slides(request.slides, follow_links=request.follow_links, say=listener.say)
     run = TileRun(request.out, settings, listing.slides, restarts=request.restart)
@@ -54,7 +53,7 @@ def tile_slides(request: TileRequest, *, listener: Listener | None = None) -> Ru
         listener.say(left_out)
     patches = counted(sum(tally.results[name]["patches"] for name in tally.done), "patch")
     listener.say(f"{patches} on {counted(len(tally.done), 'slide')}, {tally}. Written to {request.out}.")
-    return run.saved()
+    return Run(run.out)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
     kind = "tile"
     folders = FOLDERS
     verb = "used"
+    adds = True
 
     @property
     def items(self) -> list[Item]:
@@ -119,14 +119,6 @@ class TileRun(CohortRun[Item, dict[str, Any]]):
             return None
         return {"patches": len(header), "mpp": header.mpp, "inferred": list(header.inferred)}
 
-    @cached_property
-    def _before(self) -> dict[str, TableRow]:
-        return dict(read_rows(self.out / SLIDES))
-
-    def earlier(self) -> Mapping[str, TableRow]:
-        """Slides are added to the folder, one run after another."""
-        return self._before
-
     def rows_of(self, item: Item, result: dict[str, Any]) -> list[TableRow]:
         """The slide, its patches and its mpp."""
         row = {"slide_id": item[0], "n": result["patches"], "mpp": result["mpp"]}
@@ -141,9 +133,8 @@ def _left_out(results: Sequence[dict[str, Any]]) -> str:
     slides = sum(any(each.get("dropped", {}).values()) for each in results)
     if not slides:
         return ""
-    keep = " and ".join(f"{kind}=True" for kind, n in every.items() if n)
     dropped = f"{counted_kinds(every)} on {counted(slides, 'slide')}"
-    return f"Patches left out for what they show: {dropped}; {keep} keeps them."
+    return f"Patches left out for what they show: {dropped}; drop=none keeps them."
 
 
 def _tile(settings: TileSettings, out: Path, item: Item) -> dict[str, Any]:

@@ -238,7 +238,8 @@ MODEL = "model.safetensors"  # of each job of `xmil train`
 def run_files(run: Run) -> list[Path]:
     """The files of a run, without half-written and hidden ones."""
     paths = sorted(path for path in run.path.rglob("*") if path.is_symlink() or not path.is_dir())
-    return [path for path in paths if not any(part.startswith(".") for part in _within(run, path).parts)]
+    hidden = {path for path in paths for part in path.relative_to(run.path).parts if part.startswith(".")}
+    return [path for path in paths if path not in hidden]
 
 
 def file_faults(run: Run) -> Iterator[Fault]:
@@ -246,17 +247,13 @@ def file_faults(run: Run) -> Iterator[Fault]:
     if run.kind == "train":
         yield from _missing_models(run)
     for path in run_files(run):
-        name = _within(run, path).as_posix()
+        name = path.relative_to(run.path).as_posix()
         if path.is_symlink():
             yield Fault(name, "is a link, which is not followed; copy the file in")
             continue
         why = _unreadable(path)
         if why:
             yield Fault(name, f"cannot be read ({why}); run the command again")
-
-
-def _within(run: Run, path: Path) -> Path:
-    return path.relative_to(run.path)
 
 
 def _missing_models(run: Run) -> Iterator[Fault]:
@@ -285,10 +282,6 @@ def _bytes(path: Path) -> None:
     with path.open("rb") as stream:
         while stream.read(1 << 20):
             pass
-
-
-def _json(path: Path) -> None:
-    parse_json(path.read_bytes())
 
 
 def _csv(path: Path) -> None:
@@ -338,8 +331,8 @@ def _picture(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Path], None]] = {
-    ".json": _json,
-    ".geojson": _json,
+    ".json": lambda path: parse_json(path.read_bytes()),
+    ".geojson": lambda path: parse_json(path.read_bytes()),
     ".csv": _csv,
     ".parquet": _parquet,
     ".h5": _check_features,

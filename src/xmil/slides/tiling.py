@@ -141,7 +141,7 @@ def tile_slide(slide: Slide, settings: TileSettings | None = None) -> Tiling:
     clean = ~np.any([artefacts[kind] for kind in settings.drop] or [np.zeros(len(corners), bool)], axis=0)
     if not clean.any():
         kinds = " and ".join(settings.drop)
-        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with {settings.drop[0]}=True.")
+        raise FileError(f"{slide.path}: every patch shows {kinds}; keep them with drop=none.")
     return Tiling(
         slide.name,
         corners[clean],

@@ -1,14 +1,15 @@
 """Explanations as Parquet, and the folders of runs: the one place that reads and writes them."""
 
-from xmil.storage.arrays import ConceptMaps, load_arrays, save_arrays
 from xmil.storage.explanations import (
     KEY,
     RAW,
     SPREAD,
     STABLE,
     STDERR,
+    ConceptMaps,
     content_digest,
     is_as_written,
+    load_arrays,
     patches_in,
     pick_explanation,
     read_explanation,
@@ -16,6 +17,7 @@ from xmil.storage.explanations import (
     read_header,
     read_interactions,
     read_provenance,
+    save_arrays,
     write_explanations,
     write_interactions,
 )
@@ -27,6 +29,7 @@ from xmil.storage.folder import (
     git_commit,
     lock_folder,
     make_folder,
+    other_settings,
     provenance,
     sweep_folder,
     write_json,
@@ -85,6 +88,7 @@ __all__ = [
     "make_folder",
     "open_explanations",
     "open_run",
+    "other_settings",
     "patches_in",
     "pick_explanation",
     "provenance",

@@ -1,24 +1,25 @@
 """Explanations as Parquet: boxes and one column per method and target, the account in the metadata.
 
-Interactions are tables of pairs.
+Interactions are tables of pairs; the concept maps of a slide are arrays with a few words on them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
 from xmil.core.bag import FloatArray
-from xmil.core.budget import check_regular, read_parquet
+from xmil.core.budget import check_archive, check_regular, read_parquet
 from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent, unknown_name
 from xmil.core.explanation import Audit, Explanation
@@ -119,12 +120,7 @@ def read_provenance(path: Path_) -> tuple[dict[str, Any], int]:
         raise FileError(
             f"{path}: not a readable Parquet file ({why}); copy it or explain it again."
         ) from None
-    raw = (footer.metadata or {}).get(KEY)
-    if raw is None:
-        raise FileError(
-            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
-        )
-    return _checked_header(raw, path), int(footer.num_rows)
+    return _checked_header(footer.metadata, path), int(footer.num_rows)
 
 
 def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -> pa.Table:
@@ -134,7 +130,9 @@ def _to_table(explanations: Sequence[Explanation], provenance: dict[str, Any]) -
         raise InputError("There is no explanation to write.")
     first = explanations[0]
     _check_same_bag(explanations)
-    arrays: dict[str, Any] = dict(zip(("x0", "y0"), _box_columns(first.coords, len(first)), strict=True))
+    nowhere = pa.nulls(len(first), pa.int64())
+    xy0 = (nowhere, nowhere) if first.coords is None else map(pa.array, first.coords.T)
+    arrays: dict[str, Any] = dict(zip(("x0", "y0"), xy0, strict=True))
     if first.raw_coords is not None:
         arrays |= {name: pa.array(first.raw_coords[:, i]) for i, name in enumerate(RAW)}
     for e in explanations:
@@ -190,14 +188,6 @@ def _same(a: IntArray | None, b: IntArray | None) -> bool:
     return (a is None and b is None) or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _box_columns(coords: IntArray | None, n: int) -> tuple[pa.Array, pa.Array]:
-    import pyarrow as pa
-
-    if coords is None:
-        return pa.nulls(n, pa.int64()), pa.nulls(n, pa.int64())
-    return pa.array(coords[:, 0]), pa.array(coords[:, 1])
-
-
 def _column_header(e: Explanation) -> dict[str, Any]:
     target = {key: getattr(e.target, key) for key in ("cls", "against", "name", "against_name")}
     audit = None if e.audit is None else e.audit.as_dict()
@@ -213,12 +203,7 @@ def _column_header(e: Explanation) -> dict[str, Any]:
 
 def _open(path: Path_, columns: list[str] | None = None) -> tuple[dict[str, Any], pa.Table]:
     table = _read_table(path, columns, checksums=True)
-    raw = (table.schema.metadata or {}).get(KEY)
-    if raw is None:
-        raise FileError(
-            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
-        )
-    return _checked_header(raw, path), table
+    return _checked_header(table.schema.metadata, path), table
 
 
 def _read_table(path: Path_, columns: list[str] | None = None, *, checksums: bool = False) -> pa.Table:
@@ -235,7 +220,12 @@ def _read_table(path: Path_, columns: list[str] | None = None, *, checksums: boo
         raise FileError(f"{path}: not a readable Parquet file ({why}); copy or make it again.") from None
 
 
-def _checked_header(raw: bytes, path: Path_) -> dict[str, Any]:
+def _checked_header(metadata: Mapping[bytes, bytes] | None, path: Path_) -> dict[str, Any]:
+    raw = (metadata or {}).get(KEY)
+    if raw is None:
+        raise FileError(
+            f"{path}: a Parquet file, but not an explanation (no xmil metadata); give one of `xmil explain`."
+        )
     try:
         header = parse_json(raw)
         layout, columns = int(header["layout"]), header["columns"]
@@ -262,7 +252,7 @@ def _from_table(header: Mapping[str, Any], table: pa.Table, column: str, path: P
             relevance=_relevance(table, column),
             spread=_beside(table, column + SPREAD),
             stderr=_beside(table, column + STDERR),
-            stable=_stable(table, column),
+            stable=_beside(table, column + STABLE, np.bool_),
             warnings=tuple(str(line) for line in meta.get("warnings", ())),
             **{key: meta[key] for key in _COLUMN_FIELDS},
             **{key: header[key] for key in BAG_FIELDS},
@@ -295,13 +285,8 @@ def _number(value: Any, kind: type) -> Any:
     return None if value is None else kind(value)
 
 
-def _beside(table: pa.Table, name: str) -> FloatArray | None:
-    return table[name].to_numpy().astype(np.float32) if name in table.column_names else None
-
-
-def _stable(table: pa.Table, column: str) -> npt.NDArray[np.bool_] | None:
-    name = column + STABLE
-    return table[name].to_numpy().astype(np.bool_) if name in table.column_names else None
+def _beside(table: pa.Table, name: str, kind: type[Any] = np.float32) -> npt.NDArray[Any] | None:
+    return table[name].to_numpy().astype(kind) if name in table.column_names else None
 
 
 def _relevance(table: pa.Table, column: str) -> FloatArray | None:
@@ -378,3 +363,63 @@ def read_interactions(path: Path_) -> Interactions:
         )
     except (LookupError, TypeError, ValueError) as error:
         raise FileError(f"{path}: the interactions are damaged ({error}); compute them again.") from None
+
+
+CONCEPTS_LAYOUT = 1
+Stored = TypeVar("Stored")
+
+
+def save_arrays(path: Path_, arrays: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write arrays and a few words on them as one compressed NumPy file, whole or not at all."""
+    packed = {**arrays, "about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
+
+    def write(part: str) -> None:
+        with Path(part).open("wb") as stream:
+            np.savez_compressed(stream, **packed)
+
+    write_atomically(path, write)
+
+
+def load_arrays(
+    path: Path_, build: Callable[[dict[str, Any], Any], Stored], what: str, way_out: str
+) -> Stored:
+    """Build what `save_arrays` wrote from its arrays and words; `what` and `way_out` are for the error."""
+    try:
+        check_archive(path)
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        return build(arrays, parse_json(bytes(arrays.pop("about")).decode()))
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise FileError(f"{path}: not a {what} ({error}); {way_out}.") from None
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptMaps:
+    """Values (n, k): what of each patch's score, one of `scores` (n,), goes through each concept."""
+
+    values: FloatArray
+    scores: FloatArray
+    method: str
+    target: str
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def save(self, path: Path_) -> None:
+        """Write one compressed NumPy file, whole or not at all."""
+        about = {"layout": CONCEPTS_LAYOUT, "method": self.method, "target": self.target}
+        save_arrays(path, {"values": self.values, "scores": self.scores}, about)
+
+    @classmethod
+    def load(cls, path: Path_) -> ConceptMaps:
+        """Read what `save` wrote."""
+
+        def build(arrays: dict[str, Any], about: Any) -> ConceptMaps:
+            values, scores = (np.asarray(arrays[name], dtype=np.float32) for name in ("values", "scores"))
+            if values.ndim != 2 or scores.shape != values.shape[:1]:
+                raise ValueError("values and scores do not fit")
+            return cls(values, scores, str(about["method"]), str(about["target"]))
+
+        return load_arrays(path, build, "file of concepts", "run `xmil insight` again")

@@ -36,7 +36,8 @@ class RunFolder:
     """The folder of one run of one kind ("explain", "bench"), to be written.
 
     `settings` decide what its results are: a folder of other settings is refused, unless `mixed` says that
-    each result carries its own. `marks` are files by which runs from before run.json are known.
+    each result carries its own. Those that `grows` names may be added to, as methods are. `marks` are files
+    by which runs from before run.json are known.
     """
 
     path: Path
@@ -44,11 +45,13 @@ class RunFolder:
     settings: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     mixed: bool = False
+    grows: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """A name for the settings; results under another one are not mixed in."""
-        text = json.dumps({"kind": self.kind, **self.settings}, sort_keys=True, default=str)
+        decisive = {key: value for key, value in self.settings.items() if key not in self.grows}
+        text = json.dumps({"kind": self.kind, **decisive}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @contextmanager
@@ -106,10 +109,7 @@ class RunFolder:
         if about is None or self.mixed or restart or about.get("fingerprint") == self.fingerprint:
             return
         if not self._is_empty():
-            raise InputError(
-                f"{self.path}: holds a run with {differences(about, self.settings)}; choose another --out, "
-                "repeat the command with those settings, or redo it all with --restart."
-            )
+            raise other_settings(self.path, about["settings"], self.settings, leave_out=self.grows)
 
     def _is_empty(self) -> bool:
         """Whether nothing came of the earlier run: it ended before the first result."""
@@ -158,15 +158,20 @@ def _bears(path: Path, mark: Any) -> bool:
     return False
 
 
-def differences(about: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The settings of a run that differ from other ones, with both values."""
-    old = about["settings"]
+def other_settings(
+    path: Path, old: Mapping[str, Any], new: Mapping[str, Any], leave_out: Sequence[str] = ()
+) -> InputError:
+    """The error for a folder with a run of other settings; it names those that differ, with both values."""
     changed = [
-        f"{key} {_short(old.get(key))}, not {_short(settings.get(key))}"
-        for key in dict.fromkeys([*settings, *old])
-        if _plain(old.get(key)) != _plain(settings.get(key))
+        f"{key} {_short(old.get(key))}, not {_short(new.get(key))}"
+        for key in dict.fromkeys([*new, *old])
+        if key not in leave_out and _plain(old.get(key)) != _plain(new.get(key))
     ]
-    return "other settings (" + "; ".join(changed) + ")" if changed else "other settings"
+    which = f" ({'; '.join(changed)})" if changed else ""
+    return InputError(
+        f"{path}: holds a run with other settings{which}; choose another out=, repeat the command with those "
+        "settings, or redo it all with restart=True."
+    )
 
 
 def _plain(value: Any) -> str:

@@ -125,8 +125,6 @@ def process(
 def _process_here(
     items: Iterable[Item], make_worker: MakeWorker[Item, Result]
 ) -> Iterator[Outcome[Item, Result]]:
-    from xmil.runs.workers.pool import Line
-
     with Line(make_worker()) as line:
         before: list[tuple[Item, Future[Reply]]] = []  # whose result is being written
         for item, upcoming in with_next(items):
