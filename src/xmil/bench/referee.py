@@ -184,8 +184,7 @@ class Referee:
     def _repetitions(self, problem: Problem) -> int:
         if problem.family == "digits":
             return self.plan.protocol.repetitions
-        splits = getattr(problem, "splits", None)  # a published division has no repetitions
-        return self.plan.fold_runs if splits is None else min(self.plan.fold_runs, len(splits))
+        return min(self.plan.fold_runs, problem.repetitions or self.plan.fold_runs)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def digit_problems(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Prob
     def problems(plan: Plan) -> Sequence[Problem]:
         chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
         instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
-        return [DigitProblem(task, instances, plan.protocol) for task in chosen]
+        return [DigitProblem.of(task, instances, plan.protocol) for task in chosen]
 
     return problems
 
