@@ -51,7 +51,7 @@ from xmil.bench.measures import (
     probabilities,
 )
 from xmil.bench.models import PAPER_MODELS, SETUPS, Setup, model_entry
-from xmil.bench.plots import COLUMNS, clearest_bag, colour_tiles, draw_all
+from xmil.bench.plots import COLUMNS, clearest_bag, colour_tiles, colours, draw_all
 from xmil.bench.problems import SPLITS, Block
 from xmil.bench.protocol import (
     PAPER_METHODS,
@@ -162,6 +162,7 @@ __all__ = [
     "code_digest",
     "colon_problems",
     "colour_tiles",
+    "colours",
     "column_of",
     "compare_runs",
     "contains",
