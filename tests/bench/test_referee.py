@@ -167,7 +167,7 @@ def test_a_model_that_did_not_learn_says_so(tmp_path):
     lame = replace(plan, protocol=replace(plan.protocol, training={"lr": 1e-9, "epochs": 1, "warmup": 0}))
     referee(tmp_path, methods=("constant", "random"), plan=lame)
     column = column_of(unit_of(tmp_path, "evidence--standard--attnmil"))
-    assert not column.learned
+    assert column.draws is None
     about = column.as_dict()
     assert (about["status"], about["verdicts"], about["counted"]) == (NOT_LEARNED, [], 0)
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xmil.bench.folder import save_arrays, save_tensors
 from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
-from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.identity import file_digest
@@ -218,8 +218,6 @@ class ForeignScores(MethodEntry):
 
 def export_exam(exam: Exam, folder: Path) -> Path:
     """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
-    from safetensors.torch import save_file
-
     make_folder(folder)
     stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
     path = folder / f"{stem}.npz"
@@ -228,14 +226,8 @@ def export_exam(exam: Exam, folder: Path) -> Path:
         arrays |= {f"bag|{name}": x for name, x in zip(block.names, block.x.cpu().numpy(), strict=True)}
     arrays["names"] = np.array([name for block in exam.blocks for name in block.names])
     arrays["checksums"] = np.array([one for block in exam.blocks for one in block.checksums()])
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as stream:
-            np.savez_compressed(stream, **arrays)
-
-    write_atomically(path, write)
-    state = {k: v.detach().cpu().contiguous().clone() for k, v in exam.model.state_dict().items()}
-    write_atomically(path.with_suffix(".safetensors"), lambda t: save_file(state, t))
+    save_arrays(path, arrays)
+    save_tensors(path.with_suffix(".safetensors"), exam.model.state_dict())
     return path
 
 

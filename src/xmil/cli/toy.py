@@ -64,15 +64,14 @@ def toy(
     suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
     problems = _problems(names, plan)
     entries = [method_entry(name) for name in names["methods"]]
-    setups = [SETUPS[name] for name in names["models"]]
-    models = [model_entry(setup.name) for setup in setups]
+    models = [model_entry(name) for name in names["models"]]
     referee = Referee(plan, entries, models, Folder(out), device, replace=True)
     settings = {**names, "data": problems[0].instances.name, "encoder": encoder, "device": device}
     folder = RunFolder(out, "toy", {**settings, **protocol.as_dict()}, mixed=True)
     with folder.open({"machine": {"device": _device_name(device)}}):
         _measure(referee, suite, problems)
         units = referee.units(suite, problems)
-        configurations = [p.configuration(setup, device) for p in problems for setup in setups]
+        configurations = [p.configuration(SETUPS[name], device) for p in problems for name in names["models"]]
         _write_rows(units, configurations, referee.folder)
         _write_tables(units, configurations, names["methods"], referee, plots=plots, as_json=as_json)
 
