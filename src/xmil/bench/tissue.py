@@ -242,7 +242,7 @@ class TissueQuestion:
 HOLDS = TissueQuestion(
     "holds",
     "holds {0}",
-    lambda positive, _: positive.any(axis=-1),
+    lambda positive, _: np.asarray(positive.any(axis=-1)),
     lambda positive, _: positive.astype(np.int8),
 )
 MORE = TissueQuestion(
@@ -251,10 +251,10 @@ MORE = TissueQuestion(
     lambda positive, against: positive.sum(axis=-1) > against.sum(axis=-1),
     lambda positive, against: positive.astype(np.int8) - against.astype(np.int8),
 )
-BOTH = TissueQuestion(
+BOTH: TissueQuestion = TissueQuestion(
     "both",
     "{0} beside {1}",
-    lambda positive, against: positive.any(axis=-1) & against.any(axis=-1),
+    lambda positive, against: np.asarray(positive.any(axis=-1) & against.any(axis=-1)),
     lambda positive, against: (
         (positive.astype(np.int8) + against.astype(np.int8)) * BOTH.label(positive, against)[..., np.newaxis]
     ),

@@ -238,7 +238,7 @@ class Column:
             paper = paper_figure(self.unit.problem, self.unit.model, base_of(method))
         return {
             **{key: _or_none(value) for key, value in asdict(interval).items()},
-            "std": _or_none(np.std(by_repetition)),
+            "std": _or_none(float(np.std(by_repetition))),
             "place": places(draws, measure).get(method),
             "paper": paper,
         }

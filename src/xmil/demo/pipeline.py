@@ -185,8 +185,9 @@ class Demo:
         for slide in (slide for split in FURTHER for slide in self.bags[split]):
             path = self.out / "features" / f"{slide.name}.h5"
             if not path.is_file():
-                about = {"patch_size": TILE, "mpp": MPP, "slide_id": slide.name, "encoder": DIGITS}
-                write_bag(Bag(encode_digits()[slide.rows], slide.coords, **about), path)
+                features, name = encode_digits()[slide.rows], slide.name
+                bag = Bag(features, slide.coords, patch_size=TILE, mpp=MPP, slide_id=name, encoder=DIGITS)
+                write_bag(bag, path)
 
     def _commands(self, task: str, model: str) -> Iterator[list[str]]:
         """Train, predict, explain, evaluate and draw, for a task and model; write the training settings."""
@@ -249,7 +250,7 @@ def write_config(root: Path, name: str, *, out: Path, **sections: dict[str, Any]
     """Write the settings of a model of the demonstration, with what all of its models share."""
     from xmil.training.config import dumps
 
-    shared = {
+    shared: dict[str, dict[str, Any]] = {
         "data": {"features": (root / "features").as_posix(), "cohort": (root / "cohort.csv").as_posix()},
         "optim": {"name": "adamw", "schedule": "cosine"},
         "train": {"monitor": "loss", "device": "cpu", "tensorboard": False},

@@ -387,7 +387,8 @@ def _label_loss(_: Loss) -> BagLoss:
 
 @LOSSES.register("regression")
 def _value_loss(settings: Loss) -> BagLoss:
-    kind = {"mae": F.l1_loss, "huber": F.huber_loss}.get(settings.name, F.mse_loss)
+    kinds: dict[str, Callable[..., Tensor]] = {"mae": F.l1_loss, "huber": F.huber_loss}
+    kind = kinds.get(settings.name, F.mse_loss)
     return lambda outputs, targets: kind(outputs, targets.to(outputs), reduction="none").mean(dim=1)
 
 

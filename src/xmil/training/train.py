@@ -360,7 +360,10 @@ def prediction_rows(
     """What a model says of some bags: who they are, what is true, what was predicted."""
     task = TASKS[goal.task]
     names = task.names(goal.outputs, goal.class_names, goal.time_bins)
-    as_label = {"time": lambda row: (row[0], bool(row[1])), "class": lambda row: int(row[0])}
+    as_label: dict[str, Callable[[list[float]], Any]] = {
+        "time": lambda row: (row[0], bool(row[1])),
+        "class": lambda row: int(row[0]),
+    }
     labels = [as_label.get(task.truth, tuple)(row) for row in goal.truth[rows].tolist()]
     columns = prediction_columns(task, outputs[:, None, :], labels=labels, names=names)
     if task.takes_reference:
