@@ -131,7 +131,8 @@ class Problem:
         found = self.store.stack(self.configuration)
         if found is None:
             raise SystemExit(f"{self.configuration.name}: no trained models with these settings")
-        self.models, self.table = found.models.models(), self.configuration.table()
+        self.models = [found.models.model(i) for i in range(len(found.models))]
+        self.table = self.configuration.table()
 
     def score(self, repetition: int, choice: Choice, *, split: str) -> float:
         """AUPRC-2 of one repetition's model under a choice of rules; computed once."""

@@ -36,7 +36,7 @@ METHODS = ("lrp", "attention")
 def measured(out, methods=METHODS, configuration=CONFIGURATION, **options):
     """The unit of a configuration after the referee has filled the folder."""
     c = configuration
-    problem = DigitProblem(c.task, c.instances, c.protocol)
+    problem = DigitProblem.of(c.task, c.instances, c.protocol)
     entries = [method_entry(name) for name in methods], [model_entry(c.setup.name)]
     referee = Referee(Plan(protocol=c.protocol), *entries, Folder(out), **options)
     assert referee.run(SUITES["evidence"], [problem])

@@ -71,7 +71,7 @@ def test_an_own_method_equals_ours_on_every_bag(folder):
 
 def test_values_are_the_measures_of_explanations_one_by_one(folder):
     plan = tiny_plan()
-    problem = DigitProblem(TASKS["standard"], load_instances("digits"), plan.protocol)
+    problem = DigitProblem.of(TASKS["standard"], load_instances("digits"), plan.protocol)
     trained = Trained(problem, model_entry("attnmil"), Folder(folder), 0, {})
     model, (block,) = trained.model(1), problem.blocks("test", 1)
     values = unit_of(folder, "evidence--standard--attnmil").values[1, "lrp"][:, 0]
@@ -141,7 +141,7 @@ def test_changed_bags_are_noticed(tmp_path):
 
 
 def test_one_changed_feature_changes_the_checksum():
-    problem = DigitProblem(TASKS["standard"], load_instances("digits"), tiny_plan().protocol)
+    problem = DigitProblem.of(TASKS["standard"], load_instances("digits"), tiny_plan().protocol)
     (block,) = problem.blocks("test", 0)
     sums = block.checksums()
     block.x[3, 0, 0] += 1e-3
@@ -167,7 +167,7 @@ def test_a_model_that_did_not_learn_says_so(tmp_path):
     lame = replace(plan, protocol=replace(plan.protocol, training={"lr": 1e-9, "epochs": 1, "warmup": 0}))
     referee(tmp_path, methods=("constant", "random"), plan=lame)
     column = column_of(unit_of(tmp_path, "evidence--standard--attnmil"))
-    assert not column.learned
+    assert column.draws is None
     about = column.as_dict()
     assert (about["status"], about["verdicts"], about["counted"]) == (NOT_LEARNED, [], 0)
 

@@ -209,8 +209,8 @@ def test_cached_colon_features_are_used(data_dir, tmp_path):
     arrays = {"features": rng.normal(size=(60, 4)), "names": np.array([f"i{k}" for k in range(20)])}
     np.savez(tmp_path / "c.npz", image=image, cells=cells, **arrays)
     first, _ = colon_problems(data_dir / "colon", features=tmp_path / "c.npz", runs=2)
-    assert [bag.label for bag in first.bags] == [0] * 10 + [1] * 10
-    np.testing.assert_allclose(first.bags[4].features, arrays["features"][12:15], rtol=1e-5)
+    assert [first.bag(i).label for i in range(first.n_bags)] == [0] * 10 + [1] * 10
+    np.testing.assert_allclose(first.bag(4).features, arrays["features"][12:15], rtol=1e-5)
     (tmp_path / "d.npz").write_bytes(b"no")
     with pytest.raises(FileError, match="not a file of colon features"):
         colon_problems(data_dir / "colon", features=tmp_path / "d.npz")

@@ -15,9 +15,9 @@ import xmil
 from xmil.cli._app import run
 from xmil.demo import pipeline
 from xmil.demo.digit_slides import draw_bags, evidence, labels
+from xmil.demo.encoders import encode_digits
 from xmil.demo.pipeline import METHODS, Demo, Size
 from xmil.demo.results_page import read_results, verdict
-from xmil.demo.stain_fields import encode_digits
 
 pytest.importorskip("openslide")
 pytest.importorskip("tifffile")

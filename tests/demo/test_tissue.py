@@ -12,7 +12,7 @@ from PIL import Image
 
 import xmil
 from xmil.cli._app import run
-from xmil.demo import nuclear_stain, tissue
+from xmil.demo import encoders, tissue
 from xmil.demo.tissue import TUMOUR, TissueDemo, draw_section, read_sections
 
 pytest.importorskip("openslide")
@@ -40,9 +40,9 @@ def test_nuclei_are_dark_and_lie_where_they_are_said_to() -> None:
 
 def test_the_encoder_unmixes_stains_it_was_given() -> None:
     amounts = torch.tensor([[0.5, 0.0], [0.0, 0.5], [0.3, 0.4]])
-    vectors = torch.tensor((nuclear_stain.HAEMATOXYLIN, nuclear_stain.EOSIN))
+    vectors = torch.tensor(encoders.STAINS)
     light = 10 ** -(amounts @ vectors)
-    found = nuclear_stain.unmix(light[:, :, None, None].expand(-1, -1, 2, 2))
+    found = encoders.unmix(light[:, :, None, None].expand(-1, -1, 2, 2))
     np.testing.assert_allclose(found[..., 0, 0], amounts, atol=1e-5)
 
 

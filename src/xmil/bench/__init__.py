@@ -50,8 +50,8 @@ from xmil.bench.measures import (
     keep_correct,
     probabilities,
 )
-from xmil.bench.models import PAPER_MODELS, SETUPS, OurModel, Setup, model_entry
-from xmil.bench.plots import COLUMNS, clearest_bag, colour_tiles, draw_all
+from xmil.bench.models import PAPER_MODELS, SETUPS, Setup, model_entry
+from xmil.bench.plots import COLUMNS, clearest_bag, colour_tiles, colours, draw_all
 from xmil.bench.problems import SPLITS, Block
 from xmil.bench.protocol import (
     PAPER_METHODS,
@@ -137,7 +137,6 @@ __all__ = [
     "Lap",
     "Measure",
     "MethodSpec",
-    "OurModel",
     "Plan",
     "Protocol",
     "Referee",
@@ -163,6 +162,7 @@ __all__ = [
     "code_digest",
     "colon_problems",
     "colour_tiles",
+    "colours",
     "column_of",
     "compare_runs",
     "contains",

@@ -22,6 +22,7 @@ from xmil.core.registry import Registry
 
 Codes = npt.NDArray[np.int64]
 Signs = npt.NDArray[np.int8]
+Flags = npt.NDArray[np.bool_]
 
 DIGITS = 10
 BAG_SIZE = 30
@@ -75,7 +76,7 @@ class DigitTask:
 TASKS: Registry[DigitTask] = Registry("task", group="xmil.tasks")
 
 
-def contains(codes: Codes, digit: int) -> npt.NDArray[np.bool_]:
+def contains(codes: Codes, digit: int) -> Flags:
     """Whether each bag holds the digit, (...)."""
     return np.asarray((codes == digit).any(axis=-1))
 
@@ -83,10 +84,6 @@ def contains(codes: Codes, digit: int) -> npt.NDArray[np.bool_]:
 def for_and_against(support: Signs) -> Signs:
     """Evidence (..., 2, n) of a two-class task from the evidence (..., n) for class 1."""
     return np.stack([-support, support], axis=-2)
-
-
-def _four_bags_label(codes: Codes) -> Codes:
-    return contains(codes, 8) + 2 * contains(codes, 9)
 
 
 def _four_bags_evidence(codes: Codes) -> Signs:
@@ -123,14 +120,6 @@ def _adjacent_evidence(codes: Codes) -> Signs:
     return for_and_against(member.astype(np.int8))
 
 
-def _standard_label(codes: Codes) -> Codes:
-    return contains(codes, 8).astype(np.int64)
-
-
-def _standard_evidence(codes: Codes) -> Signs:
-    return for_and_against((codes == 8).astype(np.int8))
-
-
 FLIPPING = (8, 9)
 CAUSE = 8
 AGREEMENT = 0.8  # how often the recorded label agrees with the digits
@@ -142,11 +131,6 @@ _SITE_SIGNS = np.array(
 )  # of a plain instance and of each variant, for class 1
 
 
-def _flip_label(codes: Codes) -> Codes:
-    a, b = (contains(codes, digit) for digit in FLIPPING)
-    return np.asarray(a == b, dtype=np.int64)
-
-
 def _flip_evidence(codes: Codes) -> Signs:
     support = np.zeros(codes.shape, dtype=np.int8)
     for digit, other in (FLIPPING, FLIPPING[::-1]):
@@ -155,22 +139,22 @@ def _flip_evidence(codes: Codes) -> Signs:
     return for_and_against(support)
 
 
-def draw_confounded(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
-    """Draw bags whose recorded label, "has an 8" with some errors, leaks as what is planted on instances."""
+def _draw_leak(rng: np.random.Generator, n_bags: int, n: int, share: float) -> tuple[Codes, Flags, Flags]:
+    """Draw bags, the recorded label (n_bags, 1), "has an 8" wrong in one of five, and a share of instances.
+
+    Of every bag at least one instance is in the share.
+    """
     codes = draw_digits(rng, n_bags, n)
     agrees = rng.random(n_bags) < AGREEMENT
-    recorded = contains(codes, CAUSE) == agrees
-    marks = rng.random((n_bags, n)) < MARKED_SHARE
-    marks[np.arange(n_bags), rng.integers(n, size=n_bags)] = True
-    return codes + np.where(marks & recorded[:, np.newaxis], DIGITS, 0)
+    chosen = rng.random((n_bags, n)) < share
+    chosen[np.arange(n_bags), rng.integers(n, size=n_bags)] = True
+    return codes, (contains(codes, CAUSE) == agrees)[:, np.newaxis], chosen
 
 
-def _planted_label(codes: Codes) -> Codes:
-    return np.asarray((codes >= DIGITS).any(axis=-1), dtype=np.int64)
-
-
-def _planted_evidence(codes: Codes) -> Signs:
-    return for_and_against((codes >= DIGITS).astype(np.int8))
+def draw_confounded(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
+    """Draw bags whose recorded label, "has an 8" with some errors, leaks as what is planted on instances."""
+    codes, recorded, marks = _draw_leak(rng, n_bags, n, MARKED_SHARE)
+    return codes + np.where(marks & recorded, DIGITS, 0)
 
 
 def draw_sites(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
@@ -178,25 +162,20 @@ def draw_sites(rng: np.random.Generator, n_bags: int, n: int) -> Codes:
 
     A site's effect lies on every instance of its bags, on some strongly, on the others a quarter as strongly.
     """
-    codes = draw_digits(rng, n_bags, n)
-    agrees = rng.random(n_bags) < AGREEMENT
-    second = contains(codes, CAUSE) == agrees
-    strong = rng.random((n_bags, n)) < STRONG_SHARE
-    strong[np.arange(n_bags), rng.integers(n, size=n_bags)] = True
-    return np.asarray(codes + DIGITS * (1 + strong + 2 * second[:, np.newaxis]), dtype=np.int64)
-
-
-def _site_label(codes: Codes) -> Codes:
-    return np.asarray((codes // DIGITS > 2).any(axis=-1), dtype=np.int64)
-
-
-def _site_evidence(codes: Codes) -> Signs:
-    return for_and_against(_SITE_SIGNS[codes // DIGITS])
+    codes, second, strong = _draw_leak(rng, n_bags, n, STRONG_SHARE)
+    return np.asarray(codes + DIGITS * (1 + strong + 2 * second), dtype=np.int64)
 
 
 def _planted(name: str, title: str, why: str, variant: str) -> DigitTask:
     return DigitTask(
-        name, title, 2, _planted_label, _planted_evidence, why, draw=draw_confounded, variants=(variant,)
+        name,
+        title,
+        2,
+        lambda codes: np.asarray((codes >= DIGITS).any(axis=-1), dtype=np.int64),
+        lambda codes: for_and_against((codes >= DIGITS).astype(np.int8)),
+        why,
+        draw=draw_confounded,
+        variants=(variant,),
     )
 
 
@@ -205,7 +184,7 @@ for _task in (
         "four_bags",
         "4-Bags",
         4,
-        _four_bags_label,
+        lambda codes: contains(codes, 8) + 2 * contains(codes, 9),
         _four_bags_evidence,
         "evidence for and against, four classes",
     ),
@@ -234,13 +213,18 @@ for _task in (
         "an instance counts only beside another",
     ),
     DigitTask(
-        "standard", "Standard", 2, _standard_label, _standard_evidence, "one positive digit, the usual MIL"
+        "standard",
+        "Standard",
+        2,
+        lambda codes: contains(codes, 8).astype(np.int64),
+        lambda codes: for_and_against((codes == 8).astype(np.int8)),
+        "one positive digit, the usual MIL",
     ),
     DigitTask(
         "context_flip",
         "Context Flip",
         2,
-        _flip_label,
+        lambda codes: (contains(codes, FLIPPING[0]) == contains(codes, FLIPPING[1])).astype(np.int64),
         _flip_evidence,
         "class 1 if 8 and 9 are both in the bag or both missing: an 8 supports it beside a 9 and refutes it "
         "alone, so no method that scores an instance by itself can be right",
@@ -265,8 +249,8 @@ CONFOUNDERS = (
         "planted_site",
         "Site effect",
         2,
-        _site_label,
-        _site_evidence,
+        lambda codes: np.asarray((codes // DIGITS > 2).any(axis=-1), dtype=np.int64),
+        lambda codes: for_and_against(_SITE_SIGNS[codes // DIGITS]),
         "two sites, each with its own light on all instances, stronger on half of them, give the label away",
         draw=draw_sites,
         variants=SITES,

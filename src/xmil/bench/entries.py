@@ -14,18 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from xmil.bench.folder import save_arrays, save_tensors
 from xmil.bench.models import source_digest
 from xmil.bench.problems import Block
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.core.bag import Bag
 from xmil.core.budget import read_parquet
-from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError, XmilError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.identity import file_digest
@@ -57,44 +57,32 @@ class Exam:
     blocks: tuple[Block, ...]
 
 
-class MethodEntry(Protocol):
-    """A row of the table."""
+@dataclass(frozen=True)
+class MethodEntry:
+    """A row of the table; `digest` tells a changed entry from the one it was."""
 
-    @property
-    def asks_model(self) -> bool:
-        """Whether it explains any model, also one with other weights."""
-
-    @property
-    def name(self) -> str:
-        """What the row is called."""
-
-    @property
-    def digest(self) -> str:
-        """What tells a changed entry from the one it was."""
+    asks_model: ClassVar[bool] = True  # it explains any model, also one with other weights
+    name: str
+    digest: str
 
     def supports(self, model: nn.Module) -> bool:
         """Whether it can explain the model."""
+        del model
+        return True
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
         """Scores (b, c, n) of every class."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class OurMethod:
-    """A method of the package, written `name[:preset][@output]`."""
+class OurMethod(MethodEntry):
+    """A method of the package, written `name[:preset][@output]`.
+
+    Its digest has the code behind it: rows of another state of the package are measured again.
+    """
 
     spec: MethodSpec
-    asks_model: bool = True
-
-    @property
-    def name(self) -> str:
-        """The spec as it is written."""
-        return str(self.spec)
-
-    @property
-    def digest(self) -> str:
-        """The name and the code behind it: rows of another state of the package are measured again."""
-        return f"{self.name} {code_digest()}"
 
     def supports(self, model: nn.Module) -> bool:
         """Whether the method and the preset go with the model."""
@@ -124,22 +112,8 @@ class OurMethod:
         return scores.astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(MethodEntry):
     """A row whose place is clear beforehand: the truth itself, one number, or LRP with its sign turned."""
-
-    name: str
-    asks_model: bool = True
-
-    @property
-    def digest(self) -> str:
-        """The name, and for LRP with its sign turned the code behind it."""
-        return f"{self.name} {code_digest()}" if self.name == "lrp_flipped" else self.name
-
-    def supports(self, model: nn.Module) -> bool:
-        """The truth and a constant need no model."""
-        del model
-        return True
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
         """Scores (b, c, n)."""
@@ -150,45 +124,20 @@ class Control:
         if self.name == "constant":
             b, n, _ = block.x.shape
             return torch.ones(b, exam.n_classes, n, device=block.x.device)
-        return -OurMethod(MethodSpec("lrp")).scores(exam, block)
+        return -OurMethod("lrp", self.digest, MethodSpec("lrp")).scores(exam, block)
 
 
 @dataclass(frozen=True)
-class OwnMethod:
+class OwnMethod(MethodEntry):
     """A function `(model, bag, target) -> scores` of the user's, from a file or a module."""
 
-    source: str
     function: Score
-    digest: str
-    asks_model: bool = True
-
-    @classmethod
-    def load(cls, source: str) -> OwnMethod:
-        """Load the function that `file.py:function` names."""
-        return cls(source, load_function(source, kind="method"), source_digest(source))
-
-    @property
-    def name(self) -> str:
-        """The function's name, after its file's.
-
-        >>> OwnMethod("folder/mine.py:score", print, "").name
-        'mine:score'
-        """
-        place, _, function = self.source.rpartition(":")
-        return f"{Path(place).stem}:{function}"
-
-    def supports(self, model: nn.Module) -> bool:
-        """A method of the user's has to explain every model."""
-        del model
-        return True
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
         """One bag and one class at a time, on copies: what a method does to them stays with it."""
         model = copy.deepcopy(exam.model)
-        classes = range(exam.n_classes)
         with frozen(model):
-            scores = [[self._one(model, block, i, c) for c in classes] for i in range(len(block))]
-        return torch.from_numpy(np.asarray(scores)).to(block.x.device)
+            return _each(exam, block, lambda i, target: self._one(model, block, i, target))
 
     def _one(self, model: nn.Module, block: Block, i: int, target: int) -> Any:
         bag = Bag(block.x[i].detach().cpu().numpy().copy(), slide_id=block.names[i])
@@ -200,6 +149,12 @@ class OwnMethod:
             reason = f"{type(error).__name__}: {error}".rstrip(".")
             raise InputError(f"The method {self.name} failed on bag {bag.slide_id}: {reason}.") from error
         return _check_scores(scores, len(bag), f"the method {self.name} on bag {bag.slide_id}")
+
+
+def _each(exam: Exam, block: Block, score: Callable[[int, int], Any]) -> Tensor:
+    """Scores (b, c, n) from those of one bag and class at a time."""
+    scores = [[score(i, target) for target in range(exam.n_classes)] for i in range(len(block))]
+    return torch.from_numpy(np.asarray(scores)).to(block.x.device)
 
 
 def _check_scores(scores: Any, n: int, where: str) -> Any:
@@ -215,17 +170,16 @@ def _check_scores(scores: Any, n: int, where: str) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class ForeignScores:
-    """A row of the table whose scores were read from a file."""
+class ForeignScores(MethodEntry):
+    """A row of the table whose scores were read from a file with the columns above."""
 
+    asks_model = False
     path: Path
-    digest: str
     table: dict[Key, tuple[Any, str]]
-    asks_model: bool = False
 
     @classmethod
     def read(cls, path: Path) -> ForeignScores:
-        """Read the scores of a file, which must have the columns above."""
+        """Read the scores of a file."""
         import pyarrow as pa
 
         try:
@@ -239,26 +193,12 @@ class ForeignScores:
         for row in rows:
             place = (str(row["problem"]), str(row["model"]), int(row["repetition"]))
             table[*place, str(row["bag"]), int(row["target"])] = (row["scores"], str(row["checksum"]))
-        return cls(path, file_digest(path), table)
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return self.path.stem
-
-    def supports(self, model: nn.Module) -> bool:
-        """Any model, if the file has its scores."""
-        del model
-        return True
+        return cls(path.stem, file_digest(path), path, table)
 
     def scores(self, exam: Exam, block: Block) -> Tensor:
         """Scores (b, c, n) of the block's bags; one that is missing or of another bag is an error."""
-        sums = block.checksums()
-        scores = [
-            [self._one(exam, block.names[i], c, sums[i], block.x.shape[1]) for c in range(exam.n_classes)]
-            for i in range(len(block))
-        ]
-        return torch.from_numpy(np.asarray(scores)).to(block.x.device)
+        sums, n = block.checksums(), block.x.shape[1]
+        return _each(exam, block, lambda i, target: self._one(exam, block.names[i], target, sums[i], n))
 
     def _one(self, exam: Exam, bag: str, target: int, checksum: str, n: int) -> Any:
         key = (exam.problem, exam.model_name, exam.repetition, bag, target)
@@ -278,40 +218,33 @@ class ForeignScores:
 
 def export_exam(exam: Exam, folder: Path) -> Path:
     """Write what a foreign program needs: bags with checksums as .npz, and the weights beside them."""
-    from safetensors.torch import save_file
-
     make_folder(folder)
     stem = f"{exam.problem}--{exam.model_name.replace(':', '-')}--{exam.repetition}"
     path = folder / f"{stem}.npz"
     arrays: dict[str, Any] = {"n_classes": np.array(exam.n_classes)}
-    names, sums = [], []
     for block in exam.blocks:
-        for name, x, checksum in zip(block.names, block.x.cpu().numpy(), block.checksums(), strict=True):
-            arrays[f"bag|{name}"] = x
-            names.append(name)
-            sums.append(checksum)
-    arrays |= {"names": np.array(names), "checksums": np.array(sums)}
-
-    def write(temporary: str) -> None:
-        with open(temporary, "wb") as stream:
-            np.savez_compressed(stream, **arrays)
-
-    write_atomically(path, write)
-    state = {k: v.detach().cpu().contiguous().clone() for k, v in exam.model.state_dict().items()}
-    write_atomically(path.with_suffix(".safetensors"), lambda t: save_file(state, t))
+        arrays |= {f"bag|{name}": x for name, x in zip(block.names, block.x.cpu().numpy(), strict=True)}
+    arrays["names"] = np.array([name for block in exam.blocks for name in block.names])
+    arrays["checksums"] = np.array([one for block in exam.blocks for one in block.checksums()])
+    save_arrays(path, arrays)
+    save_tensors(path.with_suffix(".safetensors"), exam.model.state_dict())
     return path
 
 
 def method_entry(text: str) -> MethodEntry:
     """Find the entry that a text names: one of ours, a control, a Parquet file, or `file.py:function`."""
-    if text in (ORACLE, "constant", "lrp_flipped"):
-        return Control(text)
+    if text in (ORACLE, "constant"):
+        return Control(text, text)
+    if text == "lrp_flipped":
+        return Control(text, f"{text} {code_digest()}")
     if text.endswith(".parquet"):
         return ForeignScores.read(Path(text))
-    place = text.rpartition(":")[0]
+    place, _, function = text.rpartition(":")
     if place and (place.endswith(".py") or place not in METHODS):
-        return OwnMethod.load(text)
-    return OurMethod(MethodSpec.parse(text))
+        score = load_function(text, kind="method")
+        return OwnMethod(f"{Path(place).stem}:{function}", source_digest(text), score)
+    spec = MethodSpec.parse(text)
+    return OurMethod(str(spec), f"{spec} {code_digest()}", spec)
 
 
 @cache

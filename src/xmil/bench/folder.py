@@ -111,12 +111,7 @@ class Unit:
         }
         arrays: dict[str, Any] = {f"v{i}": self.values[key].astype(np.float32) for i, key in enumerate(keys)}
         arrays[HEADER] = np.frombuffer(json.dumps(header, default=str).encode(), dtype=np.uint8)
-
-        def write(temporary: str) -> None:
-            with open(temporary, "wb") as stream:
-                np.savez_compressed(stream, **arrays)
-
-        write_atomically(self.path, write)
+        save_arrays(self.path, arrays)
 
     @classmethod
     def read(cls, path: Path) -> Unit:
@@ -147,7 +142,8 @@ class Folder:
         A file with other settings is refused; with `replace` it is measured anew.
         """
         names = (settings["suite"], settings["problem"]["name"], settings["model"]["name"])
-        path = self._subfolder("units") / f"{file_name(*names)}.npz"
+        make_folder(self.path / "units")
+        path = self.path / "units" / f"{file_name(*names)}.npz"
         fresh = Unit(path, _plain(settings), tuple(measures))
         if not path.is_file():
             return fresh
@@ -168,7 +164,7 @@ class Folder:
 
     def stack(self, configuration: Configuration) -> Fitted | None:
         """Load the trained models of a configuration; None if there are none with the same settings."""
-        path = self._stack_file(configuration)
+        path = self._model_file(configuration.name)
         if not path.is_file():
             return None
         header, tensors = read_stack(path, configuration.device)
@@ -182,59 +178,64 @@ class Folder:
         """Write the best checkpoints of a configuration, whole or not at all."""
         tensors = {BUFFER + name: value for name, value in fitted.models.buffers.items()}
         summary = {key: getattr(fitted, key) for key in ("best_epoch", "best_loss", "epochs")}
-        header = {"settings": configuration.settings(), "fitted": summary}
-        _save_tensors(
-            self._stack_file(configuration), {**tensors, FLAT: fitted.models.flat}, STACK_KEY, header
-        )
+        header = json.dumps({"settings": configuration.settings(), "fitted": summary})
+        path = self._model_file(configuration.name)
+        save_tensors(path, {**tensors, FLAT: fitted.models.flat}, {STACK_KEY: header})
 
     def load_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> bool:
         """Load the weights under these names into a model; False if none were trained with these settings."""
-        from safetensors import SafetensorError, safe_open
-
-        path = self._weights_file(names)
+        path = self._model_file(file_name(*names))
         if not path.is_file():
             return False
+        stored, tensors = read_stack(path, key=WEIGHTS_KEY)
+        if stored != _plain(settings):
+            return False
         try:
-            with safe_open(path, framework="pt") as file:
-                same: bool = json.loads((file.metadata() or {}).get(WEIGHTS_KEY, "null")) == _plain(settings)
-                if same:
-                    model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-            raise FileError(f"{path}: not a model of the benchmark ({error}); delete it.") from None
-        return same
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise FileError(f"{path}: not this model's weights ({error}); delete it.") from None
+        return True
 
     def save_weights(self, model: nn.Module, names: Sequence[str], settings: dict[str, Any]) -> None:
         """Write a model's weights under these names, whole or not at all."""
-        _save_tensors(self._weights_file(names), model.state_dict(), WEIGHTS_KEY, _plain(settings))
+        about = {WEIGHTS_KEY: json.dumps(_plain(settings))}
+        save_tensors(self._model_file(file_name(*names)), model.state_dict(), about)
 
-    def _stack_file(self, configuration: Configuration) -> Path:
-        return self._subfolder("models") / f"{configuration.name}.safetensors"
-
-    def _weights_file(self, names: Sequence[str]) -> Path:
-        return self._subfolder("models") / f"{file_name(*names)}.safetensors"
-
-    def _subfolder(self, name: str) -> Path:
-        make_folder(self.path / name)
-        return self.path / name
+    def _model_file(self, name: str) -> Path:
+        make_folder(self.path / "models")
+        return self.path / "models" / f"{name}.safetensors"
 
 
-def read_stack(path: Path, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file of stacked models: its settings and how training went, and the tensors."""
+def read_stack(
+    path: Path, device: str = "cpu", *, key: str = STACK_KEY
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file of models: its settings and, of a stack, how training went; and the tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt", device=device) as file:
-            header: dict[str, Any] = parse_json(file.metadata()[STACK_KEY])
+            header: dict[str, Any] = parse_json(file.metadata()[key])
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path}: not a file of models ({error}); delete it to train again.") from None
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor], key: str, header: dict[str, Any]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, whole or not at all."""
     from safetensors.torch import save_file
 
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(copies, temporary, {key: json.dumps(header)}))
+    write_atomically(path, lambda temporary: save_file(copies, temporary, about))
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays as .npz, whole or not at all."""
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as stream:
+            np.savez_compressed(stream, **arrays)
+
+    write_atomically(path, write)
 
 
 def differences(first: dict[str, Any], second: dict[str, Any], before: str = "") -> list[str]:

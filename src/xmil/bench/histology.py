@@ -11,18 +11,16 @@ a file, `label`.
 from __future__ import annotations
 
 import csv
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil.bench.digits import for_and_against
 from xmil.bench.problems import SPLITS, LabelledBag, ListedProblem
-from xmil.bench.tissue import STATISTICS, embedder
+from xmil.bench.tissue import HOLDS, MORE, STATISTICS, embedder
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError
 from xmil.core.text import parse_xml
@@ -33,8 +31,16 @@ CELLS = ("epithelial", "inflammatory", "fibroblast", "others")
 EPITHELIAL, INFLAMMATORY = 0, 1
 PATCH, FOLDS = 48, 5  # pixels around a nucleus; parts of the images
 COLON = {
-    "colon_epithelial": ("Epithelial nuclei", "an image is positive if it holds an epithelial nucleus"),
-    "colon_balance": ("More epithelial", "an image is positive if epithelial outnumber inflammatory nuclei"),
+    "colon_epithelial": (
+        "Epithelial nuclei",
+        "an image is positive if it holds an epithelial nucleus",
+        HOLDS,
+    ),
+    "colon_balance": (
+        "More epithelial",
+        "an image is positive if epithelial outnumber inflammatory nuclei",
+        MORE,
+    ),
 }
 EXCLUDED = ("_2", "Exclusion", "None")  # groups of the XML that are not tumour
 SHARE = 0.1  # of a patch's area in a lesion, from which on it counts as part of it
@@ -74,40 +80,45 @@ def colon_problems(
     `features` is a file that `benchmarks.colon.features` wrote; without it the nuclei are embedded here.
     """
     if features is None:
-        names, parts, cells = _embed_nuclei(folder, encoder)
-        about: dict[str, Any] = {"encoder": encoder}
+        embed, tables = embedder(encoder), nuclei(folder)
+        names = list(tables)
+        parts = [embed(cut(folder / f"{name}.jpg", centres)) for name, (centres, _) in tables.items()]
+        cells = [kinds for _, kinds in tables.values()]
     else:
         names, parts, cells = _read_features(features)
-        about = {"encoder": features.name}
-    return [
-        ListedProblem(
-            task,
-            COLON[task][0],
-            COLON[task][1],
-            2,
-            bags := [
-                LabelledBag(name, x, label_of(task, kinds), evidence_of(task, kinds))
-                for name, x, kinds in zip(names, parts, cells, strict=True)
-            ],
-            [_split([bag.label for bag in bags], run) for run in range(runs)],
-            about,
-            scaled=features is None,
+    problems = []
+    for task, (title, why, _) in COLON.items():
+        bags = [
+            LabelledBag(name, x, label_of(task, kinds), evidence_of(task, kinds))
+            for name, x, kinds in zip(names, parts, cells, strict=True)
+        ]
+        problems.append(
+            ListedProblem(
+                name=task,
+                title=title,
+                why=why,
+                n_classes=2,
+                in_dim=int(parts[0].shape[1]),
+                family="tissue",
+                repetitions=runs,
+                n_bags=len(bags),
+                bag=bags.__getitem__,
+                splits=[_split([bag.label for bag in bags], run) for run in range(runs)],
+                about={"encoder": encoder if features is None else features.name},
+                scaled=features is None,
+            )
         )
-        for task in COLON
-    ]
+    return problems
 
 
 def label_of(task: str, cells: Rows) -> int:
     """colon_epithelial: holds an epithelial nucleus. colon_balance: more epithelial than inflammatory."""
-    rivals = 0 if task == "colon_epithelial" else int((cells == INFLAMMATORY).sum())
-    return int((cells == EPITHELIAL).sum() > rivals)
+    return int(COLON[task][2].label(cells == EPITHELIAL, cells == INFLAMMATORY))
 
 
 def evidence_of(task: str, cells: Rows) -> npt.NDArray[np.int8]:
     """What each nucleus says about both classes, (2, n)."""
-    against = (cells == INFLAMMATORY) & (task == "colon_balance")
-    support = (cells == EPITHELIAL).astype(np.int8) - against.astype(np.int8)
-    return for_and_against(support)
+    return for_and_against(COLON[task][2].support(cells == EPITHELIAL, cells == INFLAMMATORY))
 
 
 def _split(labels: Sequence[int], run: int) -> dict[str, Rows]:
@@ -115,12 +126,6 @@ def _split(labels: Sequence[int], run: int) -> dict[str, Rows]:
     rest = np.random.default_rng(run).permutation(np.setdiff1d(np.arange(len(labels)), test))
     cut = max(1, len(rest) // FOLDS)
     return {"train": np.sort(rest[cut:]), "validation": np.sort(rest[:cut]), "test": test}
-
-
-def _embed_nuclei(folder: Path, encoder: str) -> tuple[list[str], list[FloatArray], list[Rows]]:
-    embed, tables = embedder(encoder), nuclei(folder)
-    parts = [embed(cut(folder / f"{name}.jpg", centres)) for name, (centres, _) in tables.items()]
-    return list(tables), parts, [cells for _, cells in tables.values()]
 
 
 def cut(image: Path, centres: Floats, *, patch: int = PATCH) -> npt.NDArray[np.uint8]:
@@ -163,18 +168,16 @@ def read_asap(path: Path) -> list[Outline]:
         raise FileError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValueError as error:
         raise FileError(f"{path}: not an ASAP annotation ({error}).") from None
-    return [outline for node in root.iter("Annotation") if (outline := _outline(node, path)) is not None]
-
-
-def _outline(node: ET.Element, path: Path) -> Outline | None:
-    try:
-        corners = sorted(node.iter("Coordinate"), key=lambda c: float(c.get("Order", "0")))
-        points = np.array([[float(c.attrib[axis].replace(",", ".")) for axis in ("X", "Y")] for c in corners])
-    except (KeyError, ValueError) as error:
-        raise FileError(f"{path}: the annotation {node.get('Name')!r} is damaged ({error}).") from None
-    if len(points) < 3:  # points and lines mark no area
-        return None
-    return Outline(points, node.get("PartOfGroup", "") not in EXCLUDED)
+    outlines = []
+    for node in root.iter("Annotation"):
+        try:
+            corners = sorted(node.iter("Coordinate"), key=lambda c: float(c.get("Order", "0")))
+            points = [[float(c.attrib[axis].replace(",", ".")) for axis in ("X", "Y")] for c in corners]
+        except (KeyError, ValueError) as error:
+            raise FileError(f"{path}: the annotation {node.get('Name')!r} is damaged ({error}).") from None
+        if len(points) >= 3:  # points and lines mark no area
+            outlines.append(Outline(np.array(points), node.get("PartOfGroup", "") not in EXCLUDED))
+    return outlines
 
 
 def lesions_of(outlines: Sequence[Outline], coords: npt.ArrayLike, patch_size: int) -> Rows:
@@ -188,42 +191,19 @@ def lesions_of(outlines: Sequence[Outline], coords: npt.ArrayLike, patch_size: i
     return np.where(shares.max(axis=0) >= SHARE, shares.argmax(axis=0), -1).astype(np.int64)
 
 
-class SlideBags(Sequence[LabelledBag]):
-    """Slides of a folder, read when they are needed."""
-
-    def __init__(self, folder: Path, rows: Sequence[dict[str, str]]) -> None:
-        self.folder, self.rows = folder, list(rows)
-        self.width = int(self[0].features.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, at: int) -> LabelledBag: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[LabelledBag]: ...
-    def __getitem__(self, at: int | slice) -> LabelledBag | list[LabelledBag]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        return self._bag(self.rows[at])
-
-    def _bag(self, row: dict[str, str]) -> LabelledBag:
-        name = row["slide_id"]
-        bag = read_bag(self._feature_file(name))
-        if bag.coords is None or bag.patch_size is None:
-            raise InputError(f"{name}: its features have no coordinates to lay annotations on.")
-        path = self.folder / "annotations" / f"{name}.xml"
-        outlines = read_asap(path) if path.is_file() else []
-        lesions = lesions_of(outlines, bag.coords, bag.patch_size)
-        support = (lesions >= 0).astype(np.int8)
-        label = int(row["label"]) if row.get("label") else int(path.is_file())
-        return LabelledBag(name, bag.features, label, for_and_against(support), lesions)
-
-    def _feature_file(self, name: str) -> Path:
-        files = sorted((self.folder / "features").glob(f"{name}.*"))
-        if not files:
-            raise FileError(f"{self.folder / 'features'}: has no features of the slide {name!r}.")
-        return files[0]
+def _read_slide(folder: Path, row: dict[str, str]) -> LabelledBag:
+    """A slide of a folder with its lesions; one without a label is positive if it is annotated."""
+    name = row["slide_id"]
+    files = sorted((folder / "features").glob(f"{name}.*"))
+    if not files:
+        raise FileError(f"{folder / 'features'}: has no features of the slide {name!r}.")
+    bag = read_bag(files[0])
+    if bag.coords is None or bag.patch_size is None:
+        raise InputError(f"{name}: its features have no coordinates to lay annotations on.")
+    path = folder / "annotations" / f"{name}.xml"
+    lesions = lesions_of(read_asap(path) if path.is_file() else [], bag.coords, bag.patch_size)
+    label = int(row["label"]) if row.get("label") else int(path.is_file())
+    return LabelledBag(name, bag.features, label, for_and_against((lesions >= 0).astype(np.int8)), lesions)
 
 
 def camelyon_problem(folder: Path) -> ListedProblem:
@@ -239,6 +219,16 @@ def camelyon_problem(folder: Path) -> ListedProblem:
     splits = {s: np.array([i for i, row in enumerate(rows) if row["split"] == s], np.int64) for s in SPLITS}
     if not len(splits["test"]):
         raise InputError(f"{table}: no slide has the split 'test'.")
-    about = {"folder": folder.name, "share": SHARE}
-    why = "lesions outlined by pathologists: does a slide's evidence lie in them?"
-    return ListedProblem("camelyon16", "CAMELYON16", why, 2, SlideBags(folder, rows), [splits], about)
+    return ListedProblem(
+        name="camelyon16",
+        title="CAMELYON16",
+        why="lesions outlined by pathologists: does a slide's evidence lie in them?",
+        n_classes=2,
+        in_dim=int(_read_slide(folder, rows[0]).features.shape[1]),
+        family="tissue",
+        repetitions=1,
+        n_bags=len(rows),
+        bag=lambda i: _read_slide(folder, rows[i]),
+        splits=[splits],
+        about={"folder": folder.name, "share": SHARE},
+    )

@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 OnImages = Callable[[Floats], Floats]  # values between 0 and 1, (m, h, w)
 OnFeatures = Callable[[FloatArray, np.random.Generator], FloatArray]
 VALIDATION_SHARE = 0.2  # of the training set, where the test set is apart
-ONE_HOT_NOISE = 0.3
+ONE_HOT_NOISE, ONE_HOT_COPIES = 0.3, 400
 UNSIGNED_BYTES = 0x08  # the type of an IDX file's values
 STRENGTH = 1.0  # length of a direction, in mean lengths of a feature vector's deviation
 TINT, SITE, WEAK, SOFT = 0.35, 0.5, 0.25, 0.5
@@ -83,9 +83,15 @@ def load_instances(source: str | Path, *, encoder: str = "pixels", seed: int = 0
     (1797, 64)
     """
     if source == "digits":
-        return _sklearn_digits(encoder, seed)
+        images, digits = sklearn_images()
+        encode = ENCODERS[encoder]
+        instances = _one_set(encode(images), digits, name="scikit-learn digits", seed=seed)
+        return replace(instances, images=images, embedded=True, encode=encode)
     if source == "onehot":
-        return _one_hot(seed)
+        digits = np.repeat(np.arange(DIGITS), ONE_HOT_COPIES)
+        noise = np.random.default_rng(seed).normal(scale=ONE_HOT_NOISE, size=(len(digits), DIGITS))
+        features = (np.eye(DIGITS)[digits] + noise).astype(np.float32)
+        return replace(_one_set(features, digits, name="one-hot digits", seed=seed), embedded=True)
     path = Path(source)
     if path.suffix == ".npz":
         return _one_set(*read_npz(path), name=path.name, seed=seed)
@@ -106,17 +112,13 @@ def read_npz(path: Path) -> tuple[FloatArray, Codes]:
         raise FileError(f"{path}: needs the arrays 'x' (features) and 'y' (digits).") from None
     except (OSError, ValueError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise FileError(f"{path}: not a readable .npz file ({error}).") from None
-    _check(x, y, path)
-    return x, y
-
-
-def _check(x: FloatArray, y: Codes, path: Path) -> None:
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise FileError(f"{path}: 'x' must be (m, d) and 'y' (m,). Got {x.shape} and {y.shape}.")
     if not np.isfinite(x).all():
         raise FileError(f"{path}: 'x' contains values that are not finite; extract the features again.")
     if len(y) and not (y.min() >= 0 and y.max() < DIGITS):
         raise FileError(f"{path}: 'y' must hold digits from 0 to 9. Got {y.min()} to {y.max()}.")
+    return x, y
 
 
 @ENCODERS.register("pixels")
@@ -126,25 +128,12 @@ def pixels(images: Images) -> FloatArray:
     return flat / max(1.0, float(flat.max(initial=0.0)))
 
 
-def _sklearn_digits(encoder: str, seed: int) -> Instances:
-    images, digits = sklearn_images()
-    instances = _one_set(ENCODERS[encoder](images), digits, name="scikit-learn digits", seed=seed)
-    return replace(instances, images=images, embedded=True, encode=ENCODERS[encoder])
-
-
 def sklearn_images() -> tuple[Images, Codes]:
     """Load scikit-learn's images (1797, 8, 8) of handwritten digits, and the digits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     return data.images.astype(np.uint8), data.target.astype(np.int64)
-
-
-def _one_hot(seed: int, per_digit: int = 400) -> Instances:
-    digits = np.repeat(np.arange(DIGITS), per_digit)
-    noise = np.random.default_rng(seed).normal(scale=ONE_HOT_NOISE, size=(len(digits), DIGITS))
-    features = (np.eye(DIGITS)[digits] + noise).astype(np.float32)
-    return replace(_one_set(features, digits, name="one-hot digits", seed=seed), embedded=True)
 
 
 def _from_folder(folder: Path, encoder: str, seed: int) -> Instances:
@@ -231,7 +220,13 @@ def mark_images(images: Images) -> Images:
 
 def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes, plain or gzipped."""
-    data = _read(Path(path))
+    try:
+        data = Path(path).read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except FileNotFoundError:
+        raise FileError(absent(path)) from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileError(f"{path}: cannot be read ({error}).") from None
     if len(data) < 4 or data[:2] != b"\x00\x00":
         raise FileError(f"{path}: not an IDX file (its first two bytes must be zero); download it again.")
     if data[2] != UNSIGNED_BYTES:
@@ -249,16 +244,6 @@ def read_idx(path: str | PathLike[str]) -> npt.NDArray[np.uint8]:
             "the file is damaged, download it again."
         )
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except FileNotFoundError:
-        raise FileError(absent(path)) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path}: cannot be read ({error}).") from None
 
 
 @dataclass(frozen=True)
@@ -309,8 +294,7 @@ def _along(index: int, share: float = 1.0) -> OnFeatures:
     return add
 
 
-def _towards_mean(features: FloatArray, rng: np.random.Generator) -> FloatArray:
-    del rng
+def _towards_mean(features: FloatArray, _: np.random.Generator) -> FloatArray:
     mean = features.mean(axis=0)
     return np.asarray(mean + SOFT * (features - mean), dtype=np.float32)
 
@@ -371,8 +355,7 @@ def draw_bags(
     """Draw bags of a task from one pool of instances; the same seed gives the same bags."""
     rng = np.random.default_rng(seed)
     codes = task.draw(rng, n_bags, n)
-    by_digit = instances.rows_of(pool)
-    rows = draw_rows(rng, codes % DIGITS, by_digit)
+    rows = draw_rows(rng, codes % DIGITS, instances.rows_of(pool))
     variant = codes // DIGITS  # rows of each variant follow those of the one before
     n_plain = len(instances.digits) // (1 + len(task.variants))
     return BagSet(rows + variant * n_plain, codes, task.label(codes).astype(np.int64))

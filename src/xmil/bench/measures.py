@@ -199,13 +199,15 @@ def _curves(model: nn.Module, block: Block, scores: Floats) -> Values:
     masked, _ = _path(model, block, first, counts, mask=True)
     alone, _ = _path(model, block, first[:, ::-1], [n - top])
     without, _ = _path(model, block, first, [top])
+    changed = decided != block.labels[:, None]
+    share = np.asarray(counts, dtype=np.float64)[changed.argmax(axis=1)] / max(counts)
     return {
         "srg": lerf.mean(axis=1) - morf.mean(axis=1),
         "aupc": morf.mean(axis=1),
         "aupc_mask": masked.mean(axis=1),
         "sufficiency": alone[:, 0],
         "necessity": morf[:, 0] - without[:, 0],
-        "needed": _first_flip(decided, block.labels, counts),
+        "needed": np.where(changed.any(axis=1), share, 1.0),  # all of them where it never flips
     }
 
 
@@ -263,13 +265,6 @@ def _at_zero(model: nn.Module, block: Block, scores: Floats) -> Values:
     return {"flipped_at_zero": gone}
 
 
-def _first_flip(decided: Labels, labels: Labels, counts: Sequence[int]) -> Floats:
-    """The share of instances that were out when the decision first changed; 1 where it never did."""
-    changed = decided != labels[:, None]
-    share = np.asarray(counts, dtype=np.float64)[changed.argmax(axis=1)] / max(counts)
-    return np.where(changed.any(axis=1), share, 1.0)
-
-
 def randomisation(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> Floats:
     """Mean size of the rank correlation with scores under weights drawn anew; nan for scores from a file.
 
@@ -280,13 +275,11 @@ def randomisation(exam: Exam, entry: MethodEntry, scores: Sequence[Tensor]) -> F
     sizes = []
     for draw in range(REDRAWS):
         twin = replace(exam, model=redrawn(exam.model, seed=exam.seed + draw).eval())
-        pairs = zip(exam.blocks, scores, strict=True)
-        sizes.append(np.concatenate([_similar(s, entry.scores(twin, b), b) for b, s in pairs]))
+        parts = []
+        for block, own in zip(exam.blocks, scores, strict=True):
+            a, b = (torch.from_numpy(of_label(s, block)) for s in (own, entry.scores(twin, block)))
+            size = correlation(ranks(a), ranks(b)).abs()
+            flat = (a.amax(1) == a.amin(1)) | (b.amax(1) == b.amin(1))
+            parts.append(torch.where(flat, 1.0, size).numpy())
+        sizes.append(np.concatenate(parts))
     return np.asarray(np.mean(sizes, axis=0))
-
-
-def _similar(first: Tensor, second: Tensor, block: Block) -> Floats:
-    a, b = (torch.from_numpy(of_label(s, block)) for s in (first, second))
-    size = correlation(ranks(a), ranks(b)).abs()
-    flat = (a.amax(1) == a.amin(1)) | (b.amax(1) == b.amin(1))
-    return np.asarray(torch.where(flat, 1.0, size).numpy())

@@ -72,25 +72,27 @@ def all_setups() -> dict[str, Setup]:
 
 
 @dataclass(frozen=True)
-class OurModel:
+class ModelEntry:
+    """A model of the benchmark; `digest` tells a changed one from the one it was."""
+
+    name: str
+    title: str
+    digest: str
+
+    def build(self, problem: Problem, seed: int) -> nn.Module:
+        """Make the model for the problem, in eval mode."""
+        raise NotImplementedError
+
+    def training(self, problem: Problem, changes: Mapping[str, Any]) -> Training:
+        """How it is trained, with what the protocol changes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OurModel(ModelEntry):
     """A model of the package in the size of the problem's family."""
 
     setup: Setup
-
-    @property
-    def name(self) -> str:
-        """The registered name."""
-        return self.setup.name
-
-    @property
-    def title(self) -> str:
-        """What readers know it by."""
-        return self.setup.title
-
-    @property
-    def digest(self) -> str:
-        """The package's version goes with the run: the name is enough."""
-        return self.name
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
         """Build a fresh model for the problem."""
@@ -106,35 +108,24 @@ class OurModel:
 
 
 @dataclass(frozen=True)
-class OwnModel:
+class OwnModel(ModelEntry):
     """A builder `(in_dim, n_classes) -> nn.Module` of the user's; its file may hold a dict `TRAINING`."""
 
-    source: str
     builder: Callable[[int, int], nn.Module]
-    digest: str
     settings: Mapping[str, Any]
 
     @classmethod
     def load(cls, source: str) -> OwnModel:
         """Load the builder that `file.py:function` names, with the training settings beside it."""
         builder = load_function(source, kind="model")
-        settings = getattr(load_module(source.rpartition(":")[0], kind="model"), SETTINGS, {})
+        place, _, function = source.rpartition(":")
+        settings = getattr(load_module(place, kind="model"), SETTINGS, {})
         choices = [f.name for f in fields(Training)]
         for name in settings:
             if name not in choices:
                 raise unknown_name(f"setting in {SETTINGS} of {source}", name, choices)
-        return cls(source, builder, source_digest(source), dict(settings))
-
-    @property
-    def name(self) -> str:
-        """The builder's name with its file's."""
-        place, _, function = self.source.rpartition(":")
-        return f"{Path(place).stem}:{function}"
-
-    @property
-    def title(self) -> str:
-        """As the name."""
-        return self.name
+        name = f"{Path(place).stem}:{function}"
+        return cls(name, name, source_digest(source), builder, dict(settings))
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
         """Build a fresh model for the problem, its weights from the seed."""
@@ -155,21 +146,10 @@ class OwnModel:
 
 
 @dataclass(frozen=True)
-class TrainedModel:
+class TrainedModel(ModelEntry):
     """A checkpoint, explained as it is: for problems whose features it was trained on."""
 
     path: Path
-    digest: str
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return self.path.stem
-
-    @property
-    def title(self) -> str:
-        """As the name."""
-        return self.name
 
     def build(self, problem: Problem, seed: int) -> nn.Module:
         """Load the model in the file."""
@@ -188,21 +168,19 @@ class TrainedModel:
         return Training()
 
 
-ModelEntry = OurModel | OwnModel | TrainedModel
-
-
 def model_entry(text: str) -> ModelEntry:
     """Find the entry that a text names: one of ours, a checkpoint, or `file.py:builder`."""
-    if Path(text).suffix in CHECKPOINTS:
-        if not Path(text).is_file():
+    path = Path(text)
+    if path.suffix in CHECKPOINTS:
+        if not path.is_file():
             raise FileError(absent(text))
-        return TrainedModel(Path(text), file_digest(Path(text)))
+        return TrainedModel(path.stem, path.stem, file_digest(path), path)
     if ":" in text:
         return OwnModel.load(text)
     setups = all_setups()
     if text not in setups:
         raise unknown_name("model of the benchmark", text, [*setups, "file.py:builder", "a checkpoint"])
-    return OurModel(setups[text])
+    return OurModel(text, setups[text].title, text, setups[text])
 
 
 def source_digest(source: str) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from xmil.bench.digits import DIGITS, Codes, Signs
+from xmil.bench.digits import DIGITS, Signs
 from xmil.bench.folder import Folder
-from xmil.bench.instances import BagSet, mark_images, sklearn_images
+from xmil.bench.instances import mark_images, sklearn_images
 from xmil.bench.protocol import Configuration
 from xmil.bench.scoring import MethodSpec, score_bags
 from xmil.bench.tables import AUROC, ResultTable, column_title, title_of
@@ -31,6 +31,7 @@ COLUMNS = 10  # digits side by side in a bag
 LEGEND = ("red: evidence for", "blue: evidence against", "purple: a score without a sign")
 NARROW = 3  # columns: what a title on one line needs
 Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
 
 
 def draw_all(
@@ -89,11 +90,13 @@ def draw_examples(
     configurations: Sequence[Configuration], methods: Sequence[str], path: Path, *, folder: Folder
 ) -> bool:
     """Draw a test bag of each task in a column: the true evidence, and below it each method's estimate."""
+    first = {base_of(text): text for text in reversed(methods)}  # each method with its first options
+    specs = [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
     panels: dict[tuple[str, str], TilePanel] = {}
     for c in configurations:
         fitted = folder.stack(c)
         if fitted is not None:
-            example = _example(c, fitted.models.model(0), _first_specs(methods))
+            example = _example(c, fitted.models.model(0), specs)
             panels |= {(row, c.task.name): panel for row, panel in example.items()}
     if panels:
         draw_grid(panels, path, title=[configurations[0].setup.title, *LEGEND])
@@ -101,19 +104,20 @@ def draw_examples(
 
 
 def _example(c: Configuration, model: nn.Module, specs: Sequence[MethodSpec]) -> dict[str, TilePanel]:
-    """The panels of one bag by their row."""
+    """The panels of one bag by their row; if the data has no images, scikit-learn's digits stand for them."""
     assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
-    test = c.splits(0).test
+    test, images = c.splits(0).test, c.prepared.images
     evidence = c.task.evidence(test.codes)
     bag, target = clearest_bag(evidence)
-    truth, images = evidence[bag, target], _pictures(c, test, bag)
-    panels = {"truth": TilePanel(images, truth, signed=True, title=f"{c.task.title}, class {target}")}
+    truth = evidence[bag, target]
+    pictures = _symbols()[test.codes[bag]] if images is None else images[test.rows[bag]]
+    panels = {"truth": TilePanel(pictures, truth, signed=True, title=f"{c.task.title}, class {target}")}
     table = c.table()
     x = table.bags(table.to_rows(test.rows[bag : bag + 1]))
     for spec in [spec for spec in specs if spec.supports(model)]:
         scores = score_bags(model, x, spec)[0, target].double().cpu().numpy()
         title = f"AUPRC-2 {auprc2(truth, scores):.2f}"
-        panels[title_of(str(spec))] = TilePanel(images, scores, METHODS[spec.name].signed, title)
+        panels[title_of(str(spec))] = TilePanel(pictures, scores, METHODS[spec.name].signed, title)
     return panels
 
 
@@ -126,30 +130,14 @@ def clearest_bag(evidence: Signs) -> tuple[int, int]:
     return int(bag), int(target)
 
 
-def _first_specs(methods: Sequence[str]) -> list[MethodSpec]:
-    """Each method once, with its first options; chance has nothing to show."""
-    first = {base_of(text): text for text in reversed(methods)}
-    return [MethodSpec.parse(text) for text in methods if text in first.values() and text != "random"]
-
-
-def _pictures(configuration: Configuration, test: BagSet, bag: int) -> npt.NDArray[Any]:
-    """The images of a bag; if the data has none, scikit-learn's digits stand for them."""
-    images: npt.NDArray[Any] | None = configuration.prepared.images
-    return _symbols(test.codes[bag]) if images is None else images[test.rows[bag]]
-
-
-def _symbols(codes: Codes) -> npt.NDArray[Any]:
+def _symbols() -> Array:
+    """An image of each digit, the nearest to the mean of all, plain and marked."""
     images, digits = sklearn_images()
-    symbols = np.stack([_typical(images[digits == digit]) for digit in range(DIGITS)])
-    drawn: npt.NDArray[Any] = np.concatenate([symbols, mark_images(symbols)])[codes]
-    return drawn
-
-
-def _typical(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The image nearest to the mean of all."""
-    far = np.square(images - images.mean(axis=0)).sum(axis=(1, 2))
-    typical: npt.NDArray[Any] = images[far.argmin()]
-    return typical
+    symbols = []
+    for digit in range(DIGITS):
+        own = images[digits == digit]
+        symbols.append(own[np.square(own - own.mean(axis=0)).sum(axis=(1, 2)).argmin()])
+    return np.concatenate([symbols, mark_images(np.stack(symbols))])
 
 
 @dataclass(frozen=True)
@@ -193,9 +181,9 @@ def _draw(axis: Axes, panel: TilePanel | None) -> None:
     axis.set_title(panel.title, fontsize=9)
 
 
-def colour_tiles(images: Array, scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
+def colour_tiles(images: Array, scores: Array, *, signed: bool) -> Floats:
     """An RGB picture of the digits on tiles whose colour is the score, ink in black."""
-    tiles = _colours(scores, signed=signed)
+    tiles = colours(scores, signed=signed)
     ink = np.pad(images / (images.max() or 1), ((0, 0), (1, 1), (1, 1)))[..., None]
     cells = tiles[:, None, None, :] * (1 - 0.92 * ink)
     cells = np.pad(cells, ((0, -len(cells) % COLUMNS), (0, 1), (0, 1), (0, 0)), constant_values=1.0)
@@ -203,12 +191,12 @@ def colour_tiles(images: Array, scores: Array, *, signed: bool) -> npt.NDArray[n
     return np.concatenate(rows, axis=0)
 
 
-def _colours(scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
-    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest."""
+def colours(scores: Array, *, signed: bool, depth: tuple[float, float] = (0.38, 0.7)) -> Floats:
+    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest; `depth` of each."""
     from matplotlib import colormaps
 
     if signed:
         limit = np.abs(scores).max() or 1.0
-        return np.asarray(colormaps["RdBu_r"](0.5 + 0.38 * scores / limit))[:, :3]
+        return np.asarray(colormaps["RdBu_r"](0.5 + depth[0] * scores / limit))[:, :3]
     low, span = scores.min(), np.ptp(scores) or 1.0
-    return np.asarray(colormaps["Purples"](0.7 * (scores - low) / span))[:, :3]
+    return np.asarray(colormaps["Purples"](depth[1] * (scores - low) / span))[:, :3]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +48,14 @@ class Block:
 
     def checksums(self) -> list[str]:
         """SHA-256 of each bag: its features, label and evidence."""
-        x = self.x.detach().cpu().numpy()
-        return [self._checksum(x[i], i) for i in range(len(self))]
-
-    def _checksum(self, features: FloatArray, i: int) -> str:
-        digest = hashlib.sha256(f"{features.shape}|{int(self.labels[i])}|".encode())
-        digest.update(np.ascontiguousarray(features, dtype=np.float32).tobytes())
-        if self.evidence is not None:
-            digest.update(np.ascontiguousarray(self.evidence[i]).tobytes())
-        return digest.hexdigest()
+        sums = []
+        for i, features in enumerate(self.x.detach().cpu().numpy()):
+            digest = hashlib.sha256(f"{features.shape}|{int(self.labels[i])}|".encode())
+            digest.update(np.ascontiguousarray(features, dtype=np.float32).tobytes())
+            if self.evidence is not None:
+                digest.update(np.ascontiguousarray(self.evidence[i]).tobytes())
+            sums.append(digest.hexdigest())
+        return sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,38 +69,28 @@ class LabelledBag:
     lesions: Labels | None = None
 
 
-class Problem(Protocol):
-    """A task of a suite; `family` says which sizes and training the built-in models take for it."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """A task of a suite: what files call it, what readers do, what it probes, and its bags.
 
-    @property
-    def name(self) -> str:
-        """What files and columns are called by."""
+    `family`, digits or tissue, says which sizes and training the built-in models take for it.
+    """
 
-    @property
-    def title(self) -> str:
-        """What readers know it by."""
-
-    @property
-    def why(self) -> str:
-        """What it probes."""
-
-    @property
-    def n_classes(self) -> int:
-        """How many classes the labels have."""
-
-    @property
-    def in_dim(self) -> int:
-        """The width of the features."""
-
-    @property
-    def family(self) -> str:
-        """`digits` or `tissue`."""
+    name: str
+    title: str
+    why: str
+    n_classes: int
+    in_dim: int
+    family: str
+    repetitions: int | None = None  # None: as many as one likes
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """The bags of a split in a repetition, those of one length together."""
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """All that decides the bags, in plain types."""
+        raise NotImplementedError
 
 
 def checksum(problem: Problem, repetition: int) -> str:
@@ -113,58 +102,42 @@ def checksum(problem: Problem, repetition: int) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class ListedProblem:
-    """A problem whose bags are at hand; `splits[r]` names the rows of each split in repetition r.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ListedProblem(Problem):
+    """A problem of so many bags, each read by its number; `splits[r]` has the rows of repetition r's splits.
 
     `scaled`: features get mean 0 and deviation 1 over the training bags.
     """
 
-    name: str
-    title: str
-    why: str
-    n_classes: int
-    bags: Sequence[LabelledBag]
+    n_bags: int
+    bag: Callable[[int], LabelledBag]
     splits: Sequence[dict[str, Labels]]
-    about: dict[str, Any] = field(default_factory=dict)
-    family: str = "tissue"
+    about: dict[str, Any]
     scaled: bool = False
 
-    @property
-    def in_dim(self) -> int:
-        """The width of the features."""
-        width = getattr(self.bags, "width", None)  # files are read once
-        return int(self.bags[0].features.shape[1]) if width is None else int(width)
-
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
-        """The bags of a split, each alone unless all have one length."""
+        """The bags of a split as one block if all have one length, else each alone."""
         if repetition >= len(self.splits):
             raise InputError(
                 f"{self.title} has {len(self.splits)} repetitions; ask for fewer with repetitions=."
             )
-        bags = [self.bags[int(i)] for i in self.splits[repetition][split]]
+        bags = [self.bag(int(i)) for i in self.splits[repetition][split]]
         if self.scaled:
             shift, scale = self._scale(repetition)
             bags = [replace(bag, features=(bag.features - shift) / scale) for bag in bags]
-        return as_blocks(bags, device)
+        if len({bag.features.shape for bag in bags}) == 1:
+            return [_block(bags, 0, device)]
+        return [_block([bag], i, device) for i, bag in enumerate(bags)]
 
     def _scale(self, repetition: int) -> tuple[FloatArray, FloatArray]:
         """Mean and deviation of the training bags' features."""
-        rows = self.splits[repetition]["train"]
-        features = np.concatenate([self.bags[int(i)].features for i in rows])
+        features = np.concatenate([self.bag(int(i)).features for i in self.splits[repetition]["train"]])
         spread = features.std(axis=0)
         return features.mean(axis=0), np.where(spread > 1e-6, spread, 1).astype(np.float32)
 
     def settings(self) -> dict[str, Any]:
         """The name, and what the bags were made of."""
-        return {"name": self.name, "bags": len(self.bags), **self.about}
-
-
-def as_blocks(bags: Sequence[LabelledBag], device: str = "cpu") -> list[Block]:
-    """Bags of one common length as one block, others one by one."""
-    if len({bag.features.shape for bag in bags}) == 1:
-        return [_block(list(bags), 0, device)]
-    return [_block([bag], i, device) for i, bag in enumerate(bags)]
+        return {"name": self.name, "bags": self.n_bags, **self.about}
 
 
 def _block(bags: list[LabelledBag], first: int, device: str) -> Block:

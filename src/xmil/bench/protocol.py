@@ -14,7 +14,7 @@ import torch
 from xmil.bench.digits import BAG_SIZE, DigitTask
 from xmil.bench.instances import Instances, Splits, Table, draw_splits, stack_sets, with_variants
 from xmil.bench.models import PAPER_MODELS, SETUPS, Setup
-from xmil.bench.problems import Block
+from xmil.bench.problems import Block, Problem
 from xmil.bench.training import QUICK_TRAINING, Fitted, OnEpoch, Stacked, Training, fit
 from xmil.core.background import Background, background_of
 from xmil.core.errors import bad_parameter
@@ -140,39 +140,28 @@ def background(configuration: Configuration, splits: Splits) -> Background:
     return background_of([configuration.prepared.features[splits.train.rows[:BACKGROUND_BAGS].reshape(-1)]])
 
 
-@dataclass(frozen=True, eq=False)
-class DigitProblem:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DigitProblem(Problem):
     """A task on bags of digits as a problem of the benchmark."""
 
     task: DigitTask
     instances: Instances
     protocol: Protocol
-    family: str = "digits"
 
-    @property
-    def name(self) -> str:
-        """The task's name."""
-        return self.task.name
-
-    @property
-    def title(self) -> str:
-        """The task's title."""
-        return self.task.title
-
-    @property
-    def why(self) -> str:
-        """What the task probes."""
-        return self.task.why
-
-    @property
-    def n_classes(self) -> int:
-        """How many classes the task has."""
-        return self.task.n_classes
-
-    @property
-    def in_dim(self) -> int:
-        """The width of the features."""
-        return int(self.instances.features.shape[1])
+    @classmethod
+    def of(cls, task: DigitTask, instances: Instances, protocol: Protocol) -> DigitProblem:
+        """Make the problem of a task on some instances."""
+        return cls(
+            name=task.name,
+            title=task.title,
+            why=task.why,
+            n_classes=task.n_classes,
+            in_dim=int(instances.features.shape[1]),
+            family="digits",
+            task=task,
+            instances=instances,
+            protocol=protocol,
+        )
 
     def configuration(self, setup: Setup, device: str = "cpu") -> Configuration:
         """What trains a built-in model, all repetitions at once."""

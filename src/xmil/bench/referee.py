@@ -5,23 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from xmil.bench.entries import Exam, MethodEntry, export_exam
 from xmil.bench.folder import Folder, Unit
 from xmil.bench.measures import bag_auroc, probabilities
 from xmil.bench.models import ModelEntry, OurModel, TrainedModel
-from xmil.bench.problems import Problem, checksum
+from xmil.bench.problems import Block, Problem, checksum
 from xmil.bench.protocol import BACKGROUND_BAGS, SEEDS_APART, DigitProblem, train_stacked
 from xmil.bench.suites import Plan, Request, Suite
 from xmil.bench.training import Fitted, learn
-from xmil.core.background import Background, background_of
+from xmil.core.background import background_of
 from xmil.core.errors import InputError
 from xmil.models import MILModel
 from xmil.storage import RUN, RunFolder, provenance, read_run
@@ -32,6 +32,7 @@ def ignore(text: str, done: int = 0, total: int = 0) -> None:
     del text, done, total
 
 
+T = TypeVar("T")
 Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much (0: unknown)
 
 
@@ -166,12 +167,13 @@ class Referee:
         }
         exam = suite.bags(exam, self.plan)
         names = [name for block in exam.blocks for name in block.names]
-        unit.check(repetition, {**facts, "bags": names, "forward": _forward_seconds(exam)})
+        forward = min(_time(exam, lambda block: probabilities(exam.model, block.x))[1] for _ in range(2))
+        unit.check(repetition, {**facts, "bags": names, "forward": forward})
         if not names:
             return
         for entry in methods:
             if entry.supports(exam.model):
-                scores, seconds = _time_scores(exam, entry)
+                scores, seconds = _time(exam, partial(entry.scores, exam))
                 about = {"digest": entry.digest, "seconds": seconds, "measured": _machine(self.device)}
                 unit.add(repetition, entry.name, suite.grade(exam, entry, scores), about)
 
@@ -184,8 +186,7 @@ class Referee:
     def _repetitions(self, problem: Problem) -> int:
         if problem.family == "digits":
             return self.plan.protocol.repetitions
-        splits = getattr(problem, "splits", None)  # a published division has no repetitions
-        return self.plan.fold_runs if splits is None else min(self.plan.fold_runs, len(splits))
+        return min(self.plan.fold_runs, problem.repetitions or self.plan.fold_runs)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,10 @@ class Trained:
         else:
             model = self._alone(repetition)
         if isinstance(model, MILModel) and not isinstance(self.entry, TrainedModel):
-            model.background = self._background(repetition)
+            bags = [
+                x for block in self.problem.blocks("train", repetition) for x in block.x[:BACKGROUND_BAGS]
+            ]
+            model.background = background_of([torch.cat(bags[:BACKGROUND_BAGS]).numpy()])
         return model
 
     @cached_property
@@ -230,11 +234,6 @@ class Trained:
             fitted = train_stacked(configuration, on_epoch=lambda epoch, _: self.say(text, epoch, epochs))
             self.folder.save_stack(configuration, fitted)
         return fitted
-
-    def _background(self, repetition: int) -> Background:
-        blocks = self.problem.blocks("train", repetition)
-        bags = [x for block in blocks for x in block.x[:BACKGROUND_BAGS].numpy()]
-        return background_of([np.concatenate(bags[:BACKGROUND_BAGS])])
 
     def _alone(self, repetition: int) -> nn.Module:
         problem, entry, seed = self.problem, self.entry, self.seed_of(repetition)
@@ -268,26 +267,10 @@ def _machine(device: str) -> dict[str, Any]:
     return {**provenance(), "device": torch.cuda.get_device_name(device) if on_gpu else device}
 
 
-def _time_scores(exam: Exam, entry: MethodEntry) -> tuple[list[Tensor], float]:
-    """Scores of every block, and the seconds they took."""
+def _time(exam: Exam, work: Callable[[Block], T]) -> tuple[list[T], float]:
+    """What some work gives for every block, and the seconds it took."""
     started = time.perf_counter()
-    scores = [entry.scores(exam, block) for block in exam.blocks]
-    _wait(exam)
-    return scores, time.perf_counter() - started
-
-
-def _forward_seconds(exam: Exam) -> float:
-    """The time of a forward pass over the bags, the shorter of two."""
-    times = []
-    for _ in range(2):
-        started = time.perf_counter()
-        for block in exam.blocks:
-            probabilities(exam.model, block.x)
-        _wait(exam)
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def _wait(exam: Exam) -> None:
+    results = [work(block) for block in exam.blocks]
     if exam.blocks and exam.blocks[0].x.is_cuda:
         torch.cuda.synchronize()
+    return results, time.perf_counter() - started

@@ -87,29 +87,24 @@ def write_bags(folder: Folder) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    tables = [_table(unit) for unit in folder.units() if unit.rows]
+    tables = []
+    for unit in (unit for unit in folder.units() if unit.rows):
+        rows = [
+            (unit.suite, unit.problem, unit.model, r, method, bag)
+            for r, method in unit.values
+            for bag in unit.facts[r]["bags"]
+        ]
+        names = ("suite", "problem", "model", "repetition", "method", "bag")
+        fields = {
+            name: pa.array(cells, pa.int32()) if name == "repetition" else pa.array(cells).dictionary_encode()
+            for name, cells in zip(names, zip(*rows, strict=True), strict=True)
+        }
+        grid = np.concatenate(list(unit.values.values())).astype(np.float32)
+        tables.append(pa.table({**fields, **dict(zip(unit.measures, grid.T, strict=True))}))
     table = pa.concat_tables(tables, promote_options="default")
     write_atomically(
         folder.path / BAGS, lambda temporary: pq.write_table(table, temporary, compression="zstd")
     )
-
-
-def _table(unit: Unit) -> Any:
-    import pyarrow as pa
-
-    columns: dict[str, list[Any]] = {name: [] for name in ("repetition", "method", "bag")}
-    for (r, method), values in unit.values.items():
-        columns["repetition"] += [r] * len(values)
-        columns["method"] += [method] * len(values)
-        columns["bag"] += unit.facts[r]["bags"]
-    n = len(columns["bag"])
-    names = {"suite": unit.suite, "problem": unit.problem, "model": unit.model}
-    grid = np.concatenate(list(unit.values.values()))
-    fields = {key: pa.array([value] * n).dictionary_encode() for key, value in names.items()}
-    fields |= {"repetition": pa.array(columns["repetition"], pa.int32())}
-    fields |= {key: pa.array(columns[key]).dictionary_encode() for key in ("method", "bag")}
-    fields |= {m: pa.array(grid[:, k].astype(np.float32)) for k, m in enumerate(unit.measures)}
-    return pa.table(fields)
 
 
 def page_of(summary: dict[str, Any], *, beside: bool = True) -> str:
@@ -175,6 +170,14 @@ def _suite(suite: dict[str, Any]) -> Html:
     checks = sorted(suite["controls"], key=lambda check: bool(check["passed"]))  # those that fail first
     failed = sum(not check["passed"] for check in checks)
     state = f"{len(checks) - failed} of {len(checks)} checks hold."
+    lines = [
+        tag(
+            "li",
+            f"{'holds' if check['passed'] else 'fails'}: {check['what']} ({check['detail']})",
+            kind="" if check["passed"] else "failed",
+        )
+        for check in checks
+    ]
     return tag(
         "section",
         tag("h2", suite["title"]),
@@ -187,7 +190,7 @@ def _suite(suite: dict[str, Any]) -> Html:
         tag("h3", "Where lrp, the default, is behind"),
         bullets(suite["weak_spots"]) or tag("p", "In no column of this suite."),
         tag("h3", "The suite tested on itself"),
-        _details(state, tag("ul", *map(_check, checks)), is_open=failed > 0),
+        _details(state, tag("ul", *lines), is_open=failed > 0),
         tag("h3", "Do the measures agree?"),
         drawn["agreement"],
         tag("h3", "Cost"),
@@ -210,11 +213,6 @@ def _verdicts(suite: dict[str, Any]) -> list[Html]:
     return parts
 
 
-def _check(check: dict[str, Any]) -> Html:
-    verb, kind = ("holds", "") if check["passed"] else ("fails", "failed")
-    return tag("li", f"{verb}: {check['what']} ({check['detail']})", kind=kind)
-
-
 def _details(summary: str, *parts: object, is_open: bool = False) -> Html:
     return tag("details", tag("summary", summary), *parts, open="open" if is_open else "")
 
@@ -222,23 +220,15 @@ def _details(summary: str, *parts: object, is_open: bool = False) -> Html:
 def _across(pairs: list[dict[str, Any]]) -> Html:
     if not pairs:
         return Html()
-    rows = [
-        [
-            p["problem"],
-            p["model"],
-            " / ".join(p["measures"]),
-            "none" if p["tau"] is None else f"{p['tau']:.2f}",
-            p["rows"],
-        ]
-        for p in pairs
-    ]
+    words = "Rankings of all rows but the oracle, by the leading measure of each suite, on the same models."
+    rows = []
+    for p in pairs:
+        tau = "none" if p["tau"] is None else f"{p['tau']:.2f}"
+        rows.append([p["problem"], p["model"], " / ".join(p["measures"]), tau, p["rows"]])
     return tag(
         "section",
         tag("h2", "Do truth and faithfulness agree?"),
-        tag(
-            "p",
-            "Rankings of all rows but the oracle, by the leading measure of each suite, on the same models.",
-        ),
+        tag("p", words),
         table(rows, head=["problem", "model", "measures", "Kendall's tau", "rows"]),
     )
 
@@ -266,17 +256,13 @@ class Change:
 
 def compare_runs(first: Path, second: Path) -> list[Change]:
     """Compare every row that both runs have, by every measure."""
-    units = [_units(path) for path in (first, second)]
-    return [
-        change for key in units[0] if key in units[1] for change in _changes(units[0][key], units[1][key])
-    ]
-
-
-def _units(path: Path) -> dict[tuple[str, str, str], Unit]:
-    units = {(u.suite, u.problem, u.model): u for u in Folder(path).units() if u.rows}
-    if not units:
-        raise FileError(f"{path}: holds no results of 'xmil bench'.")
-    return units
+    units = []
+    for path in (first, second):
+        units.append({(u.suite, u.problem, u.model): u for u in Folder(path).units() if u.rows})
+        if not units[-1]:
+            raise FileError(f"{path}: holds no results of 'xmil bench'.")
+    a, b = units
+    return [change for key in a if key in b for change in _changes(a[key], b[key])]
 
 
 def _changes(a: Unit, b: Unit) -> list[Change]:
@@ -300,14 +286,11 @@ def _changes(a: Unit, b: Unit) -> list[Change]:
 
 def _paired(a: Unit, b: Unit, repetitions: list[int], methods: list[str]) -> list[Change]:
     """Both runs' rows as rows of one column, so that they share their draws."""
-    joined = Unit(a.path, a.settings, a.measures)
-    joined.facts = a.facts
-    for r in repetitions:
-        for m in methods:
-            for mark, unit in (("A", a), ("B", b)):
-                if (r, m) in unit.values:
-                    joined.values[r, f"{mark} {m}"] = unit.values[r, m]
-                    joined.rows[r, f"{mark} {m}"] = unit.rows[r, m]
+    joined = Unit(a.path, a.settings, a.measures, a.facts)
+    for mark, unit in (("A", a), ("B", b)):
+        for r, m in ((r, m) for r in repetitions for m in methods if (r, m) in unit.values):
+            joined.values[r, f"{mark} {m}"] = unit.values[r, m]
+            joined.rows[r, f"{mark} {m}"] = unit.rows[r, m]
     draws = draws_of(joined, repetitions)
     changes = []
     for m in (m for m in methods if f"A {m}" in draws.methods and f"B {m}" in draws.methods):

@@ -24,7 +24,7 @@ from xmil.lrp import Composite
 from xmil.methods import METHODS, PRESETS, Output, class_output, explain_classes, preset_composite
 from xmil.methods.gradients import STEPS
 from xmil.models import AttnMIL, MILModel, TransMIL
-from xmil.network import Network, frozen
+from xmil.network import Network
 
 CHUNK_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}  # features of one pass: what a CPU's cache holds
 UNFOLDED = "unfolded"
@@ -100,27 +100,20 @@ def score_bags(
         shape = (len(x), n_classes or int(model.n_classes), x.shape[1])  # type: ignore[arg-type]
         return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(x.device)
     assert isinstance(model, MILModel)  # noqa: S101  # narrows the type for mypy
-    model, x = _narrow(model, x, spec)
+    if spec.name == "lrp":
+        rules = spec.composite or preset_composite(Network(model), spec.preset or "default")
+        model, x = project(model, x, rules)
+    elif spec.name in ("gxi", "ig"):
+        model, x = project(model, x)
     network = Network(model)
     kind = spec.output or METHODS[spec.name].outputs[0]
     outputs = [class_output(Target(c), kind, task=network.task) for c in range(model.n_classes)]
-    with frozen(model):
-        scorer = _scorer(spec)
-        numbers = x.shape[1] * x.shape[2] * (STEPS if spec.name == "ig" else 1)
+    scorer, numbers = _scorer(spec), x.shape[1] * x.shape[2] * (STEPS if spec.name == "ig" else 1)
     bags_in_a_pass = max(1, CHUNK_NUMBERS[x.device.type] // numbers)
-    parts = [scorer(network, bags, outputs) for bags in x.split(bags_in_a_pass)]
-    scores = torch.cat(parts)
+    scores = torch.cat([scorer(network, bags, outputs) for bags in x.split(bags_in_a_pass)])
     if not bool(torch.isfinite(scores).all()):
         raise UnsupportedError(f"The method {spec} gave scores that are not finite; try another preset.")
     return scores
-
-
-def _narrow(model: MILModel, x: Tensor, spec: MethodSpec) -> tuple[MILModel, Tensor]:
-    """Model and bags behind the first layer, for methods that score the same there."""
-    if spec.name == "lrp":
-        rules = spec.composite or preset_composite(Network(model), spec.preset or "default")
-        return project(model, x, rules)
-    return project(model, x) if spec.name in ("gxi", "ig") else (model, x)
 
 
 def _scorer(spec: MethodSpec) -> Scorer:
@@ -153,7 +146,11 @@ def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple
     if not isinstance(first, nn.Linear) or first.out_features >= first.in_features:
         return model, x
     narrow = copy.deepcopy(model)
-    narrow.get_submodule(FIRST.rpartition(".")[0])[0] = _identity(first)  # type: ignore[operator]
+    unit = nn.Linear(first.out_features, first.out_features, bias=first.bias is not None)
+    unit.weight.data = torch.eye(first.out_features).to(first.weight)
+    if first.bias is not None:
+        unit.bias.data = first.bias.detach().clone()
+    narrow.get_submodule(FIRST.rpartition(".")[0])[0] = unit  # type: ignore[operator]
     with torch.no_grad():
         if (background := model.background) is not None:
             mean, patches = (
@@ -162,12 +159,3 @@ def project(model: MILModel, x: Tensor, rules: Composite | None = None) -> tuple
             )
             narrow.background = Background(mean, patches, background.n)
         return narrow, F.linear(x, first.weight)
-
-
-def _identity(layer: nn.Linear) -> nn.Linear:
-    """The layer with its bias, for inputs that its weight has seen."""
-    unit = nn.Linear(layer.out_features, layer.out_features, bias=layer.bias is not None)
-    unit.weight.data = torch.eye(layer.out_features).to(layer.weight)
-    if layer.bias is not None:
-        unit.bias.data = layer.bias.detach().clone()
-    return unit

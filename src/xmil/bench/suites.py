@@ -119,35 +119,30 @@ def digit_problems(tasks: Sequence[DigitTask]) -> Callable[[Plan], Sequence[Prob
     def problems(plan: Plan) -> Sequence[Problem]:
         chosen = [task for task in tasks if not plan.tasks or task.name in plan.tasks]
         instances = load_instances(plan.data, encoder=plan.encoder, seed=plan.protocol.seed)
-        return [DigitProblem(task, instances, plan.protocol) for task in chosen]
+        return [DigitProblem.of(task, instances, plan.protocol) for task in chosen]
 
     return problems
 
 
 def choose_tissue(plan: Plan) -> Sequence[Problem]:
     """Find the tissue that was chosen, else colon nuclei if the data is at hand."""
-    problems = _tissue_problems(TissueChoice(**plan.tissue), plan)
-    return [problem for problem in problems if not plan.tasks or problem.name in plan.tasks]
-
-
-def _tissue_problems(choice: TissueChoice, plan: Plan) -> Sequence[Problem]:
-    if choice.source:
-        source = Path(choice.source)
-        if (source / "slides.csv").is_file():
-            return [camelyon_problem(source)]
-        images = read_tissue(source, patient=choice.patient, encoder=choice.encoder)
-        return tissue_problems(
-            images,
+    choice = TissueChoice(**plan.tissue)
+    source, colon = Path(choice.source), Path(os.environ.get("XMIL_DATA", "../shared/data")) / "colon"
+    problems: Sequence[Problem] = []
+    if choice.source and (source / "slides.csv").is_file():
+        problems = [camelyon_problem(source)]
+    elif choice.source:
+        problems = tissue_problems(
+            read_tissue(source, patient=choice.patient, encoder=choice.encoder),
             positive=choice.positive,
             against=choice.against,
             sizes=plan.tissue_bags,
             seed=plan.protocol.seed,
         )
-    folder = Path(os.environ.get("XMIL_DATA", "../shared/data")) / "colon"
-    if not (folder / "nuclei.csv").is_file():
-        return []
-    features = Path(choice.features) if choice.features else None
-    return colon_problems(folder, features=features, encoder=choice.encoder, runs=max(10, plan.fold_runs))
+    elif (colon / "nuclei.csv").is_file():
+        features, runs = Path(choice.features) if choice.features else None, max(10, plan.fold_runs)
+        problems = colon_problems(colon, features=features, encoder=choice.encoder, runs=runs)
+    return [problem for problem in problems if not plan.tasks or problem.name in plan.tasks]
 
 
 SUITES = {

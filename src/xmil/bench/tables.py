@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,10 +248,14 @@ def column_title(task: str, model: str) -> str:
     return f"{TASKS[task].title} {all_setups()[model].title}"
 
 
-def _text_cell(cell: ResultCell | None) -> str:
+def _cell(cell: ResultCell | None, *, none: str, plus: str, marks: Sequence[str], paper: bool = True) -> str:
+    """Mean and deviation, the best and the second marked, and the paper's figure behind them."""
     if cell is None:
-        return "-"
-    return f"{cell.mean:.3f} ± {cell.std:.3f}" + {1: " *", 2: " +"}.get(cell.place or 0, "")
+        return none
+    value = f"{cell.mean:.3f} {plus} {cell.std:.3f}"
+    if cell.place in (1, 2):
+        value = marks[cell.place - 1].format(value)
+    return f"{value} {_paper_note(cell)}".strip() if paper else value
 
 
 def _paper_note(cell: ResultCell | None) -> str:
@@ -259,17 +264,6 @@ def _paper_note(cell: ResultCell | None) -> str:
     return f"[{cell.paper:.2f}, {cell.mean - cell.paper:+.3f}]"
 
 
-def _markdown_cell(cell: ResultCell | None) -> str:
-    if cell is None:
-        return "–"  # noqa: RUF001  # the dash of an empty cell
-    value = f"{cell.mean:.3f} ± {cell.std:.3f}"
-    value = {1: f"**{value}**", 2: f"<u>{value}</u>"}.get(cell.place or 0, value)
-    return f"{value} {_paper_note(cell)}".strip()
-
-
-def _latex_cell(cell: ResultCell | None) -> str:
-    if cell is None:
-        return "--"
-    value = f"{cell.mean:.3f} $\\pm$ {cell.std:.3f}"
-    value = {1: f"\\textbf{{{value}}}", 2: f"\\underline{{{value}}}"}.get(cell.place or 0, value)
-    return f"{value} {_paper_note(cell)}".strip()
+_text_cell = partial(_cell, none="-", plus="±", marks=("{} *", "{} +"), paper=False)
+_markdown_cell = partial(_cell, none="–", plus="±", marks=("**{}**", "<u>{}</u>"))  # noqa: RUF001  # the dash of an empty cell
+_latex_cell = partial(_cell, none="--", plus="$\\pm$", marks=("\\textbf{{{}}}", "\\underline{{{}}}"))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from xmil.bench.digits import BAG_SIZE, draw_kinds, draw_rows, for_and_against
-from xmil.bench.problems import SHARES, SPLITS, Block
+from xmil.bench.problems import SHARES, SPLITS, Block, Problem
 from xmil.core.bag import FloatArray
 from xmil.core.errors import FileError, InputError, absent, unknown_name
 
@@ -30,6 +30,7 @@ EDGE, TOP_FOLDER = 96, "folder"
 TRIES = 200  # divisions of the patients that are tried until every pool has every class
 Rows = npt.NDArray[np.int64]
 Patches = npt.NDArray[np.uint8]  # (n, h, w, 3)
+Flags = npt.NDArray[np.bool_]
 Embed = Callable[[Patches], FloatArray]
 STATISTICS = "statistics"
 RINGS, CELLS, BATCH = 4, 6, 256
@@ -160,18 +161,17 @@ def _list_images(source: Path, patient: str) -> list[tuple[Path, str, str]]:
             f"{source}: unknown patients. Name them in images.csv (path, class, patient), "
             "or give patient=, a regular expression for the file name, or 'folder'."
         )
-    return [(path, path.parent.name, _patient_of(path, patient)) for path in files]
-
-
-def _patient_of(path: Path, patient: str) -> str:
     if patient == TOP_FOLDER:
-        return path.parent.parent.name
-    match = re.search(patient, path.name)
-    if match is None:
-        raise InputError(
-            f"{path}: the expression {patient!r} for the patient matches nothing in this file name."
-        )
-    return match.group(1) if match.groups() else match.group(0)
+        return [(path, path.parent.name, path.parent.parent.name) for path in files]
+    listing = []
+    for path in files:
+        match = re.search(patient, path.name)
+        if match is None:
+            raise InputError(
+                f"{path}: the expression {patient!r} for the patient matches nothing in this file name."
+            )
+        listing.append((path, path.parent.name, match.group(1) if match.groups() else match.group(0)))
+    return listing
 
 
 def _embed_files(embed: Embed, paths: Sequence[Path]) -> FloatArray:
@@ -228,50 +228,41 @@ def _check(tissue: Tissue, path: Path) -> Tissue:
 
 @dataclass(frozen=True)
 class TissueQuestion:
-    """A question about a bag of classes (..., n): its label and what each instance says for class 1."""
+    """A question about bags by which instances (..., n) are of the class in question, and of the one against.
+
+    `label` gives the answers (...), `support` what each instance (..., n) says for "yes".
+    """
 
     name: str
     title: str
-    label: Callable[[Rows, int, int], npt.NDArray[np.bool_]]
-    support: Callable[[Rows, int, int], npt.NDArray[np.int8]]
+    label: Callable[[Flags, Flags], Flags]
+    support: Callable[[Flags, Flags], npt.NDArray[np.int8]]
 
 
-def _holds(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
-    del against
-    return np.asarray((codes == positive).any(axis=-1))
-
-
-def _more(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
-    return np.asarray((codes == positive).sum(axis=-1) > (codes == against).sum(axis=-1))
-
-
-def _both(codes: Rows, positive: int, against: int) -> npt.NDArray[np.bool_]:
-    return _holds(codes, positive, 0) & _holds(codes, against, 0)
-
-
-def _for(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
-    del against
-    return np.asarray(codes == positive, dtype=np.int8)
-
-
-def _for_and_against(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
-    return np.asarray(_for(codes, positive, 0) - _for(codes, against, 0), dtype=np.int8)
-
-
-def _together(codes: Rows, positive: int, against: int) -> npt.NDArray[np.int8]:
-    present = _both(codes, positive, against)[..., np.newaxis]
-    return np.asarray((_for(codes, positive, 0) + _for(codes, against, 0)) * present, dtype=np.int8)
-
-
-QUESTIONS = (
-    TissueQuestion("holds", "holds {0}", _holds, _for),
-    TissueQuestion("more", "more {0} than {1}", _more, _for_and_against),
-    TissueQuestion("both", "{0} beside {1}", _both, _together),
+HOLDS = TissueQuestion(
+    "holds",
+    "holds {0}",
+    lambda positive, _: np.asarray(positive.any(axis=-1)),
+    lambda positive, _: positive.astype(np.int8),
+)
+MORE = TissueQuestion(
+    "more",
+    "more {0} than {1}",
+    lambda positive, against: positive.sum(axis=-1) > against.sum(axis=-1),
+    lambda positive, against: positive.astype(np.int8) - against.astype(np.int8),
+)
+BOTH: TissueQuestion = TissueQuestion(
+    "both",
+    "{0} beside {1}",
+    lambda positive, against: np.asarray(positive.any(axis=-1) & against.any(axis=-1)),
+    lambda positive, against: (
+        (positive.astype(np.int8) + against.astype(np.int8)) * BOTH.label(positive, against)[..., np.newaxis]
+    ),
 )
 
 
-@dataclass(frozen=True, eq=False)
-class TissueProblem:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TissueProblem(Problem):
     """Bags of tissue images: each class enters with probability one half, then `size` draws from those."""
 
     tissue: Tissue
@@ -281,37 +272,6 @@ class TissueProblem:
     sizes: tuple[int, int, int]
     seed: int
     size: int = BAG_SIZE
-    family: str = "tissue"
-
-    def __post_init__(self) -> None:
-        for name in (self.positive, self.against):
-            if name not in self.tissue.class_names:
-                raise unknown_name(f"class of {self.tissue.name}", name, self.tissue.class_names)
-
-    @property
-    def name(self) -> str:
-        """The source and the question."""
-        return f"{self.tissue.name}_{self.question.name}"
-
-    @property
-    def title(self) -> str:
-        """The question with its classes."""
-        return f"{self.tissue.name}: {self.question.title.format(self.positive, self.against)}"
-
-    @property
-    def why(self) -> str:
-        """The question again: it says what it probes."""
-        return self.title
-
-    @property
-    def n_classes(self) -> int:
-        """Yes or no."""
-        return 2
-
-    @property
-    def in_dim(self) -> int:
-        """The width of the features."""
-        return int(self.tissue.features.shape[1])
 
     def blocks(self, split: str, repetition: int, device: str = "cpu") -> list[Block]:
         """One block: bags of one size from the split's patients."""
@@ -322,9 +282,9 @@ class TissueProblem:
         classes, pool = self.tissue.class_names, pools[split]
         codes = draw_kinds(rng, self.sizes[at], self.size, len(classes))
         rows = draw_rows(rng, codes, [pool[self.tissue.classes[pool] == name] for name in classes])
-        pair = (classes.index(self.positive), classes.index(self.against))
-        evidence = for_and_against(self.question.support(codes, *pair)).astype(np.int8)
-        labels = self.question.label(codes, *pair).astype(np.int64)
+        pair = [codes == classes.index(name) for name in (self.positive, self.against)]
+        evidence = for_and_against(self.question.support(*pair)).astype(np.int8)
+        labels = self.question.label(*pair).astype(np.int64)
         names = tuple(f"{self.name}-{split}-{repetition}-{i}" for i in range(len(labels)))
         return [Block(torch.from_numpy(features[rows]).to(device), labels, evidence, names)]
 
@@ -347,5 +307,27 @@ def _scale(tissue: Tissue, seed: int) -> FloatArray:
 def tissue_problems(
     tissue: Tissue, *, positive: str, against: str, sizes: tuple[int, int, int], seed: int
 ) -> list[TissueProblem]:
-    """The questions that the classes allow."""
-    return [TissueProblem(tissue, question, positive, against, sizes, seed) for question in QUESTIONS]
+    """Make a problem of each question about two classes."""
+    for name in (positive, against):
+        if name not in tissue.class_names:
+            raise unknown_name(f"class of {tissue.name}", name, tissue.class_names)
+    problems = []
+    for question in (HOLDS, MORE, BOTH):
+        title = f"{tissue.name}: {question.title.format(positive, against)}"
+        problems.append(
+            TissueProblem(
+                name=f"{tissue.name}_{question.name}",
+                title=title,
+                why=title,
+                n_classes=2,
+                in_dim=int(tissue.features.shape[1]),
+                family="tissue",
+                tissue=tissue,
+                question=question,
+                positive=positive,
+                against=against,
+                sizes=sizes,
+                seed=seed,
+            )
+        )
+    return problems

@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.utils.rnn import pad_sequence
 
 from xmil.bench.instances import BagSet, Table
 from xmil.bench.problems import Block
 from xmil.core.errors import InputError, bad_parameter, unknown_name
 from xmil.models import MILModel
-from xmil.training.loop import Stopping, class_loss, make_optimizer
+from xmil.training.loop import Stopping, class_loss, make_optimizer, padded
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +73,17 @@ class Stacked:
         self.template = template
         self.flat = flat
         self.buffers = buffers
-        self.parameters = _views(template, flat)
-        self._forward = vmap(self._call, in_dims=(0, 0, 0), randomness="error")
+        self.parameters: dict[str, Tensor] = {}  # leaves (R, ...) that share the flat tensor's memory
+        start = 0
+        for name, parameter in template.named_parameters():
+            part = flat[:, start : start + parameter.numel()].view(len(flat), *parameter.shape)
+            self.parameters[name] = part.detach().requires_grad_(True)
+            start += parameter.numel()
+        self._forward = vmap(
+            lambda parameters, buffers, x: functional_call(template, (parameters, buffers), (x,)),
+            in_dims=(0, 0, 0),
+            randomness="error",
+        )
 
     @classmethod
     def of(cls, models: Sequence[MILModel], device: torch.device | str = "cpu") -> Stacked:
@@ -94,10 +102,6 @@ class Stacked:
         out: Tensor = self._forward(self.parameters, self.buffers, x)
         return out
 
-    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(self.template, (parameters, buffers), (x,))
-        return out
-
     def state(self) -> dict[str, Tensor]:
         """The flat parameters and the buffers, by name; in-place changes of these change the models."""
         return {"": self.flat, **self.buffers}
@@ -106,26 +110,12 @@ class Stacked:
         """The models at some places."""
         return Stacked(self.template, self.flat[keep], {name: b[keep] for name, b in self.buffers.items()})
 
-    def models(self) -> list[nn.Module]:
-        """The models one by one, in eval mode."""
-        return [self.model(i) for i in range(len(self))]
-
     def model(self, i: int) -> nn.Module:
         """A copy of the i-th model, in eval mode."""
         model = copy.deepcopy(self.template).eval()
         values = {**self.parameters, **self.buffers}
         model.load_state_dict({name: value[i].detach() for name, value in values.items()})
         return model
-
-
-def _views(template: nn.Module, flat: Tensor) -> dict[str, Tensor]:
-    """The parameters as leaves (R, ...) that share the flat tensor's memory."""
-    views, start = {}, 0
-    for name, parameter in template.named_parameters():
-        end = start + parameter.numel()
-        views[name] = flat[:, start:end].view(len(flat), *parameter.shape).detach().requires_grad_(True)
-        start = end
-    return views
 
 
 class SGD:
@@ -344,8 +334,17 @@ class _Repeated:
     def _record(self) -> torch.cuda.CUDAGraph | None:
         """Record one run and put the state back; a step that cannot be recorded is run as it is."""
         before = [tensor.detach().clone() for tensor in self._state]
+        stream = torch.cuda.Stream()
         try:
-            return self._capture()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(GRAPH_WARMUP):
+                    self._function()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._function()
+            return graph
         except RuntimeError as error:
             logger.warning("The training step runs without a CUDA graph: %s", str(error).splitlines()[0])
             self._recordable = False
@@ -354,18 +353,6 @@ class _Repeated:
             with torch.no_grad():
                 for tensor, value in zip(self._state, before, strict=True):
                     tensor.copy_(value)
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(GRAPH_WARMUP):
-                self._function()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._function()
-        return graph
 
 
 def learn(
@@ -377,7 +364,10 @@ def learn(
         model, name="sgd" if sgd else "adam", lr=training.lr, weight_decay=0.0 if sgd else WEIGHT_DECAY
     )
     rng = np.random.default_rng(seed)
-    bags, validation_bags = _label_bags(train), _label_bags(validation)
+    bags, validation_bags = (
+        [pair for block in blocks for pair in zip(block.x.unbind(), block.labels.tolist(), strict=True)]
+        for blocks in (train, validation)
+    )
     best, lowest, best_epoch = copy.deepcopy(model.state_dict()), float("inf"), 0
     with torch.random.fork_rng(devices=[bags[0][0].device] if bags[0][0].is_cuda else []):
         torch.manual_seed(seed)  # dropout
@@ -388,7 +378,11 @@ def learn(
                 optimizer.zero_grad()
                 _mean_loss(model, part).backward()
                 optimizer.step()
-            loss = _validation_loss(model, validation_bags, training.batch)
+            model.eval()
+            with torch.no_grad():
+                parts = list(_batches(validation_bags, training.batch))
+                losses = [_mean_loss(model, part) * len(part) for part in parts]
+                loss = float(torch.stack(losses).sum()) / len(validation_bags)
             if loss < lowest and training.counts(epoch):
                 best, lowest, best_epoch = copy.deepcopy(model.state_dict()), loss, epoch
             elif training.stopping.is_over(epoch, best_epoch):
@@ -407,10 +401,7 @@ def logits_of(model: nn.Module, bags: list[Tensor]) -> Tensor:
     if len({len(bag) for bag in bags}) == 1:
         return _check_logits(model, model(torch.stack(bags)), len(bags))
     if isinstance(model, MILModel):
-        lengths = torch.tensor([len(bag) for bag in bags], device=bags[0].device)
-        x = pad_sequence(bags, batch_first=True)
-        mask = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
-        return model(x, mask)  # type: ignore[no-any-return]
+        return model(*padded(bags))  # type: ignore[no-any-return]
     return torch.cat([_check_logits(model, model(bag.unsqueeze(0)), 1) for bag in bags])
 
 
@@ -421,13 +412,6 @@ def _check_logits(model: nn.Module, out: object, n: int) -> Tensor:
             f"{type(model).__name__} must map bags (b, n, d) to logits (b, c). Got {shape} for {n} bags."
         )
     return out
-
-
-@torch.no_grad()
-def _validation_loss(model: nn.Module, bags: LabelledBags, batch: int) -> float:
-    model.eval()
-    losses = [_mean_loss(model, part) * len(part) for part in _batches(bags, batch)]
-    return float(torch.stack(losses).sum()) / len(bags)
 
 
 def _mean_loss(model: nn.Module, bags: LabelledBags) -> Tensor:
@@ -441,11 +425,3 @@ def _batches(bags: LabelledBags, batch: int) -> Iterator[LabelledBags]:
     if len(starts) > 1 and len(bags) - starts[-1] == 1:
         starts.pop()
     return (bags[start:end] for start, end in zip(starts, [*starts[1:], len(bags)], strict=True))
-
-
-def _label_bags(blocks: list[Block]) -> LabelledBags:
-    return [
-        (x, int(label))
-        for block in blocks
-        for x, label in zip(block.x.unbind(), block.labels.tolist(), strict=True)
-    ]

@@ -131,16 +131,18 @@ class Verdict:
 
 def verdict_of(unit: Unit, draws: Draws, measure: Measure, repetitions: Sequence[int]) -> Verdict | None:
     """Judge a column by a measure; None if no method has a value. Controls cannot win."""
-    values = {m: draws.mean(m, measure.name) for m in contenders(draws.methods)}
+    contenders = [m for m in draws.methods if m not in (ORACLE, *CONTROLS)]
+    values = {m: draws.mean(m, measure.name) for m in contenders}
     order = sorted((m for m in values if np.isfinite(values[m])), key=lambda m: -measure.better * values[m])
     if not order:
         return None
     best, *rest = order
-    kind, samples = _samples(unit, draws, measure.name, repetitions, order)
+    kind, samples = _samples(unit, draws, measure.name, repetitions)
     n = int(np.isfinite(samples[best]).sum())
     if not rest:
         return Verdict(measure.name, best, values[best], None, None, (), (), kind, n)
-    tests = compare(samples, [(best, other) for other in rest], units=range(len(samples[best])))
+    ranked = {m: samples[m] for m in order}
+    tests = compare(ranked, [(best, other) for other in rest], units=range(len(samples[best])))
     gaps = {m: upward(draws.difference(best, m, measure.name), measure) for m in rest}
     ahead = {c.second: c.t_holm < ALPHA and gaps[c.second].low > 0 for c in tests}
     lead = gaps[rest[0]]
@@ -154,11 +156,6 @@ def upward(gap: Interval, measure: Measure) -> Interval:
     return gap if measure.better > 0 else Interval(-gap.estimate, -gap.high, -gap.low)
 
 
-def contenders(methods: Sequence[str]) -> list[str]:
-    """Rows that may win: neither the truth nor what is wrong on purpose."""
-    return [m for m in methods if m not in (ORACLE, *CONTROLS)]
-
-
 def places(draws: Draws, measure: Measure) -> dict[str, int]:
     """The place of each row but the oracle's, 1 for the best; equal means share the better place."""
     values = {m: measure.better * draws.mean(m, measure.name) for m in draws.methods if m != ORACLE}
@@ -167,21 +164,14 @@ def places(draws: Draws, measure: Measure) -> dict[str, int]:
 
 
 def _samples(
-    unit: Unit, draws: Draws, measure: str, repetitions: Sequence[int], methods: Sequence[str]
+    unit: Unit, draws: Draws, measure: str, repetitions: Sequence[int]
 ) -> tuple[str, dict[str, Floats]]:
     """What is compared in pairs: the means of repetitions, or the bags where repetitions are few."""
-    k = draws.measures.index(measure)
+    k, methods = draws.measures.index(measure), draws.methods
     if len(repetitions) >= ENOUGH:
-        return "repetition", {m: draws.by_repetition[:, draws.methods.index(m), k] for m in methods}
-    lengths = {r: len(next(v for (q, _), v in unit.values.items() if q == r)) for r in repetitions}
-    parts = {
-        m: [
-            unit.values[r, m][:, k] if (r, m) in unit.values else np.full(lengths[r], np.nan)
-            for r in repetitions
-        ]
-        for m in methods
-    }
-    return "bag", {m: np.concatenate(part) for m, part in parts.items()}
+        return "repetition", {m: draws.by_repetition[:, i, k] for i, m in enumerate(methods)}
+    bags = np.concatenate([_grid(unit, r, methods) for r in repetitions])  # (bags, m * k)
+    return "bag", {m: bags[:, i * len(draws.measures) + k] for i, m in enumerate(methods)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +185,14 @@ class Column:
     verdicts: tuple[Verdict, ...]
 
     @property
+    def where(self) -> str:
+        """The problem and the model."""
+        return f"{self.unit.problem}, {self.unit.model}"
+
+    @property
     def leader(self) -> str | None:
         """The best row by the leading measure; None where no row has a value in it."""
         return next((v.best for v in self.verdicts if v.measure == self.measures[0].name), None)
-
-    @property
-    def learned(self) -> bool:
-        """Whether any model did."""
-        return self.draws is not None
 
     def as_dict(self) -> dict[str, Any]:
         """The column in plain types."""
@@ -212,7 +202,7 @@ class Column:
             "suite": unit.suite,
             "problem": unit.problem,
             "model": unit.model,
-            "status": "measured" if self.learned else NOT_LEARNED,
+            "status": "measured" if self.draws else NOT_LEARNED,
             "auroc": {r: facts[r]["auroc"] for r in measured},
             "repetitions": len(measured),
             "counted": len(self.repetitions),
@@ -235,12 +225,10 @@ class Column:
             "digest": self.unit.rows[measured[0], method]["digest"],
             "seconds_per_bag": float(np.mean(np.divide(seconds, bags))),
             "forward_passes": float(np.mean(np.divide(seconds, forward))),
-            "cells": {m.name: self._cell(method, m) for m in self.measures} if self.learned else {},
+            "cells": {m.name: self._cell(self.draws, method, m) for m in self.measures if self.draws},
         }
 
-    def _cell(self, method: str, measure: Measure) -> dict[str, Any]:
-        draws = self.draws
-        assert draws is not None  # noqa: S101  # only columns that learned have cells
+    def _cell(self, draws: Draws, method: str, measure: Measure) -> dict[str, Any]:
         interval = draws.interval(method, measure.name)
         by_repetition = draws.by_repetition[
             :, draws.methods.index(method), draws.measures.index(measure.name)
@@ -275,26 +263,21 @@ def column_of(unit: Unit) -> Column:
 def summary_of(folder: Folder, about: dict[str, Any]) -> dict[str, Any]:
     """Sum up a run, in plain types."""
     columns = [column_of(unit) for unit in folder.units() if unit.rows]
-    suites = [name for name in SUITES if any(c.unit.suite == name for c in columns)]
-    return {
-        **about,
-        "threshold": {"auroc": LEARNED, "below": NOT_LEARNED},
-        "suites": [_suite(name, [c for c in columns if c.unit.suite == name]) for name in suites],
-        "across": across(columns),
-    }
-
-
-def _suite(name: str, columns: Sequence[Column]) -> dict[str, Any]:
-    suite = SUITES[name]
-    return {
-        "name": name,
-        "title": suite.title,
-        "measures": [asdict(measure) for measure in suite.measures],
-        "columns": [column.as_dict() for column in columns],
-        "controls": [asdict(check) for check in checks(columns)],
-        "agreement": agreement(columns),
-        "weak_spots": weak_spots(columns),
-    }
+    suites = [
+        {
+            "name": suite.name,
+            "title": suite.title,
+            "measures": [asdict(measure) for measure in suite.measures],
+            "columns": [column.as_dict() for column in own],
+            "controls": [asdict(check) for check in checks(own)],
+            "agreement": agreement(own),
+            "weak_spots": weak_spots(own),
+        }
+        for suite in SUITES.values()
+        if (own := [c for c in columns if c.unit.suite == suite.name])
+    ]
+    threshold = {"auroc": LEARNED, "below": NOT_LEARNED}
+    return {**about, "threshold": threshold, "suites": suites, "across": across(columns)}
 
 
 @dataclass(frozen=True)
@@ -307,74 +290,54 @@ class Check:
 
 
 def checks(columns: Sequence[Column]) -> list[Check]:
-    """The oracle is perfect; what is wrong on purpose is behind the best everywhere, and last overall."""
-    learned = [c for c in columns if c.learned]
-    listing = [_oracle(c) for c in learned if ORACLE in c.unit.methods]
-    for c in learned:
-        listing += [_behind(c, name) for name in CONTROLS if name in c.unit.methods and c.leader]
-    return listing + _last(learned)
+    """The oracle is perfect; what is wrong on purpose is behind the best everywhere, and last overall.
 
-
-def _oracle(column: Column) -> Check:
-    draws = column.draws
-    assert draws is not None  # noqa: S101  # learned
-    lowest = float(np.nanmin([draws.mean(ORACLE, m.name) for m in column.measures]))
-    where = f"{column.unit.problem}, {column.unit.model}"
-    return Check(f"the oracle has 1 in every measure: {where}", lowest >= PERFECT, f"lowest {lowest:.6f}")
-
-
-def _behind(column: Column, control: str) -> Check:
-    """By the leading measure, the best row is ahead of the control, the whole paired interval over."""
-    draws, measure, best = column.draws, column.measures[0], column.leader
-    assert draws is not None and best is not None  # noqa: S101, PT018  # learned, and has a leader
-    gap = upward(draws.difference(best, control, measure.name), measure)
-    where = f"{column.unit.problem}, {column.unit.model}"
-    detail = f"{best} less {control}: {gap} by {measure.title}"
-    return Check(f"{control} is behind the best: {where}", bool(gap.low > 0), detail)
-
-
-def _last(columns: Sequence[Column]) -> list[Check]:
-    """Over all columns, the controls have the worst mean places by the leading measure."""
-    if not columns:
-        return []
-    shares: dict[str, list[float]] = {}
+    The whole paired interval of the best less the control must be above zero, by the leading measure.
+    """
+    oracles, controls = [], []
+    shares: dict[str, list[float]] = {}  # places over the number of rows
     for c in columns:
-        assert c.draws is not None  # noqa: S101  # learned
-        n = len([m for m in c.draws.methods if m != ORACLE])
-        for method, place in places(c.draws, c.measures[0]).items():
-            shares.setdefault(method, []).append(place / n)
+        draws, measure, best = c.draws, c.measures[0], c.leader
+        if draws is None:
+            continue
+        if ORACLE in draws.methods:
+            lowest = float(np.nanmin([draws.mean(ORACLE, m.name) for m in c.measures]))
+            what = f"the oracle has 1 in every measure: {c.where}"
+            oracles.append(Check(what, lowest >= PERFECT, f"lowest {lowest:.6f}"))
+        for name in CONTROLS:
+            if best is not None and name in draws.methods:
+                gap = upward(draws.difference(best, name, measure.name), measure)
+                detail = f"{best} less {name}: {gap} by {measure.title}"
+                controls.append(Check(f"{name} is behind the best: {c.where}", bool(gap.low > 0), detail))
+        for method, place in places(draws, measure).items():
+            shares.setdefault(method, []).append(place / sum(m != ORACLE for m in draws.methods))
     mean = {method: float(np.mean(values)) for method, values in shares.items()}
-    wrong = [m for m in CONTROLS if m in mean]
-    honest = {m: v for m, v in mean.items() if m not in CONTROLS}
-    if not wrong or not honest:
-        return []
-    worst = max(honest, key=lambda m: honest[m])
-    passed = min(mean[m] for m in wrong) > honest[worst]
-    listing = ", ".join(f"{m} {mean[m]:.2f}" for m in [worst, *wrong])
-    return [
-        Check(f"{', '.join(wrong)} come last overall", bool(passed), f"mean places (1 is last): {listing}")
-    ]
+    wrong, honest = ([m for m in mean if (m in CONTROLS) == control] for control in (True, False))
+    if wrong and honest:
+        wrong.sort(key=CONTROLS.index)
+        worst = max(honest, key=mean.__getitem__)
+        listing = ", ".join(f"{m} {mean[m]:.2f}" for m in [worst, *wrong])
+        last = min(mean[m] for m in wrong) > mean[worst]
+        detail = f"mean places (1 is last): {listing}"
+        controls.append(Check(f"{', '.join(wrong)} come last overall", last, detail))
+    return oracles + controls
 
 
 def agreement(columns: Sequence[Column]) -> dict[str, Any]:
     """Kendall's tau between the rankings by each pair of measures, averaged over the columns."""
-    learned = [c for c in columns if c.learned]
-    if not learned:
+    taus = []
+    for c in columns:
+        if c.draws is not None:
+            rows = [i for i, m in enumerate(c.draws.methods) if m != ORACLE]
+            values = c.draws.means[rows] * np.array([m.better for m in c.measures])
+            taus.append(np.array([[kendall(a, b) for b in values.T] for a in values.T]))
+    if not taus:
         return {"measures": [], "tau": []}
-    names = [m.name for m in learned[0].measures]
-    mean = nan_mean([_taus(c) for c in learned])
     return {
-        "measures": names,
-        "tau": [[_or_none(float(v)) for v in row] for row in mean],
-        "columns": len(learned),
+        "measures": [m.name for m in columns[0].measures],
+        "tau": [[_or_none(v) for v in row] for row in nan_mean(taus)],
+        "columns": len(taus),
     }
-
-
-def _taus(column: Column) -> Any:
-    assert column.draws is not None  # noqa: S101  # learned
-    rows = [i for i, m in enumerate(column.draws.methods) if m != ORACLE]
-    values = column.draws.means[rows] * np.array([m.better for m in column.measures])
-    return np.array([[kendall(a, b) for b in values.T] for a in values.T])
 
 
 def kendall(a: Any, b: Any) -> float:
@@ -389,24 +352,24 @@ def kendall(a: Any, b: Any) -> float:
 
 def across(columns: Sequence[Column]) -> list[dict[str, Any]]:
     """Whether evidence and faithfulness rank alike, by their leading measures, where both were measured."""
-    by_key = {(c.unit.suite, c.unit.problem, c.unit.model): c for c in columns if c.learned}
+    learned = [(c, c.draws) for c in columns if c.draws is not None]
+    faithful = {c.where: (c, draws) for c, draws in learned if c.unit.suite == "faithfulness"}
     pairs = []
-    for (suite, problem, model), first in by_key.items():
-        second = by_key.get(("faithfulness", problem, model))
-        if suite == "faithfulness" or second is None or first.draws is None or second.draws is None:
+    for c, draws in learned:
+        if c.unit.suite == "faithfulness" or c.where not in faithful:
             continue
-        shared = [m for m in first.draws.methods if m in second.draws.methods and m != ORACLE]
+        both = (c, draws), faithful[c.where]
+        shared = [m for m in draws.methods if m in both[1][1].methods and m != ORACLE]
+        leading = [column.measures[0] for column, _ in both]
         a, b = (
-            np.array([c.measures[0].better * c.draws.mean(m, c.measures[0].name) for m in shared])
-            for c in (first, second)
-            if c.draws is not None
+            np.array([measure.better * d.mean(m, measure.name) for m in shared])
+            for measure, (_, d) in zip(leading, both, strict=True)
         )
-        names = [c.measures[0].name for c in (first, second)]
         pairs.append(
             {
-                "problem": problem,
-                "model": model,
-                "measures": names,
+                "problem": c.unit.problem,
+                "model": c.unit.model,
+                "measures": [measure.name for measure in leading],
                 "tau": _or_none(kendall(a, b)),
                 "rows": len(shared),
             }
@@ -423,8 +386,7 @@ def weak_spots(columns: Sequence[Column]) -> list[str]:
             continue
         gap = upward(c.draws.difference(best, OURS, measure.name), measure)
         if best != OURS and gap.low > 0:
-            where = f"{c.unit.problem}, {c.unit.model}"
-            sentences.append(f"{where}: {best} is ahead of {OURS} by {gap} in {measure.title}.")
+            sentences.append(f"{c.where}: {best} is ahead of {OURS} by {gap} in {measure.title}.")
     return sentences
 
 

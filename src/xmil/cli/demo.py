@@ -18,7 +18,8 @@ import typer
 from xmil.cli._command import Json
 
 if TYPE_CHECKING:
-    from xmil.demo.pipeline import Staged, Timing
+    from xmil.demo.pipeline import Demo, Timing
+    from xmil.demo.tissue import TissueDemo
 
 Say = Callable[[str], None]
 
@@ -44,6 +45,7 @@ def demo(
     import torch
 
     from xmil.core.errors import InputError
+    from xmil.demo import encoders  # noqa: F401  # registers them where the package is not installed
 
     if images is not None and not tissue:
         raise InputError("--images goes with --tissue.")
@@ -57,7 +59,6 @@ def demo(
 
 def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     """The demonstration on digits; what it found."""
-    from xmil.demo import stain_fields  # noqa: F401  # registers `digits` where the package is not installed
     from xmil.demo.pipeline import Demo
     from xmil.demo.results_page import read_results, verdict, viewer_command, write_report
 
@@ -76,7 +77,6 @@ def _digits(out: Path, quick: bool, seed: int, say: Say) -> dict[str, Any]:
 
 def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) -> dict[str, Any]:
     """The demonstration on tissue; what it found."""
-    from xmil.demo import nuclear_stain  # noqa: F401  # registers `tissue`
     from xmil.demo.tissue import (
         TissueDemo,
         read_sections,
@@ -100,7 +100,7 @@ def _tissue(out: Path, images: Path | None, quick: bool, seed: int, say: Say) ->
             **_places(report, tissue_viewer(made), timings)}  # fmt: skip
 
 
-def _stages(made: Staged, say: Say) -> list[Timing]:
+def _stages(made: Demo | TissueDemo, say: Say) -> list[Timing]:
     from xmil.demo.pipeline import run_stages
 
     made.prepare()

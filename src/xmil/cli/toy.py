@@ -50,7 +50,7 @@ def toy(
     as_json: _command.Json = False,
 ) -> None:
     """Train models on bags of digits, explain them, and score the explanations against the true evidence."""
-    from xmil.bench import SETUPS, SUITES, Folder, OurModel, Plan, Referee, method_entry
+    from xmil.bench import SETUPS, SUITES, Folder, Plan, Referee, method_entry, model_entry
     from xmil.runs.workers.pool import find_device
     from xmil.storage import RunFolder
 
@@ -65,14 +65,14 @@ def toy(
     suite, plan = SUITES["evidence"], Plan(protocol=protocol, data=data, encoder=encoder)
     problems = _problems(names, plan)
     entries = [method_entry(name) for name in names["methods"]]
-    setups = [SETUPS[name] for name in names["models"]]
-    referee = Referee(plan, entries, [OurModel(setup) for setup in setups], Folder(out), device, replace=True)
+    models = [model_entry(name) for name in names["models"]]
+    referee = Referee(plan, entries, models, Folder(out), device, replace=True)
     settings = {**names, "data": problems[0].instances.name, "encoder": encoder, "device": device}
     folder = RunFolder(out, "toy", {**settings, **protocol.as_dict()}, mixed=True)
     with folder.open({"machine": {"device": _device_name(device)}}):
         _measure(referee, suite, problems)
         units = referee.units(suite, problems)
-        configurations = [p.configuration(setup, device) for p in problems for setup in setups]
+        configurations = [p.configuration(SETUPS[name], device) for p in problems for name in names["models"]]
         _write_rows(units, configurations, referee.folder)
         _write_tables(units, configurations, names["methods"], referee, plots=plots, as_json=as_json)
 
@@ -159,7 +159,7 @@ def _problems(names: dict[str, list[str]], plan: Plan) -> list[DigitProblem]:
         model = create_model(setup.name, in_dim=2, n_classes=2, **setup.params)
         if not any(spec.supports(model) for spec in specs):
             raise InputError(f"None of the methods {', '.join(names['methods'])} can explain {setup.name}.")
-    return [DigitProblem(TASKS[name], instances, plan.protocol) for name in names["tasks"]]
+    return [DigitProblem.of(TASKS[name], instances, plan.protocol) for name in names["tasks"]]
 
 
 def _measure(referee: Referee, suite: Suite, problems: list[DigitProblem]) -> None:

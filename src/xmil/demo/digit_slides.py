@@ -6,14 +6,11 @@ a tile read back from a slide is the tile that was drawn, bit for bit.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +18,7 @@ import numpy.typing as npt
 from xmil.bench import BAG_SIZE, TASKS, draw_digits, sklearn_images
 from xmil.core.durable import write_atomically, write_text
 from xmil.core.errors import InputError
+from xmil.storage import write_table
 
 TILE = 256  # edge of a tile in pixels
 INK = 208  # edge of the digit inside its tile
@@ -83,8 +81,39 @@ def write_digit_slide(
     path: Path, slide: DigitSlide, *, mpp: float = MPP, grid: tuple[int, int] = GRID
 ) -> None:
     """Write a slide as a tiled, pyramidal TIFF that OpenSlide and tifffile read; it appears whole or not."""
-    image = draw_slide(slide, grid=grid)
-    write_atomically(path, lambda part: _write_levels(part, image, mpp))
+    from PIL import Image as Pictures
+
+    image = Pictures.fromarray(draw_slide(slide, grid=grid))
+    sizes = [(image.width // scale, image.height // scale) for scale in DOWNSAMPLES]
+    levels = [np.asarray(image.resize(size, Pictures.Resampling.BOX)) for size in sizes]
+    write_levels(
+        path, dict(zip(DOWNSAMPLES, levels, strict=True)), mpp=mpp, description="A digit slide of xmil demo"
+    )
+
+
+def write_levels(
+    path: Path, levels: dict[int, Image], *, mpp: float, description: str | None = None, effort: int = 6
+) -> None:
+    """Write the levels of a slide by their downsampling, from 1 up, as a tiled TIFF, whole or not at all."""
+    import tifffile
+
+    def write(temporary: str) -> None:
+        with tifffile.TiffWriter(temporary) as file:
+            for scale, level in levels.items():
+                file.write(
+                    level,
+                    photometric="rgb",
+                    tile=(TILE, TILE),
+                    compression="zlib",
+                    compressionargs={"level": effort},
+                    subfiletype=int(scale > 1),
+                    resolution=(1e4 / (mpp * scale),) * 2,
+                    resolutionunit="CENTIMETER",
+                    description=description if scale == 1 else None,
+                    metadata=None,
+                )
+
+    write_atomically(path, write)
 
 
 def draw_slide(slide: DigitSlide, *, grid: tuple[int, int] = GRID) -> Image:
@@ -129,28 +158,6 @@ def _streaks(seed: int) -> npt.NDArray[np.float32]:
     edge = TILE // 4  # the corners that turning left empty are cut away
     streaks: npt.NDArray[np.float32] = turned[edge : edge + TILE, edge : edge + TILE] * TEXTURE
     return streaks
-
-
-def _write_levels(path: str, image: Image, mpp: float) -> None:
-    import tifffile
-    from PIL import Image as Pictures
-
-    height, width = image.shape[:2]
-    with tifffile.TiffWriter(path) as file:
-        for scale in DOWNSAMPLES:
-            size = (width // scale, height // scale)
-            level = Pictures.fromarray(image).resize(size, Pictures.Resampling.BOX)
-            file.write(
-                image if scale == 1 else np.asarray(level),
-                photometric="rgb",
-                tile=(TILE, TILE),
-                compression="zlib",
-                subfiletype=int(scale > 1),
-                resolution=(1e4 / (mpp * scale),) * 2,
-                resolutionunit="CENTIMETER",
-                description="A digit slide of xmil demo" if scale == 1 else None,
-                metadata=None,
-            )
 
 
 TASK_NAMES = ("pos_neg", "adjacent_pairs")
@@ -200,47 +207,29 @@ def telling(slides: Sequence[DigitSlide], task: str) -> DigitSlide:
 def write_cohort(path: Path, splits: dict[str, Sequence[DigitSlide]]) -> None:
     """A table of all bags: slide, split, and a column of labels for each task."""
     rows = [
-        {"slide_id": slide.name, "case_id": slide.name, "split": split, **labels(slide)}
+        (slide.name, slide.name, split, *labels(slide).values())
         for split, slides in splits.items()
         for slide in slides
     ]
-    write_text(path, _as_csv(rows))
+    write_table(path, ["slide_id", "case_id", "split", *TASK_NAMES], rows)
 
 
 def write_truth(folder: Path, slide: DigitSlide, task: str) -> None:
     """The evidence of every tile as a table (`xmil evaluate --truth`) and as polygons for QuPath."""
-    values = evidence(slide, task)
-    rows = [
-        {"x0": int(x), "y0": int(y), "digit": int(digit), "evidence": int(value)}
-        for (x, y), digit, value in zip(slide.coords, slide.digits, values, strict=True)
-    ]
     (folder / "qupath").mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{slide.name}.csv", _as_csv(rows))
-    shapes = {"type": "FeatureCollection", "features": [_polygon(row) for row in rows if row["evidence"]]}
-    write_text(folder / "qupath" / f"{slide.name}.geojson", json.dumps(shapes))
-
-
-def _as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _polygon(row: dict[str, int]) -> dict[str, Any]:
-    x, y, far_x, far_y = row["x0"], row["y0"], row["x0"] + TILE, row["y0"] + TILE
-    ring = [[x, y], [far_x, y], [far_x, far_y], [x, far_y], [x, y]]
-    name = "supports" if row["evidence"] > 0 else "refutes"
-    return {
-        "type": "Feature",
-        "geometry": {"type": "Polygon", "coordinates": [ring]},
-        "properties": {
-            "objectType": "annotation",
-            "name": str(row["digit"]),
-            "classification": {
-                "name": name,
-                "color": [178, 24, 43] if name == "supports" else [33, 102, 172],
-            },
-        },
-    }
+    rows = np.column_stack([slide.coords, slide.digits, evidence(slide, task)]).tolist()
+    write_table(folder / f"{slide.name}.csv", ["x0", "y0", "digit", "evidence"], rows)
+    shapes = []
+    for x, y, digit, sign in (row for row in rows if row[-1]):
+        ring = [[x, y], [x + TILE, y], [x + TILE, y + TILE], [x, y + TILE], [x, y]]
+        name, colour = ("supports", [178, 24, 43]) if sign > 0 else ("refutes", [33, 102, 172])
+        kind = {"name": name, "color": colour}
+        shapes.append(
+            {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [ring]},
+                "properties": {"objectType": "annotation", "name": str(digit), "classification": kind},
+            }
+        )
+    collection = {"type": "FeatureCollection", "features": shapes}
+    write_text(folder / "qupath" / f"{slide.name}.geojson", json.dumps(collection))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from xmil._version import __version__
 from xmil.core.bag import Bag
@@ -33,6 +33,9 @@ from xmil.demo.digit_slides import (
     write_truth,
 )
 from xmil.storage import check_folder, make_folder
+
+if TYPE_CHECKING:
+    from xmil.demo.tissue import TissueDemo
 
 MODELS = {
     "attnmil": {"dim": 64, "attention_dim": 32, "n_out_layers": 1},
@@ -143,8 +146,7 @@ class Demo:
 
     def prepare(self) -> None:
         """Make the folder; one that holds a demonstration of another size or seed is refused."""
-        check_needed()
-        claim_folder(self.out, {"version": __version__, "quick": self.quick, "seed": self.seed})
+        claim_folder(self.out, quick=self.quick, seed=self.seed)
 
     def stages(self) -> Iterator[DemoStage]:
         """Every step before the report, in order."""
@@ -178,30 +180,26 @@ class Demo:
     def embed_further(self) -> None:
         """Feature files of the bags that are not drawn: digits' tiles by the same encoder."""
         from xmil.data import write_bag
-        from xmil.demo.stain_fields import NAME, encode_digits
+        from xmil.demo.encoders import DIGITS, encode_digits
 
         for slide in (slide for split in FURTHER for slide in self.bags[split]):
             path = self.out / "features" / f"{slide.name}.h5"
             if not path.is_file():
-                features = encode_digits()[slide.rows]
-                bag = Bag(features, slide.coords, patch_size=TILE, mpp=MPP, slide_id=slide.name, encoder=NAME)
+                features, name = encode_digits()[slide.rows], slide.name
+                bag = Bag(features, slide.coords, patch_size=TILE, mpp=MPP, slide_id=name, encoder=DIGITS)
                 write_bag(bag, path)
 
     def _commands(self, task: str, model: str) -> Iterator[list[str]]:
         """Train, predict, explain, evaluate and draw, for a task and model; write the training settings."""
-        config = self.out / "configs" / f"{task}-{model}.toml"
-        text = CONFIG.format(
-            out=self.folder("models", task, model).as_posix(),
-            root=self.out.as_posix(),
-            task=task,
-            names=", ".join(f'"{name}"' for name in CLASS_NAMES),
-            model=model,
-            params="".join(f"{key} = {value}\n" for key, value in MODELS[model].items()),
-            epochs=self.size.epochs,
-            seed=self.seed,
+        config = write_config(
+            self.out,
+            f"{task}-{model}",
+            out=self.folder("models", task, model),
+            data={"label": task, "class_names": CLASS_NAMES},
+            model={"name": model, **MODELS[model]},
+            optim={"lr": 1e-3},
+            train={"epochs": self.size.epochs, "batch": 16, "seed": self.seed},
         )
-        config.parent.mkdir(exist_ok=True)
-        write_text(config, text)
         yield command("train", config)
 
         def over_slides(verb: str, **options: object) -> list[str]:
@@ -231,16 +229,12 @@ class Demo:
         )
 
 
-def check_needed() -> None:
-    """Ask for what is not installed."""
+def claim_folder(out: Path, **about: object) -> None:
+    """Make a folder for a demonstration; one that holds another is refused, as is a missing package."""
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
         raise InputError(f"The demonstration needs {', '.join(missing)}; pip install 'xmil[slides,train]'.")
-
-
-def claim_folder(out: Path, about: dict[str, Any]) -> None:
-    """Make a folder for a demonstration; one that holds another is refused."""
-    path = out / "demo.json"
+    path, about = out / "demo.json", {"version": __version__, **about}
     check_folder(out, "demo", marks=(path.name,))
     make_folder(out)
     try:
@@ -252,47 +246,24 @@ def claim_folder(out: Path, about: dict[str, Any]) -> None:
     write_text(path, json.dumps(about, indent=1) + "\n")
 
 
-CONFIG = """# One of the demonstration's four models; see docs/training.md for every setting.
-out = "{out}"
+def write_config(root: Path, name: str, *, out: Path, **sections: dict[str, Any]) -> Path:
+    """Write the settings of a model of the demonstration, with what all of its models share."""
+    from xmil.training.config import dumps
 
-[data]
-features = "{root}/features"
-cohort = "{root}/cohort.csv"
-label = "{task}"
-class_names = [{names}]
-
-[model]
-name = "{model}"
-{params}
-[optim]
-name = "adamw"
-lr = 1e-3
-schedule = "cosine"
-
-[train]
-epochs = {epochs}
-batch = 16
-monitor = "loss"
-seed = {seed}
-device = "cpu"
-tensorboard = false
-"""
+    shared: dict[str, dict[str, Any]] = {
+        "data": {"features": (root / "features").as_posix(), "cohort": (root / "cohort.csv").as_posix()},
+        "optim": {"name": "adamw", "schedule": "cosine"},
+        "train": {"monitor": "loss", "device": "cpu", "tensorboard": False},
+    }
+    settings = {section: {**shared.get(section, {}), **own} for section, own in sections.items()}
+    path = root / "configs" / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    comment = "# A model of the demonstration; see docs/training.md for every setting.\n"
+    write_text(path, comment + dumps({"out": out.as_posix(), **settings}))
+    return path
 
 
-class Staged(Protocol):
-    """What has stages: a demonstration in a folder."""
-
-    @property
-    def out(self) -> Path: ...
-
-    def prepare(self) -> None:
-        """Make the folder, or refuse it."""
-
-    def stages(self) -> Iterator[DemoStage]:
-        """Every step before the report, in order."""
-
-
-def run_stages(demo: Staged, run: Run, say: Say) -> list[Timing]:
+def run_stages(demo: Demo | TissueDemo, run: Run, say: Say) -> list[Timing]:
     """Every stage in turn; one that was done before is left, one that fails ends the demonstration."""
     demo.prepare()
     before = {timing.title: timing for timing in _read_done(demo.out / DONE)}
@@ -304,21 +275,17 @@ def run_stages(demo: Staged, run: Run, say: Say) -> list[Timing]:
         if timing is not None and timing.commands == stage.lines:
             say(f" done before ({timing.seconds:.1f} s)\n")
         else:
-            timing = _run_stage(stage, run, demo.out)
+            begin = time.perf_counter()
+            if stage.work is not None:
+                stage.work()
+            for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
+                if code > int(stage.may_fail):
+                    raise DemoError(f"'{line}' failed; {demo.out / 'log.txt'} says why.")
+            timing = Timing(stage.title, stage.lines, time.perf_counter() - begin)
             say(f" {timing.seconds:.1f} s\n")
         done.append(timing)
         write_text(demo.out / DONE, json.dumps([asdict(each) for each in done], indent=1) + "\n")
     return done
-
-
-def _run_stage(stage: DemoStage, run: Run, out: Path) -> Timing:
-    begin = time.perf_counter()
-    if stage.work is not None:
-        stage.work()
-    for line, code in zip(stage.lines, run(stage.commands, stage.side_by_side), strict=True):
-        if code > int(stage.may_fail):
-            raise DemoError(f"'{line}' failed; {out / 'log.txt'} says why.")
-    return Timing(stage.title, stage.lines, time.perf_counter() - begin)
 
 
 def _read_done(path: Path) -> list[Timing]:

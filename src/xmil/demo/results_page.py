@@ -7,19 +7,21 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
+from xmil.bench import colours
 from xmil.core.durable import write_text
 from xmil.core.errors import FileError
 from xmil.core.explanation import Explanation, card_of
-from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, draw_slide, evidence
+from xmil.demo.digit_slides import QUESTIONS, TILE, DigitSlide, Rows, draw_slide, evidence
 from xmil.demo.pipeline import MEASURED, METHODS, Demo, Timing, command
 from xmil.evaluate import auprc2
 from xmil.heatmaps import Html, bullets, figure, join, method_colour, page, table, tag
@@ -116,17 +118,12 @@ def _quality_table(results: Sequence[PairResult]) -> Html:
 
 
 def _panels(demo: Demo, result: PairResult) -> Html:
-    slide = demo.shown(result.task)
-    truth = evidence(slide, result.task)
-    panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
-    for method in METHODS:
-        e = result.shown[method]
-        title = f"{card_of(method).title}  {result.shown_auprc2[method]:.2f}"
-        panels.append(SlidePanel(title, e.scores, e.signed))
     path = demo.out / "pictures" / f"{result.task}-{result.model}.png"
-    draw_panels(slide, truth, panels, path, title=f"{_name(result)}: {QUESTIONS[result.task]}")
+    titles = {m: f"{card_of(m).title}  {result.shown_auprc2[m]:.2f}" for m in METHODS}
+    draw_panels(demo, result, titles, path, title=f"{_name(result)}: {QUESTIONS[result.task]}")
     caption = (
-        f"Slide {slide.name}, scores for “yes”; beside each method its AUPRC-2 on this slide, both classes."
+        f"Slide {demo.shown(result.task).name}, scores for “yes”; beside each method its AUPRC-2 on this "
+        "slide, both classes."
     )
     return join([tag("h2", _name(result)), figure(path, caption)])
 
@@ -134,15 +131,10 @@ def _panels(demo: Demo, result: PairResult) -> Html:
 def _draw_readme_picture(demo: Demo, results: Sequence[PairResult]) -> None:
     """Draw attention against LRP on one slide; the README shows this picture."""
     result = next(r for r in results if (r.task, r.model) == ("pos_neg", "attnmil"))
-    slide = demo.shown(result.task)
-    truth = evidence(slide, result.task)
-    panels = [SlidePanel("the slide"), SlidePanel("true evidence", truth.astype(np.float64))]
-    for method in ("attention", "lrp"):
-        e = result.shown[method]
-        title = f"{card_of(method).title}: AUPRC-2 {result.shown_auprc2[method]:.2f}"
-        panels.append(SlidePanel(title, e.scores, e.signed))
+    shown = ("attention", "lrp")
+    titles = {m: f"{card_of(m).title}: AUPRC-2 {result.shown_auprc2[m]:.2f}" for m in shown}
     path = demo.out / "pictures" / "attention-against-lrp.png"
-    draw_panels(slide, truth, panels, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
+    draw_panels(demo, result, titles, path, title=f"AttnMIL: {QUESTIONS[result.task]}", columns=4)
 
 
 def _flip_section(demo: Demo, results: Sequence[PairResult]) -> Html:
@@ -198,16 +190,14 @@ def viewer_command(demo: Demo) -> str:
     """The command that opens the viewer on one model: its evidence, and how faithful it is."""
     runs = [demo.folder(kind, "pos_neg", "transmil") for kind in ("explain", "evaluate")]
     model, features = demo.checkpoint("pos_neg", "transmil"), demo.out / "features"
-    view = command("view", *runs, slides=demo.out / "slides", model=model, features=features)
-    return " ".join([program(), *view])
+    return view_line(*runs, slides=demo.out / "slides", model=model, features=features)
 
 
-def program() -> str:
-    """`xmil`, or where it is when the shell does not find it."""
+def view_line(*runs: Path, **options: Path) -> str:
+    """`xmil view` as one would type it; with the program's place when the shell does not find it."""
     beside = Path(sys.executable).parent / "xmil"
-    if shutil.which("xmil") or not beside.is_file():
-        return "xmil"
-    return os.path.relpath(beside)
+    program = "xmil" if shutil.which("xmil") or not beside.is_file() else os.path.relpath(beside)
+    return " ".join([program, *command("view", *runs, **options)])
 
 
 Floats = npt.NDArray[np.float64]
@@ -223,16 +213,10 @@ class PairResult:
     task: str
     model: str
     auroc: float
-    accuracy: float
     auprc2: dict[str, float]
     curves: dict[str, Floats]
     shown: dict[str, Explanation]
     shown_auprc2: dict[str, float]
-
-    @property
-    def aupc(self) -> dict[str, float]:
-        """Mean of each curve; lower is more faithful."""
-        return {method: float(curve.mean()) for method, curve in self.curves.items()}
 
 
 def read_results(demo: Demo) -> list[PairResult]:
@@ -242,31 +226,29 @@ def read_results(demo: Demo) -> list[PairResult]:
 
 def _read_pair(demo: Demo, task: str, model: str, shown: DigitSlide) -> PairResult:
     run = Run(demo.folder("explain", task, model))
-    explanations = {slide.name: read_explanations(run.file(slide.name)) for slide in demo.bags["slide"]}
+    explanations, qualities = {}, {}
+    for slide in demo.bags["slide"]:
+        explanations[slide.name] = read_explanations(run.file(slide.name))
+        qualities[slide.name] = _qualities(slide, explanations[slide.name], task)
     quality, here = (
-        {method: float(np.nanmean(_qualities(slides, explanations, task, method))) for method in METHODS}
+        {m: float(np.nanmean([v for slide in slides for v in qualities[slide.name][m]])) for m in METHODS}
         for slides in (demo.bags["slide"], [shown])
     )
     metrics = json.loads((demo.checkpoint(task, model).parent / "metrics.json").read_text(encoding="utf-8"))
     for_yes = {e.method: e for e in explanations[shown.name] if e.target.cls == 1}
-    test: dict[str, Any] = metrics["test"]
     curves = _curves(demo.folder("evaluate", task, model) / "results.parquet")
-    return PairResult(task, model, test["auc"], test["accuracy"], quality, curves, for_yes, here)
+    return PairResult(task, model, metrics["test"]["auc"], quality, curves, for_yes, here)
 
 
-def _qualities(
-    slides: Sequence[DigitSlide], explanations: dict[str, list[Explanation]], task: str, method: str
-) -> list[float]:
-    values = []
-    for slide in slides:
-        truth = evidence(slide, task)
-        for e in explanations[slide.name]:
-            if e.method == method:
-                if e.coords is None or not np.array_equal(e.coords, slide.coords):
-                    raise FileError(
-                        f"{slide.name}: its tiles are not where the digits were drawn; remove the folder."
-                    )
-                values.append(auprc2(truth if e.target.cls == 1 else -truth, e.scores))
+def _qualities(slide: DigitSlide, explanations: list[Explanation], task: str) -> dict[str, list[float]]:
+    """AUPRC-2 of each method for both classes."""
+    truth, values = evidence(slide, task), defaultdict(list)
+    for e in explanations:
+        if e.coords is None or not np.array_equal(e.coords, slide.coords):
+            raise FileError(
+                f"{slide.name}: its tiles are not where the digits were drawn; remove the folder."
+            )
+        values[e.method].append(auprc2(truth if e.target.cls == 1 else -truth, e.scores))
     return values
 
 
@@ -284,30 +266,27 @@ def _curves(path: Path) -> dict[str, Floats]:
 
 SCALE = 4  # pixels of the slide to one of the picture
 STRENGTH = 0.72  # of the colour over the slide
+DEPTH = (0.45, 0.85)  # of signed and of other colours
 MARKS = {1: "+", -1: "\N{MINUS SIGN}"}
 LEGEND = (
     "red: evidence for the class, blue: against it; purple: a score without a sign. "
     f"Marks: {MARKS[1]} truly speaks for it, {MARKS[-1]} truly against it"
 )
-Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class SlidePanel:
-    """Scores (n,) of a slide's tiles, and what stands above them; None shows the slide as it is."""
-
-    title: str
-    scores: Array | None = None
-    signed: bool = True
 
 
 def draw_panels(
-    slide: DigitSlide, truth: Array, panels: Sequence[SlidePanel], path: Path, *, title: str, columns: int = 6
+    demo: Demo, result: PairResult, titles: Mapping[str, str], path: Path, *, title: str, columns: int = 6
 ) -> None:
-    """A picture with one panel for each set of scores, of the tissue with a thin rim of glass."""
+    """Draw the shown slide, its true evidence and some methods' scores, with a thin rim of glass."""
     from matplotlib.figure import Figure
 
-    rows = -(-len(panels) // columns)
+    slide = demo.shown(result.task)
+    truth = evidence(slide, result.task)
+    painted = {"the slide": None, "true evidence": colours(truth, signed=True, depth=DEPTH)}
+    for method, words in titles.items():
+        e = result.shown[method]
+        painted[words] = colours(e.scores, signed=e.signed, depth=DEPTH)
+    rows = -(-len(painted) // columns)
     sheet = Figure(figsize=(2.35 * columns, 2.25 * rows + 0.75), dpi=130)
     sheet.set_layout_engine("constrained")
     low = slide.coords.min(axis=0) - TILE // 8
@@ -317,33 +296,22 @@ def draw_panels(
     axes = sheet.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.axis("off")
-    for axis, panel in zip(axes, panels, strict=False):
-        _draw(axis, panel, image, slide.coords - low, truth)
+    for axis, (words, tints) in zip(axes, painted.items(), strict=False):
+        axis.set_title(words, fontsize=9.5)
+        _draw(axis, image.copy(), slide.coords - low, tints, truth)
     sheet.suptitle(title, fontsize=12, fontweight="bold")
     sheet.supxlabel(LEGEND, fontsize=9)
     sheet.savefig(path)
 
 
-def colours(scores: Array, *, signed: bool) -> npt.NDArray[np.float64]:
-    """RGB (n, 3): red and blue around zero, or purple from the lowest to the highest."""
-    from matplotlib import colormaps
-
-    if signed:
-        limit = np.abs(scores).max() or 1.0
-        return np.asarray(colormaps["RdBu_r"](0.5 + 0.45 * scores / limit))[:, :3]
-    low, span = scores.min(), np.ptp(scores) or 1.0
-    return np.asarray(colormaps["Purples"](0.85 * (scores - low) / span))[:, :3]
-
-
-def _draw(axis: Axes, panel: SlidePanel, image: Array, corners: Array, truth: Array) -> None:
-    shown = image.copy()
-    if panel.scores is not None:
-        for (x, y), colour in zip(corners // SCALE, colours(panel.scores, signed=panel.signed), strict=True):
-            area = shown[y : y + TILE // SCALE, x : x + TILE // SCALE]
+def _draw(axis: Axes, image: Floats, corners: Rows, tints: Floats | None, truth: Rows) -> None:
+    """Draw the tiles in their colours, each with the mark of its true evidence."""
+    if tints is not None:
+        for (x, y), tint in zip(corners // SCALE, tints, strict=True):
+            area = image[y : y + TILE // SCALE, x : x + TILE // SCALE]
             darkness = 1 - area.mean(axis=-1, keepdims=True)  # ink stays ink
-            area[:] = (1 - STRENGTH) * area + STRENGTH * colour * np.clip(1.35 - 1.1 * darkness, 0, 1)
-    axis.imshow(np.clip(shown, 0, 1))
-    axis.set_title(panel.title, fontsize=9.5)
+            area[:] = (1 - STRENGTH) * area + STRENGTH * tint * np.clip(1.35 - 1.1 * darkness, 0, 1)
+    axis.imshow(np.clip(image, 0, 1))
     box = {"boxstyle": "circle,pad=0.12", "facecolor": "white", "edgecolor": "black", "linewidth": 0.5}
     for (x, y), sign in zip(corners / SCALE + 0.17 * TILE / SCALE, truth, strict=True):
         if sign:

@@ -7,12 +7,10 @@ tumour nuclei is known to the report alone.
 from __future__ import annotations
 
 import csv
-import io
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
@@ -20,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from xmil._version import __version__
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_text
 from xmil.core.errors import FileError, InputError, absent
 from xmil.core.explanation import Explanation
 from xmil.core.text import counted
-from xmil.demo.pipeline import DemoStage, Timing, check_needed, claim_folder, command
-from xmil.demo.results_page import how_it_was_made, look_yourself, program
+from xmil.demo.digit_slides import write_levels
+from xmil.demo.pipeline import DemoStage, Timing, claim_folder, command, write_config
+from xmil.demo.results_page import how_it_was_made, look_yourself, view_line
 from xmil.heatmaps import Html, figure, join, page, table, tag
-from xmil.storage import Run, read_explanations
+from xmil.storage import Run, read_explanations, write_table
 
 METHODS = ("lrp", "attention", "gxi", "single", "random")
 MEASURED = ("lrp", "attention", "random")
@@ -35,11 +34,7 @@ SPLITS = {"train": 28, "val": 8, "test": 12}
 QUICK = {"train": 14, "val": 4, "test": 4}
 MARKED = 2  # nuclei of the kind in question, from which on a patch holds it
 NUCLEI, SUFFIXES = "nuclei.csv", (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
-
-
 TUMOUR, LYMPHOCYTE, STROMA = "tumour", "inflammatory", "fibroblast"
-
-
 KINDS = (TUMOUR, "epithelial")  # of marked nuclei, the first that the table has
 PICTURE_MPP, PICTURE_EDGE, EDGE = 0.55, 64, 128  # pictures of 20x; patches in pixels
 Counts = dict[str, npt.NDArray[np.int64]]
@@ -134,7 +129,6 @@ class TissueDemo:
 
     def prepare(self) -> None:
         """Make the folder; one that holds another demonstration is refused, or pictures without nuclei."""
-        check_needed()
         if self.images is not None:
             if not self.images.is_dir():
                 raise FileError(absent(self.images, "folder"))
@@ -145,8 +139,7 @@ class TissueDemo:
                     f"Got {counts[True]} and {counts[False]}; a picture counts where {NUCLEI} names it."
                 )
         images = None if self.images is None else str(self.images.resolve())
-        about = {"version": __version__, "tissue": True, "images": images}
-        claim_folder(self.out, {**about, "quick": self.quick, "seed": self.seed})
+        claim_folder(self.out, tissue=True, images=images, quick=self.quick, seed=self.seed)
 
     def stages(self) -> Iterator[DemoStage]:
         """Every step before the report, in order."""
@@ -176,12 +169,21 @@ class TissueDemo:
             methods="lrp",
             to="png,geojson",
         )
+        config = write_config(
+            self.out,
+            "tissue",
+            out=self.out / "model",
+            data={"label": "label", "class_names": self.classes},
+            model={"name": "attnmil", "dim": 32, "attention_dim": 16},
+            optim={"lr": 2e-3, "weight_decay": 1e-2},
+            train={"epochs": 30 if self.quick else 60, "batch": 8, "seed": self.seed},
+        )
         drawn = "draw" if self.images is None else "list"
         yield DemoStage(f"{drawn} {n} sections of tissue", work=self.draw_sections)
         yield DemoStage("tile, without pen marks", (tile,), may_fail=True)
         yield DemoStage("embed", (embed,))
         yield DemoStage("count nuclei in patches", work=self.write_tables)
-        yield DemoStage("train", (command("train", self._write_config()),))
+        yield DemoStage("train", (command("train", config),))
         yield DemoStage("predict", (self._over("predict"),))
         yield DemoStage(f"explain by {len(METHODS)} methods", (explain,))
         yield DemoStage("evaluate: drop patches by score", (evaluate,))
@@ -198,10 +200,11 @@ class TissueDemo:
             seed, path = crc32(f"{self.seed} {name}".encode()), self.slides / f"{name}.tiff"
             section = draw_section(seed, tumour=has_tumour(name), pen=has_pen(name))
             if not path.is_file():
-                write_atomically(path, partial(_write_tiff, section=section))
+                levels = {scale: np.ascontiguousarray(section.image[::scale, ::scale]) for scale in (1, 2, 4)}
+                write_levels(path, levels, mpp=MPP, effort=1)
             for kind in section.nuclei:
                 rows += [(name, kind.kind, round(float(x), 1), round(float(y), 1)) for x, y in kind.xy]
-        write_text(self.slides / NUCLEI, _as_csv(("image", "cell", "x", "y"), rows))
+        write_table(self.slides / NUCLEI, ("image", "cell", "x", "y"), rows)
 
     def patch_counts(self, name: str, corners: npt.NDArray[np.int64]) -> Counts:
         """How many nuclei of each kind lie in each patch."""
@@ -234,18 +237,8 @@ class TissueDemo:
                 corners = read_bag(path).coords
                 assert corners is not None  # noqa: S101  # our own patches have places
                 rows = np.column_stack([corners, self.marked(name, corners).astype(int)]).tolist()
-                write_text(self.out / "truth" / f"{name}.csv", _as_csv(("x0", "y0", "evidence"), rows))
-        write_text(self.out / "cohort.csv", _as_csv(("slide_id", "case_id", "split", "label"), cohort))
-
-    def _write_config(self) -> Path:
-        path = self.out / "configs" / "tissue.toml"
-        text = CONFIG.format(
-            out=(self.out / "model").as_posix(), root=self.out.as_posix(), names=json.dumps(self.classes),
-            epochs=30 if self.quick else 60, seed=self.seed,
-        )  # fmt: skip
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, text)
-        return path
+                write_table(self.out / "truth" / f"{name}.csv", ("x0", "y0", "evidence"), rows)
+        write_table(self.out / "cohort.csv", ("slide_id", "case_id", "split", "label"), cohort)
 
     def _over(self, verb: str, **options: object) -> list[str]:
         """A command over the test sections."""
@@ -261,62 +254,6 @@ def has_tumour(name: str) -> bool:
 def has_pen(name: str) -> bool:
     """Every fourth drawn section: always one with tumour, as a pathologist would mark it."""
     return int(name[-2:]) % 4 == 0
-
-
-CONFIG = """# The model of the demonstration on tissue; see docs/training.md for every setting.
-out = "{out}"
-
-[data]
-features = "{root}/features"
-cohort = "{root}/cohort.csv"
-label = "label"
-class_names = {names}
-
-[model]
-name = "attnmil"
-dim = 32
-attention_dim = 16
-
-[optim]
-name = "adamw"
-lr = 2e-3
-weight_decay = 1e-2
-schedule = "cosine"
-
-[train]
-epochs = {epochs}
-batch = 8
-monitor = "loss"
-seed = {seed}
-device = "cpu"
-tensorboard = false
-"""
-
-
-def _write_tiff(path: str, section: DrawnSection) -> None:
-    import tifffile
-
-    with tifffile.TiffWriter(path) as file:
-        for scale in (1, 2, 4):
-            file.write(
-                np.ascontiguousarray(section.image[::scale, ::scale]),
-                photometric="rgb",
-                tile=(256, 256),
-                compression="zlib",
-                compressionargs={"level": 1},
-                subfiletype=int(scale > 1),
-                resolution=(1e4 / (MPP * scale),) * 2,
-                resolutionunit="CENTIMETER",
-                metadata=None,
-            )
-
-
-def _as_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 TOP = 10  # patches that a reader would look at first
@@ -537,8 +474,7 @@ def _trust(demo: TissueDemo) -> Html:
 def tissue_viewer(demo: TissueDemo) -> str:
     """The command that opens the viewer on the test sections."""
     runs, features = [demo.out / kind for kind in ("explain", "evaluate")], demo.out / "features"
-    view = command("view", *runs, slides=demo.slides, model=demo.model, features=features)
-    return " ".join([program(), *view])
+    return view_line(*runs, slides=demo.slides, model=demo.model, features=features)
 
 
 Floats = npt.NDArray[np.float64]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from xmil.core.errors import InputError, XmilError
 from xmil.data.dataset import BagDataset, Draw, EpochSampler
+from xmil.training.loop import padded
 from xmil.training.training_set import Rows
 
 Item = tuple[Tensor, int, Tensor | None]  # features (n, d), the row of the bag, coordinates (n, 2)
@@ -134,15 +135,6 @@ class Loader:
                 if isinstance(item, XmilError):
                     raise item
             yield items
-
-
-def padded(features: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Bags as one tensor (b, n, d) with a mask (b, n) where their sizes differ."""
-    lengths = torch.tensor([len(x) for x in features])
-    if len(lengths.unique()) == 1:
-        return torch.stack(list(features)), None
-    x = torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True)
-    return x, torch.arange(x.shape[1])[None, :] < lengths[:, None]
 
 
 def padded_coords(bags: BagDataset, items: Sequence[Item]) -> Tensor:

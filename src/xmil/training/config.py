@@ -277,8 +277,7 @@ def changed(content: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def plain(config: Config) -> dict[str, Any]:
     """The settings as nested dictionaries; what is None is left out, as TOML has no word for it."""
-    settings: dict[str, Any] = _without_none(config.model_dump())
-    return settings
+    return config.model_dump(exclude_none=True)
 
 
 def grid_points(config: Config) -> list[dict[str, Any]]:
@@ -316,6 +315,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _check_names(content: Mapping[str, Any], source: str) -> None:
     """Unknown sections and keys, with the nearest name."""
+    from xmil.models.base import MODELS, model_parameters
+
     try:
         for name, inner in content.items():
             if name not in Config.model_fields:
@@ -325,28 +326,16 @@ def _check_names(content: Mapping[str, Any], source: str) -> None:
                 for key in inner if isinstance(inner, Mapping) else ():
                     if key not in section.model_fields:
                         raise unknown_name(f"key of [{name}]", key, section.model_fields)
-        _check_model(content.get("model", {}))
+        model = content.get("model", {})
+        if isinstance(model, Mapping):
+            names = model_parameters(MODELS[model.get("name", "attnmil")])
+            for key in model:
+                if key != "name" and key not in names:
+                    raise unknown_name("key of [model]", key, ["name", *names])
     except InputError:
         raise
     except ValueError as error:
         raise InputError(f"{source}: {error}") from None
-
-
-def _check_model(section: Any) -> None:
-    from xmil.models.base import MODELS, model_parameters
-
-    if not isinstance(section, Mapping):
-        return
-    names = model_parameters(MODELS[section.get("name", "attnmil")])
-    for key in section:
-        if key != "name" and key not in names:
-            raise unknown_name("key of [model]", key, ["name", *names])
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    return value
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,13 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xmil.core.background import Background, background_of
-from xmil.core.durable import write_atomically, write_text
+from xmil.core.durable import write_atomically
 from xmil.core.errors import FileError, InputError
 from xmil.core.pickles import check_torch_file
 from xmil.core.registry import Registry
 from xmil.core.task import TASKS, Floats
 from xmil.evaluate import balanced_accuracy, concordance, r_squared, statistics
 from xmil.models import MILModel, create_model, save_model
+from xmil.storage import write_table
 from xmil.training.batches import (
     Batches,
     EqualSizes,
@@ -35,11 +35,10 @@ from xmil.training.batches import (
     Loader,
     SiteGroups,
     TrainingBags,
-    padded,
     padded_coords,
 )
 from xmil.training.config import Config, Loss
-from xmil.training.loop import Stopping, class_loss, make_optimizer, make_scheduler
+from xmil.training.loop import Stopping, class_loss, make_optimizer, make_scheduler, padded
 from xmil.training.training_set import Fold, Goal, Rows
 
 logger = logging.getLogger(__name__)
@@ -97,30 +96,37 @@ class Fit:
         self.bags = bags
         config = job.config
         model = new_model(job, bags.bags.dim)
-        optim = config.optim
-        optimizer = make_optimizer(
-            model,
-            name=optim.name,
-            lr=optim.lr,
-            momentum=optim.momentum,
-            weight_decay=optim.weight_decay,
-        )
-        self.scheduler = make_scheduler(optimizer, optim, epochs=config.train.epochs)
+        rates = config.optim.model_dump(include={"name", "lr", "momentum", "weight_decay"})
+        optimizer = make_optimizer(model, **rates)
+        self.scheduler = make_scheduler(optimizer, config.optim, epochs=config.train.epochs)
         self.model, self.optimizer = fabric.setup(model, optimizer)
         self.loss = make_loss(job.goal, config.loss)
         self.weights = bag_weights(job.goal, job.fold.train, config.loss)
         self.targets = torch.from_numpy(job.goal.values)
         self._loaders: dict[bytes, Loader] = {}
-        self._make_loader(bags)
+        settings = config.train
+        self.batches = Batches(
+            job.fold.train,
+            settings.batch,
+            seed=job.seed,
+            shuffle=settings.shuffle,
+            groups=job.groups,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+        )
+        drawn = bags.drawing(config.data.instances or None, seed=job.seed)
+        pin = fabric.device.type == "cuda"
+        self.loader = Loader(drawn, self.batches, workers=settings.workers, pin=pin)
 
     def run(self, on_step: OnStep | None = None) -> State:
         """Train to the end and give the last state; the best weights are in the model's file."""
         state = self._resumed()
         settings = self.job.config.train
-        with _Board(self.folder, settings.tensorboard and self._writes, start=state.epoch) as board:
+        shows = settings.tensorboard and self.fabric.is_global_zero
+        with _board(self.folder, shows, start=state.epoch) as add:
             while state.epoch < settings.epochs and not state.stopped:
                 state = self._one_epoch(state, on_step)
-                board.add(state.log[-1])
+                add(state.log[-1])
         if not state.best.epoch:
             raise DivergedError(f"{self.job.name}: no epoch had a usable {self.job.config.monitor}.")
         return state
@@ -132,10 +138,6 @@ class Fit:
         plain: MILModel = getattr(model, "module", model)
         return plain
 
-    def load_best(self, state: State) -> None:
-        """Put the weights of the best epoch into the model."""
-        self.plain.load_state_dict(state.best.weights)
-
     @torch.no_grad()
     def outputs(self, rows: Rows) -> Floats:
         """Outputs (len(rows), c) of whole bags in full precision, shared among the processes."""
@@ -143,8 +145,7 @@ class Fit:
         outputs = torch.zeros(len(self.targets), self.job.goal.outputs, dtype=torch.float64)
         key = rows.tobytes()
         if key not in self._loaders:
-            rank, world = self.fabric.global_rank, self.fabric.world_size
-            batches = EqualSizes(rows, self.bags.bags, rank=rank, world=world)
+            batches = EqualSizes(rows, self.bags.bags, rank=fabric.global_rank, world=fabric.world_size)
             self._loaders[key] = Loader(self.bags, batches, workers=self.job.config.train.workers)
         for items in self._loaders[key]:
             x, mask, companions = self._on_device(items)
@@ -163,25 +164,6 @@ class Fit:
         loss = float((losses * weights).sum()) / total if total else float("nan")
         return {"loss": loss, **measure(outputs, rows, self.job.goal)}
 
-    @property
-    def _writes(self) -> bool:
-        return bool(self.fabric.is_global_zero)
-
-    def _make_loader(self, bags: TrainingBags) -> None:
-        job, settings = self.job, self.job.config.train
-        drawn = bags.drawing(job.config.data.instances or None, seed=job.seed)
-        self.batches = Batches(
-            job.fold.train,
-            settings.batch,
-            seed=job.seed,
-            shuffle=settings.shuffle,
-            groups=job.groups,
-            rank=self.fabric.global_rank,
-            world=self.fabric.world_size,
-        )
-        pin = self.fabric.device.type == "cuda"
-        self.loader = Loader(drawn, self.batches, workers=settings.workers, pin=pin)
-
     def _resumed(self) -> State:
         state = read_state(self.folder)
         if state is None:
@@ -191,21 +173,19 @@ class Fit:
         self.optimizer.load_state_dict(state.optimizer)
         self.scheduler.load_state_dict(state.scheduler)
         self.fabric.strategy.precision.load_state_dict(state.precision)
-        if self._writes:
+        if self.fabric.is_global_zero:
             write_log(state, self.folder)
-        if self._writes and state.best.epoch:
-            self._write_model(state)
+            if state.best.epoch:
+                self._write_model(state)
         return state
 
     def _one_epoch(self, state: State, on_step: OnStep | None) -> State:
         """Train, validate, and write what the next epoch needs."""
-        started = time.perf_counter()
-        lr = self.optimizer.param_groups[0]["lr"]
-        loss = self._train_epoch(state, on_step)
-        rows = self.job.fold.validation
+        started, rows = time.perf_counter(), self.job.fold.validation
+        row = {"epoch": state.epoch + 1, "lr": self.optimizer.param_groups[0]["lr"]}
+        row["train_loss"] = self._train_epoch(state, on_step)
         measures = self.measures(self.outputs(rows), rows)
         self.scheduler.step()
-        row = {"epoch": state.epoch + 1, "lr": lr, "train_loss": loss}
         row |= {f"val_{name}": value for name, value in measures.items()}
         row["seconds"] = time.perf_counter() - started
         return self._record(state, row, measures)
@@ -280,7 +260,7 @@ class Fit:
             [*state.log, row],
             stopped=stopping.is_over(epoch, best.epoch),
         )
-        if self._writes:
+        if self.fabric.is_global_zero:
             write_state(now, self.folder)
             if best.epoch == epoch:
                 self._write_model(now)
@@ -312,34 +292,32 @@ class Fit:
         return background_of(bags, keep=BACKGROUND_PATCHES, seed=self.job.seed)
 
 
-class _Board:
-    """TensorBoard's event file; rows written after a kill replace what the killed process had logged."""
+@contextmanager
+def _board(folder: Path, on: bool, *, start: int) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Give what adds an epoch's numbers to TensorBoard's file; those of a killed process are replaced."""
+    writer: Any = None
+    if on:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            logger.warning("TensorBoard is not installed; log.csv holds the same numbers.")
+        else:
+            writer = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
+    if writer is None:
+        yield lambda _: None
+        return
 
-    def __init__(self, folder: Path, on: bool, *, start: int) -> None:
-        self._writer: Any = None
-        if on:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                logger.warning("TensorBoard is not installed; log.csv holds the same numbers.")
-            else:
-                self._writer = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
+    def add(row: dict[str, float]) -> None:
+        with suppress(OSError):  # a full disk: the training's own files say so
+            for name, value in row.items():
+                if name != "epoch":
+                    writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
 
-    def __enter__(self) -> _Board:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            with suppress(OSError):  # a full disk: the training's own files say so
-                self._writer.close()
-
-    def add(self, row: dict[str, float]) -> None:
-        """One epoch's numbers."""
-        if self._writer is not None:
-            with suppress(OSError):
-                for name, value in row.items():
-                    if name != "epoch":
-                        self._writer.add_scalar(name.replace("_", "/", 1), value, int(row["epoch"]))
+    try:
+        yield add
+    finally:
+        with suppress(OSError):
+            writer.close()
 
 
 def new_model(job: Job, width: int) -> MILModel:
@@ -408,24 +386,9 @@ def _label_loss(_: Loss) -> BagLoss:
 
 @LOSSES.register("regression")
 def _value_loss(settings: Loss) -> BagLoss:
-    kinds: dict[str, Callable[..., Tensor]] = {
-        "auto": F.mse_loss,
-        "mse": F.mse_loss,
-        "mae": F.l1_loss,
-        "huber": F.huber_loss,
-    }
-    kind = kinds[settings.name]
+    kinds: dict[str, Callable[..., Tensor]] = {"mae": F.l1_loss, "huber": F.huber_loss}
+    kind = kinds.get(settings.name, F.mse_loss)
     return lambda outputs, targets: kind(outputs, targets.to(outputs), reduction="none").mean(dim=1)
-
-
-@LOSSES.register("survival")
-def _hazard_loss(settings: Loss) -> BagLoss:
-    return partial(hazard_nll, alpha=settings.alpha)
-
-
-@LOSSES.register("cox")
-def _cox(_: Loss) -> BagLoss:
-    return cox_loss
 
 
 def hazard_nll(outputs: Tensor, targets: Tensor, *, alpha: float = 0.0) -> Tensor:
@@ -453,6 +416,9 @@ def cox_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     log_sum = torch.where(at_risk, risk[None, :], float("-inf")).logsumexp(dim=1)
     return event * (log_sum - risk)
 
+
+LOSSES.add("survival", lambda settings: partial(hazard_nll, alpha=settings.alpha))
+LOSSES.add("cox", lambda _: cox_loss)
 
 Measures = dict[str, float]
 
@@ -565,7 +531,17 @@ def write_state(state: State, folder: Path) -> None:
 
 def write_log(state: State, folder: Path) -> None:
     """Write the log that belongs to a state: a kill may have come between the two."""
-    write_text(folder / LOG, log_text(state.log))
+    rows = [
+        {name: str(value) if isinstance(value, int) else f"{value:.8g}" for name, value in row.items()}
+        for row in state.log
+    ]
+    write_rows(folder / LOG, rows)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV; the columns are those of all rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    write_table(path, names, ([row.get(name, "") for name in names] for row in rows))
 
 
 def read_state(folder: Path) -> State | None:
@@ -584,23 +560,3 @@ def read_state(folder: Path) -> State | None:
         raise FileError(
             f"{path}: damaged ({reason[:120]}); delete it, or pass restart=True to train again."
         ) from None
-
-
-def log_text(log: list[dict[str, float]]) -> str:
-    """The log as CSV, one row for each epoch."""
-    return csv_text(
-        [
-            {name: (str(value) if isinstance(value, int) else f"{value:.8g}") for name, value in row.items()}
-            for row in log
-        ]
-    )
-
-
-def csv_text(rows: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
-    """Rows as CSV; the columns are those of all rows."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, names, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()

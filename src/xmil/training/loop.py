@@ -1,4 +1,4 @@
-"""What every training loop shares: optimiser, learning rate, loss of a class, and when to stop.
+"""What every training loop shares: batches, optimiser, learning rate, loss of a class, and when to stop.
 
 It imports torch alone, so that the benchmark can train on machines that have little else.
 """
@@ -6,9 +6,11 @@ It imports torch alone, so that the benchmark can train on machines that have li
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -39,6 +41,15 @@ class Stopping:
         [False, True]
         """
         return self.patience is not None and epoch - max(best, self.warmup) >= self.patience
+
+
+def padded(bags: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Bags (n, d) as one tensor (b, n, d), with a mask (b, n) where their sizes differ."""
+    lengths = torch.tensor([len(bag) for bag in bags], device=bags[0].device)
+    if len(lengths.unique()) == 1:
+        return torch.stack(list(bags)), None
+    x = nn.utils.rnn.pad_sequence(list(bags), batch_first=True)
+    return x, torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)
 
 
 def class_loss(

@@ -20,7 +20,7 @@ from xmil.core.budget import available_memory
 from xmil.core.durable import write_text
 from xmil.core.errors import InputError, UnsupportedError
 from xmil.core.identity import unchanged
-from xmil.core.task import TASKS, Floats, Task
+from xmil.core.task import TASKS, Floats
 from xmil.core.text import parse_json
 from xmil.evaluate import prediction_columns
 from xmil.storage import (
@@ -46,7 +46,7 @@ from xmil.training.fit import (
     Job,
     OnStep,
     State,
-    csv_text,
+    write_rows,
 )
 from xmil.training.training_set import (
     Goal,
@@ -110,7 +110,8 @@ def make_plan(config: Config) -> TrainingPlan:
             for r in range(config.train.repeats):
                 parts = [f"grid{p}"] * (len(points) > 1) + [fold.name] * (len(folds) > 1)
                 parts += [f"repeat{r}"] * (config.train.repeats > 1)
-                seed = job_seed(config.train.seed, k, r)
+                # the same at every point of the grid
+                seed = int(np.random.SeedSequence((config.train.seed, k, r)).generate_state(1)[0]) >> 1
                 name = "-".join(parts) or "model"
                 groups = None
                 if at.train.sampling == "site_balanced":
@@ -119,11 +120,6 @@ def make_plan(config: Config) -> TrainingPlan:
                 encoder, facts = training_set.encoder, training_set.facts
                 jobs.append(Job(name, at, fold, goal, seed, p, r, encoder, facts, groups))
     return TrainingPlan(config, training_set, tuple(jobs))
-
-
-def job_seed(seed: int, fold: int, repeat: int) -> int:
-    """A seed of its own for each fold and repeat, the same at every point of the grid."""
-    return int(np.random.SeedSequence((seed, fold, repeat)).generate_state(1)[0]) >> 1
 
 
 def train(config: Config, *, restart: bool = False, on_job: OnJob | None = None) -> TrainOutcome:
@@ -155,7 +151,14 @@ def _train_all(
             if bags is None:
                 bags = TrainingBags(plan.training_set.bags.preloading(preload_bytes(config.train)))
             on_step = on_job(job, number) if on_job is not None and outcome.reports else None
-            _train_job(plan, job, bags, fabric, folder / job.name, outcome, on_step)
+            try:
+                fit = Fit(job, bags, fabric, folder / job.name)
+                _write_job(plan, fit, fit.run(on_step))
+                outcome.trained.append(job.name)
+            except DivergedError as error:
+                outcome.failed[job.name] = str(error)
+                if outcome.reports:
+                    write_text(folder / job.name / METRICS, json.dumps({FAILED: str(error)}) + "\n")
             fabric.barrier()
     return _finish(plan, folder, outcome)
 
@@ -202,7 +205,7 @@ def prepare(plan: TrainingPlan, folder: Path, *, restart: bool) -> None:
         make_folder(folder / job.name)
     sweep_folder(folder)
     write_text(folder / CONFIG, dumps(plain(plan.config)))
-    write_text(folder / COHORT, csv_text(slides))
+    write_rows(folder / COHORT, slides)
 
 
 def clear(folder: Path) -> None:
@@ -218,30 +221,9 @@ def clear(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _train_job(
-    plan: TrainingPlan,
-    job: Job,
-    bags: TrainingBags,
-    fabric: Any,
-    folder: Path,
-    outcome: TrainOutcome,
-    on_step: OnStep | None,
-) -> None:
-    try:
-        fit = Fit(job, bags, fabric, folder)
-        state = fit.run(on_step)
-    except DivergedError as error:
-        outcome.failed[job.name] = str(error)
-        if fabric.is_global_zero:
-            write_text(folder / METRICS, json.dumps({FAILED: str(error)}) + "\n")
-        return
-    _write_job(plan, fit, state, folder)
-    outcome.trained.append(job.name)
-
-
-def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None:
+def _write_job(plan: TrainingPlan, fit: Fit, state: State) -> None:
     """Predictions and measures of the best weights; the measures are written last, they say it is done."""
-    fit.load_best(state)
+    fit.plain.load_state_dict(state.best.weights)
     fold, measures, rows = fit.job.fold, {}, []
     for part in ("validation", "test"):
         members = getattr(fold, part)
@@ -259,12 +241,12 @@ def _write_job(plan: TrainingPlan, fit: Fit, state: State, folder: Path) -> None
         "seconds": round(sum(row["seconds"] for row in state.log), 3),
     }
     if fit.fabric.is_global_zero:
-        write_text(folder / PREDICTIONS, csv_text(rows))
-        write_text(folder / METRICS, json.dumps(done, indent=1) + "\n")
+        write_rows(fit.folder / PREDICTIONS, rows)
+        write_text(fit.folder / METRICS, json.dumps(done, indent=1) + "\n")
 
 
 def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOutcome:
-    """The tables over all jobs."""
+    """Write `results.csv` over all jobs, `best.json` and the test predictions of the best point."""
     paths = {job.name: folder / job.name / METRICS for job in plan.jobs}
     results = {
         name: parse_json(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()
@@ -273,7 +255,12 @@ def _finish(plan: TrainingPlan, folder: Path, outcome: TrainOutcome) -> TrainOut
     outcome.found = [name for name in outcome.found if name not in outcome.failed]
     outcome.best = summarise(plan.jobs, plan.points, results)
     if outcome.reports:
-        write_results(plan.jobs, plan.points, results, outcome.best, folder)
+        rows = [_row(job, plan.points[job.point], results.get(job.name, {})) for job in plan.jobs]
+        write_rows(folder / "results.csv", rows)
+    if outcome.reports and outcome.best:
+        write_text(folder / "best.json", json.dumps(outcome.best, indent=1) + "\n")
+        chosen = [job for job in plan.jobs if job.point == outcome.best["grid"]]
+        write_rows(folder / PREDICTIONS, _predictions(chosen, folder))
     return outcome
 
 
@@ -331,18 +318,6 @@ def summarise(jobs: Sequence[Job], points: Sequence[Point], results: Results) ->
     }
 
 
-def write_results(
-    jobs: Sequence[Job], points: Sequence[Point], results: Results, best: Mapping[str, Any], folder: Path
-) -> None:
-    """Write `results.csv`, `best.json` and the test predictions of the best point."""
-    rows = [_row(job, points[job.point], results.get(job.name, {})) for job in jobs]
-    write_text(folder / "results.csv", csv_text(rows))
-    if best:
-        write_text(folder / "best.json", json.dumps(best, indent=1) + "\n")
-        chosen = [job for job in jobs if job.point == best["grid"]]
-        write_text(folder / PREDICTIONS, csv_text(_predictions(chosen, folder)))
-
-
 def _row(job: Job, point: Point, done: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"model": job.name, "grid": job.point, **point}
     row |= {"fold": job.fold.name, "repeat": job.repeat, "seed": job.seed}
@@ -385,7 +360,11 @@ def prediction_rows(
     """What a model says of some bags: who they are, what is true, what was predicted."""
     task = TASKS[goal.task]
     names = task.names(goal.outputs, goal.class_names, goal.time_bins)
-    labels = [_label(task, row) for row in goal.truth[rows].tolist()]
+    as_label: dict[str, Callable[[list[float]], Any]] = {
+        "time": lambda row: (row[0], bool(row[1])),
+        "class": lambda row: int(row[0]),
+    }
+    labels = [as_label.get(task.truth, tuple)(row) for row in goal.truth[rows].tolist()]
     columns = prediction_columns(task, outputs[:, None, :], labels=labels, names=names)
     if task.takes_reference:
         columns["reference"] = [goal.reference or 0.0] * len(labels)
@@ -396,13 +375,6 @@ def prediction_rows(
         who = {"slide_id": ";".join(slides[row]), "case_id": cases[row], "subset": subset}
         table.append({**who, **dict(zip(columns, cells, strict=True)), "n": len(headers[row])})
     return table
-
-
-def _label(task: Task, row: list[float]) -> Any:
-    """A row of targets as the label of a case."""
-    if task.truth == "time":
-        return row[0], bool(row[1])
-    return int(row[0]) if task.truth == "class" else tuple(row)
 
 
 def make_fabric(config: Config) -> Any:

@@ -58,29 +58,32 @@ class TrainingSet:
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def read_training_set(config: Config, *, preload: int = 0) -> TrainingSet:
+def read_training_set(config: Config) -> TrainingSet:
     """The bags of a config, checked before anything is trained."""
-    data = config.data
-    cohort, notes = _joined(data)
+    cohort, notes = _joined(config.data)
     cohort, more = _labelled(cohort, config)
     training_set = _readable_set(cohort, config)
     training_set = replace(training_set, notes=(*notes, *more, *training_set.notes))
-    training_set = _without_large(training_set, data.exclude_above)
-    if preload:
-        training_set = replace(training_set, bags=training_set.bags.preloading(preload))
-    return training_set
+    return _without_large(training_set, config.data.exclude_above)
 
 
 def _readable_set(cohort: Cohort, config: Config) -> TrainingSet:
     """The bags of a cohort; feature files that cannot be used are refused together, or skipped."""
-    training_set, fault = None, None
+    fault, broken = None, {}
     try:
         training_set = _training_set(cohort, config)
+        if all(len(part) and part.dim for part in _parts(training_set.bags)):
+            return training_set
     except XmilError as error:
         fault = error
-    if training_set is not None and not _has_empty(training_set.bags):
-        return training_set
-    broken = _broken(cohort, _options(config.data))
+    for path in map(str, cohort.column("path")):
+        try:
+            header = open_bag(path, **_options(config.data))
+        except XmilError as error:
+            broken[path] = str(error)
+        else:
+            if not len(header) or not header.dim:
+                broken[path] = f"{path}: holds no instances"
     if not broken and fault is not None:
         raise fault
     usable = cohort.take(i for i, path in enumerate(cohort.column("path")) if str(path) not in broken)
@@ -111,28 +114,14 @@ def _training_set(cohort: Cohort, config: Config) -> TrainingSet:
     return TrainingSet(cohort, files, targets, bags, encoder, tuple(notes), facts or None)
 
 
-def _has_empty(bags: BagDataset) -> bool:
-    parts = [part for header in bags.headers for part in getattr(header, "parts", (header,))]
-    return not all(len(part) and part.dim for part in parts)
+def _parts(bags: BagDataset) -> list[Any]:
+    """The header of every feature file."""
+    return [part for header in bags.headers for part in getattr(header, "parts", (header,))]
 
 
 def _options(data: Data) -> dict[str, Any]:
     """How feature files are read: slide embeddings only where they are asked for."""
     return {"format": "embedding"} if data.source == "embeddings" else {}
-
-
-def _broken(cohort: Cohort, options: dict[str, Any]) -> dict[str, str]:
-    """The feature files that cannot be opened or hold no instances, with the reason."""
-    broken = {}
-    for path in cohort.column("path"):
-        try:
-            header = open_bag(str(path), **options)
-        except XmilError as error:
-            broken[str(path)] = str(error)
-        else:
-            if not len(header) or not header.dim:
-                broken[str(path)] = f"{path}: holds no instances"
-    return broken
 
 
 def _joined(data: Data) -> tuple[Cohort, list[str]]:
@@ -225,11 +214,10 @@ def _without_large(training_set: TrainingSet, limit: int | None) -> TrainingSet:
 
 def _facts(bags: BagDataset) -> tuple[dict[str, Any], list[str]]:
     """How all features were made, and what differs among them; other encoders or weights are refused."""
-    parts: list[Any] = [part for header in bags.headers for part in getattr(header, "parts", (header,))]
     shared: dict[str, Any] = {}
     first: dict[str, Path] = {}
     mixed: dict[str, set[str]] = {}
-    for part in parts:
+    for part in _parts(bags):
         facts = feature_facts(part)
         for name in differing(shared, facts):
             if name in ("encoder", "weights"):
@@ -470,37 +458,26 @@ def time_bins(targets: Floats, bins: int) -> list[float]:
 def _classes(cohort: Cohort, column: str, names: tuple[str, ...]) -> Targets:
     """Class indices: by the given names where the labels are among them, else as numbers or by alphabet."""
     classes, cells = cohort.classes(column), cohort.column(column)
-    if len(set(cells)) < 2:
+    values = set(map(str, cells))
+    if len(values) < 2:
         raise InputError(f"Column {column!r} holds one class only ({cells[0]!r}); a classifier needs two.")
-    if names and set(map(str, cells)) <= set(names):
+    if names and values <= set(names):
         index = np.array([names.index(str(cell)) for cell in cells], dtype=float)
         return Targets("classification", index[:, None], names)
+    numbered = classes == [str(i) for i in range(len(classes))]
     if names:
-        if classes != [str(i) for i in range(len(classes))]:
-            unknown = sorted(set(map(str, cells)) - set(names))
+        if not numbered:
+            unknown = sorted(values - set(names))
             raise InputError(f"data.class_names does not hold the label {unknown[0]!r} of column {column!r}.")
         _check_names(names, len(classes))
-    else:
-        _check_numbers(classes, cells, column)
+    elif numbered and (absent := sorted(set(range(len(classes))) - {int(float(value)) for value in values})):
+        listing = ", ".join(f'"{value}"' for value in sorted(values, key=float))
+        raise InputError(
+            f"Column {column!r} holds numbers but no {absent[0]}; class numbers go from 0 up and leave none "
+            f"out. Where they are names, set data.class_names = [{listing}]."
+        )
     labels = cohort.labels(column).astype(float)
     return Targets("classification", labels[:, None], names or tuple(classes))
-
-
-def _check_numbers(classes: Sequence[str], cells: Sequence[str | None], column: str) -> None:
-    """Class numbers begin at 0 and leave none out; other numbers are names, which must be given."""
-    used = (
-        {int(float(str(cell))) for cell in cells}
-        if classes == [str(i) for i in range(len(classes))]
-        else set()
-    )
-    if not used or len(used) == len(classes):
-        return
-    absent = next(i for i in range(len(classes)) if i not in used)
-    names = ", ".join(f'"{name}"' for name in sorted(set(map(str, cells)), key=float))
-    raise InputError(
-        f"Column {column!r} holds numbers but no {absent}; class numbers go from 0 up and leave none out. "
-        f"Where they are names, set data.class_names = [{names}]."
-    )
 
 
 def _check_names(names: tuple[str, ...], classes: int) -> None:
@@ -530,10 +507,8 @@ class Fold:
 def make_folds(training_set: TrainingSet, config: Config) -> list[Fold]:
     """The folds of a run, each checked: no case on two sides, two classes where the monitor needs them."""
     data = config.data
-    if data.folds is None and data.fold_column is None:
-        folds = [_by_split(training_set, data)]
-    else:
-        folds = _by_fold(training_set, data, config.train.seed)
+    by_split = data.folds is None and data.fold_column is None
+    folds = [_by_split(training_set, data)] if by_split else _by_fold(training_set, data, config.train.seed)
     for fold in folds:
         _check(fold, training_set.targets, config)
     return folds

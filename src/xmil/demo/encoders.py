@@ -1,0 +1,92 @@
+"""The demonstration's encoders, `digits` and `tissue`; they have no weights, so that they need no download.
+
+Installed packages find them through the entry points of `xmil.encoders`, as they would find one of yours.
+`digits` tells how much stain lies on each of 8 x 8 fields of a tile. `tissue` tells how much nuclear stain a
+patch has, in spots of which sizes, and how dark: stain is told from pink by fixed colours of haematoxylin and
+eosin (Ruifrok and Johnston, "Quantification of histochemical staining by color deconvolution", 2001), and
+spots are differences of blurs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from xmil.core.bag import FloatArray
+from xmil.demo.digit_slides import EOSIN, HAEMATOXYLIN, INK, TILE, draw_tiles, known_digits
+from xmil.encoders import ENCODERS, Transform, load_encoder
+
+DIGITS = "digits"
+FIELDS = 8
+SPAN = 2.0  # the value of full stain; glass and plain tissue are near 0
+BATCH = 128
+STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11))  # optical density of haematoxylin and eosin in RGB
+BLURS = (1, 3, 5, 9, 17, 33)  # pixels
+LEVELS = (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3)  # of stain, for how dark it is
+SPREAD = 8.0  # brings features to about 1
+
+
+class StainFields(nn.Module):
+    """Grey values (b, 3, 256, 256) in [0, 1] to the stain of 64 fields (b, 64)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean over each field, as a share of the way from eosin to haematoxylin."""
+        edge = (TILE - INK) // 2
+        grey = x.mean(dim=1, keepdim=True)[..., edge : TILE - edge, edge : TILE - edge]
+        fields = F.adaptive_avg_pool2d(grey, FIELDS).flatten(1)
+        plain, full = sum(EOSIN) / 765, sum(HAEMATOXYLIN) / 765
+        return SPAN * (plain - fields) / (plain - full)
+
+
+@ENCODERS.register(DIGITS)
+def _digits(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]:  # noqa: ARG001  # a builder's signature
+    return StainFields(), Transform(size=TILE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@lru_cache(maxsize=1)
+def encode_digits() -> FloatArray:
+    """Features (1797, 64) of every digit's tile, by the encoder that `xmil embed --encoder digits` runs."""
+    encoder = load_encoder(DIGITS)
+    rows = np.arange(len(known_digits()[1]))
+    batches = np.split(rows, range(BATCH, len(rows), BATCH))
+    tiles = (torch.stack([encoder.transform(tile) for tile in draw_tiles(batch)]) for batch in batches)
+    return np.concatenate([encoder(batch).numpy() for batch in tiles])
+
+
+class NuclearStain(nn.Module):
+    """Colours (b, 3, h, w) in [0, 1] to 2 x (5 x 3 + 7 + 2) features (b, 48)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """For each stain its mean and spread, spots by size, and shares of pixels by darkness."""
+        stains = unmix(x)  # (b, 2, h, w)
+        blurred = [self._blurred(stains, edge) for edge in BLURS]
+        features = [stains.mean(dim=(2, 3)), stains.std(dim=(2, 3))]
+        for spots in (fine - coarse for fine, coarse in pairwise(blurred)):
+            sides = [F.relu(spots).mean(dim=(2, 3)), F.relu(-spots).mean(dim=(2, 3))]
+            features += [*sides, spots.std(dim=(2, 3))]
+        features += [torch.sigmoid(20 * (blurred[1] - level)).mean(dim=(2, 3)) for level in LEVELS]
+        return SPREAD * torch.cat(features, dim=1)
+
+    @staticmethod
+    def _blurred(x: Tensor, edge: int) -> Tensor:
+        padded = F.pad(x, (edge // 2,) * 4, mode="reflect")
+        rows = F.avg_pool2d(padded, (edge, 1), stride=1)
+        return F.avg_pool2d(rows, (1, edge), stride=1)
+
+
+def unmix(x: Tensor) -> Tensor:
+    """Haematoxylin and eosin (b, 2, h, w) of colours in [0, 1], by least squares in optical density."""
+    light = -torch.log10(x.clamp(1 / 255, 1.0))
+    stains = torch.tensor(STAINS, dtype=x.dtype, device=x.device)
+    return torch.einsum("sc,bchw->bshw", torch.linalg.pinv(stains.T), light)
+
+
+@ENCODERS.register("tissue")
+def _tissue(weights: Path | None, random: bool) -> tuple[nn.Module, Transform]:  # noqa: ARG001  # a builder's signature
+    return NuclearStain(), Transform(size=128, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
