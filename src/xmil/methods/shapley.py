@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -170,20 +170,6 @@ def measure_prefixes(
     return (game.n - 1) * sum(times) / len(times)
 
 
-class _LazyText:
-    """Text that takes time to write: a record that is not shown never writes it."""
-
-    def __init__(self, write: Callable[[], str]) -> None:
-        self._write = write
-
-    def __str__(self) -> str:
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
-        return self._write()
-
-
 class _Orders:
     """Permutations of a game's instances, each with its reverse, sampled until they tell enough."""
 
@@ -195,10 +181,9 @@ class _Orders:
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
-        logger.info(
-            "shapley: %d instances on %s, %s",
-            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
-        )  # fmt: skip
+        if logger.isEnabledFor(logging.INFO):  # measuring takes time
+            ahead = self._ahead(precision)
+            logger.info("shapley: %d instances on %s, %s", self.game.n, self.game.network.name, ahead)
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:
@@ -233,7 +218,7 @@ class _Orders:
         drawn = min(self.chunk, self.pairs)
         pair = measure_prefixes(self.game, 2 * drawn) / drawn
         fewest = self.pairs if precision is None else min(self.pairs, max(FEWEST, drawn))
-        ends = [self.pairs] if fewest == self.pairs else [fewest, self.pairs]
+        ends = sorted({fewest, self.pairs})
         counts, times = ([str(2 * n) for n in ends], [write_duration(pair * n) for n in ends])
         return f"{' to '.join(counts)} permutations: about {' to '.join(dict.fromkeys(times))}"
 

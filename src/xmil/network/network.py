@@ -25,7 +25,6 @@ from xmil.network.calling import (
     CallStyle,
     Companions,
     named_companions,
-    style_of_forward,
 )
 from xmil.network.reading import RETURNS, LogitsPath, ProbabilityWatch, to_log_odds
 from xmil.network.trust import run_trial, seeded, sub_bag_error
@@ -55,7 +54,10 @@ class Network:
         self.model = module if isinstance(module, MILModel) and forward is None else None
         self.companions = companions or Companions({}, n=None)
         self.forward = forward  # the user's own
-        self.call_style = PLAIN if forward is None else style_of_forward(forward, named_companions(forward))
+        self.call_style = PLAIN
+        if forward is not None:
+            names = named_companions(forward)
+            self.call_style = CallStyle("forward(net, x)", lambda m, x, v: forward(m, x, **v), names)
         self.logits_path = LogitsPath()
         self.link = "none"  # how outputs become logits: as they are, their "source", or by a "log"
         self.draws = 0  # of a module that is random in eval mode; their mean output is taken
