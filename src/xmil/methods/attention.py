@@ -246,7 +246,7 @@ def capture_attention(network: Network, x: Tensor, n_outputs: int, *, layer: int
         )
     count = len(softmaxes)
     if layer == "rollout":  # the last that pools, else the last of all
-        pooling = [i for i, weights in enumerate(softmaxes) if weights.rows < n and len(weights.received) == n]
+        pooling = [i for i, w in enumerate(softmaxes) if w.rows < n and len(w.received) == n]
         at = pooling[-1] if pooling else count - 1
     elif isinstance(layer, int) and not isinstance(layer, bool) and -count <= layer < count:
         at = layer % count
@@ -299,6 +299,7 @@ def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int])
     watch = SoftmaxWatch(network.module)
     with torch.enable_grad(), watch:
         logits = network(x.detach().requires_grad_(True))
+        each = logits[0].unbind()
     if len(watch.softmaxes) != len(every) or not logits.requires_grad:
         return candidates
     used = []
@@ -309,7 +310,7 @@ def _used(network: Network, x: Tensor, every: list[Weights], fitting: list[int])
             continue
         rows = []  # whether each logit depends on each row of the softmax
         weights, dim = source
-        for logit in logits[0]:
+        for logit in each:
             (slope,) = torch.autograd.grad(logit, weights, retain_graph=True, materialize_grads=True)
             rows.append((slope.movedim(dim, -1).reshape(-1, slope.shape[dim]) != 0).any(dim=1))
         slopes = torch.stack(rows)  # (c, rows)

@@ -201,11 +201,11 @@ def _sigmoids(request: OutputRequest, who: str) -> Output:
     kind, c, against = request.kind_among(OUTPUTS), request.cls, request.against
     if kind == "contrastive":
         raise UnsupportedError(f"{who} model has no contrast between classes; use output='logit'.")
-    if against is not None:
-        return Output(
-            request.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c] - logits[:, against])
-        )
-    return Output(request.target, kind, lambda logits: _sigmoid_if(kind, logits[:, c]))
+    return Output(
+        request.target,
+        kind,
+        lambda z: _sigmoid_if(kind, z[:, c] if against is None else z[:, c] - z[:, against]),
+    )
 
 
 def _sigmoid_if(kind: str, odds: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -170,6 +170,16 @@ def measure_prefixes(
     return (game.n - 1) * sum(times) / len(times)
 
 
+class _LazyText:
+    """Text that takes time to write: a record that is not shown never writes it."""
+
+    def __init__(self, write: Callable[[], str]) -> None:
+        self._write = cache(write)
+
+    def __str__(self) -> str:
+        return self._write()
+
+
 class _Orders:
     """Permutations of a game's instances, each with its reverse, sampled until they tell enough."""
 
@@ -181,9 +191,10 @@ class _Orders:
     def sample(
         self, outputs: Sequence[Output], precision: float | None, progress: Progress | None
     ) -> Estimate:
-        if logger.isEnabledFor(logging.INFO):  # measuring takes time
-            ahead = self._ahead(precision)
-            logger.info("shapley: %d instances on %s, %s", self.game.n, self.game.network.name, ahead)
+        logger.info(
+            "shapley: %d instances on %s, %s",
+            self.game.n, self.game.network.name, _LazyText(partial(self._ahead, precision)),
+        )  # fmt: skip
         total = squares = torch.zeros(len(outputs), self.game.n, device=self.game.x.device).double()
         done, start = 0, perf_counter()
         while done < self.pairs:

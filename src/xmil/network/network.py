@@ -212,13 +212,6 @@ class Network:
             self.module, x.clone() if self.writes_input else x, self._companion_values(x, rows)
         )
 
-    def call_in_style(self, style: CallStyle, x: Tensor) -> Any:
-        """What the module returns for any bag, called in another style."""
-        is_full = x.shape[1] == self.companions.n
-        names = [name for name, must in style.names.items() if must or name in self.companions]
-        values = {name: self.companions.select(name, self.rows(x), x) for name in names} if is_full else {}
-        return style.call(self.module, x, values)
-
 
 class CallOptions(TypedDict, total=False):
     """How a user's module is called and read: see `explain`."""

@@ -164,8 +164,7 @@ def _check_batch(network: Network, x: Tensor, other: CallStyle) -> None:
     """
     n = min(x.shape[1], FEW_INSTANCES)
     part, rows = x[:, :n], None if n == x.shape[1] else torch.arange(n, device=x.device).unsqueeze(0)
-    twin = copy(network)
-    twin.call_style = other
+    twin = _with_style(network, other)
     with seeded(0):
         plain = attempt(lambda: find_logits(raw := twin.raw(part.clone(), rows), n, name=network.name)(raw))
     if n < 2 or plain is None:  # a bag of one instance is read alike
@@ -398,7 +397,7 @@ def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> Xm
     others = [width for width in widths if isinstance(width, int) and width != x.shape[2]]
     for width in others[:MOST_WIDTHS]:
         other = torch.zeros(*x.shape[:2], width, dtype=x.dtype, device=x.device)
-        if any(_runs(partial(network.call_in_style, style, other)) for style in styles):
+        if any(_runs(partial(_with_style(network, style).raw, other)) for style in styles):
             return InputError(
                 f"{network.name} takes features of width {width}, but {network.companions.name} has width "
                 f"{x.shape[2]}; use the features of the encoder the model was trained on."
@@ -415,7 +414,7 @@ def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> 
 
         def runs(k: int, style: CallStyle = style) -> bool:
             repeated = x[:, torch.arange(k, device=x.device) % n]
-            return _runs(partial(network.call_in_style, style, repeated))
+            return _runs(partial(_with_style(network, style).raw, repeated))
 
         if n < MOST_INSTANCES and runs(MOST_INSTANCES):
             least = _fewest(runs, n, MOST_INSTANCES)
@@ -450,6 +449,13 @@ def sub_bag_error(network: Network, m: int, error: Exception) -> XmilError:
 def _fewest(runs: Callable[[int], bool], low: int, high: int) -> int:
     """The smallest number of instances above `low` that runs, if `high` does."""
     return low + 1 + bisect_left(range(low + 1, high), True, key=runs)
+
+
+def _with_style(network: Network, style: CallStyle) -> Network:
+    """The network, called in another style."""
+    twin = copy(network)
+    twin.call_style = style
+    return twin
 
 
 def _runs(call: Callable[[], object]) -> bool:

@@ -39,9 +39,9 @@ class Bound:
         """False only where no sub-bag at all has a positive difference."""
         return self.possible(d, self.n - 1)
 
-    def order(self, d: Tensor) -> Tensor | None:
+    def order(self, d: Tensor) -> Tensor | None:  # noqa: ARG002 - the bounds of models use it
         """Instances by how much their removal should help, the first most; None where nothing tells."""
-        return None if len(d) else d
+        return None
 
     def fewest(self, d: Tensor, at_most: int) -> int:
         """The smallest number, up to `at_most`, of instances to remove that is not excluded."""
