@@ -262,16 +262,15 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
     """Relevance of g . f at the output of a layer, the network below it left alone."""
     module = network.traceable()
     rules = Composite(default=AffineRule(settings.epsilon or 0.0, settings.gamma or 0.0, signed=True))
-    start, grid = tile.pixels, ("channels first", 0, 0, 0)
+    start, (layout, height, width, front) = tile.pixels, ("channels first", 0, 0, 0)
     if layer is not None:
-        start = _run_with(module, [layer], tile.pixels)[1].get(layer)
-        if not isinstance(start, Tensor):
-            raise UnsupportedError(f"The layer {layer!r} gives no tensor; name another.")
-        if (grid := grid_of(start)) is None:
-            shape = tuple(start.shape)
-            raise UnsupportedError(
-                f"The layer {layer!r} gives {shape}, which keeps no places apart; name another."
+        out: Any = _run_with(module, [layer], tile.pixels)[1].get(layer)
+        if (grid := grid_of(out)) is None:
+            what = (
+                f"{tuple(out.shape)}, which keeps no places apart" if isinstance(out, Tensor) else "no tensor"
             )
+            raise UnsupportedError(f"The layer {layer!r} gives {what}; name another.")
+        start, (layout, height, width, front) = out, grid
 
     def forward(x: Tensor) -> Tensor:
         if layer is None:
@@ -281,9 +280,8 @@ def _at_layer(network: EncoderNetwork, tile: Tile, layer: str | None, settings: 
 
     traced = trace(forward, start, module=module, composite=rules)
     relevance = traced.relevance(lambda features: features @ tile.weights)
-    features, (layout, height, width, front) = relevance.input.features, grid
     constant = float(sum(relevance.shares.values()))
-    values = features.sum(dim=1 if layout == "channels first" else -1)
+    values = relevance.input.features.sum(dim=1 if layout == "channels first" else -1)
     if layout == "tokens":  # those in front of the patches have no place
         constant += float(values[:, :front].double().sum())
         values = values[:, front:].reshape(-1, height, width)
@@ -398,7 +396,7 @@ def cuts(module: nn.Module, layers: Sequence[str], pixels: Tensor) -> Iterator[s
         part = layers[start : start + LAYERS_AT_ONCE]
         result, outputs = _run_with(module, part, pixels)
         for layer in part:
-            with torch.no_grad(), hooked(module, [layer], lambda name, _, outputs=outputs: outputs[name]):
+            with torch.no_grad(), hooked(module, [layer], outputs.get):  # its output fixed
                 other = module(torch.zeros_like(pixels))
             if torch.equal(result, other):
                 yield layer

@@ -47,7 +47,7 @@ class CallStyle:
     call: Call
     names: Mapping[str, bool] = field(default_factory=dict)
     batch: bool = True  # whether the module gets (1, n, d), else (n, d)
-    with_mask: Callable[[MakeMask, str], CallStyle] | None = None  # the same with another mask, by its name
+    with_mask: Callable[..., CallStyle] | None = None  # the same with another mask: make=, word=
 
 
 PLAIN = CallStyle("net(x)", lambda module, x, _: module(x))
@@ -153,8 +153,7 @@ def _with_companions(
     start = "" if features is None else f"{features}="
     text = ", ".join([f"{start}{'x' if batch else 'x[0]'}", *keywords])
     again = partial(_with_companions, companions, batch=batch, real=real, mask=mask)
-    masked = None if mask is None else lambda make, word: again(make=make, word=word)
-    return CallStyle(f"net({text})", call, names, batch, masked)
+    return CallStyle(f"net({text})", call, names, batch, again if mask else None)
 
 
 def _by_names(
@@ -170,9 +169,8 @@ def _by_names(
 
     shape = f"{'(1, n, d)' if batch else '(n, d)'}{f' and a mask of {word}' if mask else ''}"
     text = f"net(data) with data['x'] or data.x of shape {shape}"
-    again = partial(_by_names, batch=batch, mask=mask)
-    masked = (lambda make, word: again(make=make, word=word)) if mask else None
-    return CallStyle(text, call, dict.fromkeys(COMPANIONS, False), batch, masked)
+    again = partial(_by_names, batch=batch, mask=mask) if mask else None
+    return CallStyle(text, call, dict.fromkeys(COMPANIONS, False), batch, again)
 
 
 class MissingInputError(KeyError, AttributeError):

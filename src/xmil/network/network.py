@@ -382,13 +382,12 @@ def declared_references(value: Any, n_outputs: int, *, task: str, owner: str) ->
     if value is None or not TASKS[task].takes_reference:
         return [0.0] * n_outputs
     listed = _listed(value)
-    must = f"a finite number, or a list of {n_outputs}"
     try:
         numbers = references(value if listed is None else listed, n_outputs)
     except (TypeError, ValueError):
-        raise bad_parameter("reference", owner, must, value) from None
+        numbers = [math.nan]
     if len(numbers) != n_outputs or not all(map(math.isfinite, numbers)):
-        raise bad_parameter("reference", owner, must, value)
+        raise bad_parameter("reference", owner, f"a finite number, or a list of {n_outputs}", value)
     return numbers
 
 

@@ -86,9 +86,7 @@ def run_trial(network: Network, x: Tensor, *, returns: str | None = None, averag
         network.sub_bag_refusal = fixed_value_error(*fixed[0], n, owner=owner)
     if logits.shape[1] == n > 1:  # logits, or a number per instance
         fewer = attempt(partial(network.logits, x[:, :-1], torch.arange(n - 1, device=x.device).unsqueeze(0)))
-        if (
-            fewer is not None and fewer.shape[1] == n - 1
-        ):  # without an answer the logits are taken as they are
+        if fewer is not None and fewer.shape[1] == n - 1:
             raise InputError(
                 f"{network.name} returned a number for each instance, not logits of the bag; pass forward= "
                 "to join them, such as forward=lambda net, x: net(x).mean(dim=1)."
@@ -188,7 +186,7 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
     assert style.with_mask is not None  # noqa: S101  # only such styles come here
     logits = {}
     for mask, make in FULL_MASKS.items():
-        network.call_style = style.with_mask(make, mask)
+        network.call_style = style.with_mask(make=make, word=mask)
         full, empty = _seeded_logits(network, x), _seeded_logits(network, torch.zeros_like(x))
         if full is None or empty is None or not bool(torch.isfinite(full).all()):
             continue
@@ -205,7 +203,7 @@ def _settle_mask(network: Network, x: Tensor) -> bool:
                 f"leaves it out, which no trial call shows; pass forward=lambda net, x: {style.text} with "
                 "ones = torch.ones(x.shape[:2], dtype=torch.bool), or zeros in their place."
             )
-    network.call_style = style.with_mask(FULL_MASKS[fitting[0]], fitting[0])
+    network.call_style = style.with_mask(make=FULL_MASKS[fitting[0]], word=fitting[0])
     return True
 
 
@@ -215,9 +213,9 @@ def _mask_keeps(network: Network, with_mask: Callable[..., CallStyle], x: Tensor
         return False
     first = torch.arange(x.shape[1], device=x.device) < x.shape[1] // 2
     part = (first == (full == "ones")).nonzero().squeeze(1)
-    network.call_style = with_mask(lambda bag: first.expand(bag.shape[:2]), "half")
+    network.call_style = with_mask(make=lambda bag: first.expand(bag.shape[:2]), word="half")
     masked = _seeded_logits(network, x)
-    network.call_style = with_mask(FULL_MASKS[full], full)
+    network.call_style = with_mask(make=FULL_MASKS[full], word=full)
     alone = _seeded_logits(network, x[:, part], part.unsqueeze(0))
     return masked is not None and alone is not None and relative_difference(alone, masked) <= MASK_ROUNDING
 
@@ -408,9 +406,7 @@ def _width_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> Xm
 def _too_few_error(network: Network, x: Tensor, styles: Sequence[CallStyle]) -> XmilError | None:
     """The error if the module runs on the same instances, repeated."""
     n = x.shape[1]
-    for style in styles:
-        if style.names:  # repeated companions would not be those of any bag
-            continue
+    for style in (style for style in styles if not style.names):  # repeated companions are those of no bag
 
         def runs(k: int, style: CallStyle = style) -> bool:
             repeated = x[:, torch.arange(k, device=x.device) % n]
